@@ -1,0 +1,30 @@
+# Two commands: `make demo` shows what normscope does, `make test` checks that it does it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint types tests clean
+
+demo: $(INSTALLED)
+	$(BIN)/normscope demo --overwrite
+
+test: lint types tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+tests: $(INSTALLED)
+	$(BIN)/pytest -q
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,78 @@
+"""The command line: one file per command; it parses, calls the library and prints."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from normscope.cli import demo, schemes
+from normscope.cli.output import examples
+from normscope.errors import InputError
+
+app = typer.Typer(
+    name="normscope",
+    help="What normalization does to a transformer's geometry: in theory, in simulation, in training, and in the "
+    "models people already have.",
+    epilog=examples("normscope schemes", "normscope schemes peri", "normscope demo"),
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("schemes", epilog=schemes.EXAMPLES)(schemes.schemes)
+app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from normscope import __version__
+
+        typer.echo(f"normscope {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (allowed anywhere).")] = False,
+) -> None:
+    """What normalization does to a transformer's geometry."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command; a mistake of the user's becomes one line on stderr and exit status 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"] or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        status = typer.main.get_command(app).main(given, prog_name="normscope", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(_explain(error))
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explain(error: Exception) -> int:
+    """Print an error as one line and return the exit status: 2 for the user's mistakes, 1 for ours."""
+    usage_message = getattr(error, "format_message", None)  # typer's own errors: unknown option, wrong type, ...
+    if isinstance(error, InputError):
+        text, status = str(error), 2
+    elif usage_message is not None:
+        text, status = usage_message(), 2
+    elif isinstance(error, OSError):
+        text, status = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+    else:
+        text, status = f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
+    if text.strip():
+        sys.stderr.write(f"normscope: {' '.join(text.split())}\n")
+    return status

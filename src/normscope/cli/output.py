@@ -1,0 +1,126 @@
+"""How commands speak: tables and text on stdout, JSON alone on stdout when asked for, everything else on stderr."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from normscope.schemes import Scheme
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, a list of records, on stdout.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")]
+
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="The run folder to write.", show_default="runs/COMMAND, or the next free number"),
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+
+_WIDTH_OF_A_FILE = 160
+
+
+def examples(*commands: str) -> str:
+    """Example commands for the end of a help text, a line each."""
+    return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A console that gives tables room when the output is a file or a pipe."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, width=None if stream.isatty() else _WIDTH_OF_A_FILE, highlight=False, soft_wrap=False)
+
+
+def say(text: str) -> None:
+    """A line for people that must not mix with results: on stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def print_json(records: Iterable[Mapping[Any, Any]]) -> None:
+    """A list of records as one JSON document; numbers that are not finite become null."""
+    json.dump([_plain(record) for record in records], sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str | None = None) -> None:
+    """A table for people; the last column takes what room is left."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    names = list(columns)
+    for name in names:
+        table.add_column(name, no_wrap=name is not names[-1])
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console().print(table)
+
+
+@contextmanager
+def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """A progress bar with the time left, on stderr; call the result with how much is done."""
+    from rich import progress as bars
+
+    columns = (
+        bars.TextColumn(what),
+        bars.BarColumn(),
+        bars.TaskProgressColumn(),
+        bars.TextColumn("{task.completed:g}/{task.total:g}"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        yield lambda completed: bar.update(task, completed=completed)
+
+
+def chosen_device(name: str) -> str:
+    """``auto`` resolved, and a device that is not there refused."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}") from None
+    return name
+
+
+def numbers(text: str, what: str) -> list[float]:
+    """A list of numbers written with commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{what} is a list of numbers such as 1,5,20, not '{text}'") from None
+
+
+def named_schemes(text: str, norm: str | None = None) -> "list[Scheme]":
+    """Schemes written with commas, each a name or a path."""
+    from normscope.schemes import find_scheme
+
+    found = [find_scheme(part) for part in text.split(",")]
+    return found if norm is None else [scheme.with_norm(norm) for scheme in found]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

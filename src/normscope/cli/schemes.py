@@ -1,0 +1,117 @@
+"""normscope schemes: the table of schemes, or one in full."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from normscope.cli.output import JsonOption, console, examples, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from normscope.schemes import Scheme
+
+EXAMPLES = examples(
+    "normscope schemes",
+    "normscope schemes peri",
+    "normscope schemes peri+qk res-post+qk",
+    "normscope schemes ./mine.toml --norm layer --draw mine.png",
+    "normscope schemes --json",
+)
+_LEGEND = (
+    "x ← stream(carry·x + step·output(f(input(x)))), and q, k, v ← heads(q, k, v) inside attention; t is the layer, "
+    "0 the first, T their number. Directions θ_j = x_j/r_j follow θ̇_j = (1/s_j) P_θj A_j with A_j = A_j(Θ), except:"
+)
+
+
+def schemes(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Schemes to show in full: a name, a name with normalised heads (peri+qk), or the path of a TOML file. "
+            "Without any: the table of all.",
+            show_default=False,
+        ),
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="The norm in every slot: rms or layer.", show_default="rms")] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the blocks to this file (.png, .svg or .pdf).", show_default=False),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show all schemes with their slots and what follows from them, or some of them in full."""
+    from normscope.schemes import NAMED, find_scheme, scheme_record
+
+    chosen = [find_scheme(name) for name in names] if names else list(NAMED.values())
+    if norm is not None:
+        chosen = [scheme.with_norm(norm) for scheme in chosen]
+    if draw is not None:
+        _draw(chosen, draw)
+    if json:
+        print_json(scheme_record(scheme) for scheme in chosen)
+    elif names:
+        for scheme in chosen:
+            _print_in_full(scheme)
+    else:
+        _print_all(chosen)
+
+
+def _print_all(chosen: "list[Scheme]") -> None:
+    from normscope.schemes import derive, same_feedforward, scheme_record
+
+    rows, remarks = [], []
+    for scheme in chosen:
+        for stage in scheme.stages:
+            law = derive(stage.attention)
+            cells = [text.replace("none", "–") for text in stage.attention.texts.values()]
+            label = scheme.name if stage is scheme else "  then"
+            when = f"  (t < {stage.until:g}·T)" if stage.then else ""
+            users = scheme.users if stage is scheme else ""
+            rows.append([label, *cells, law.speed.text, law.radial_text, users + when])
+        record = scheme_record(scheme)
+        if record["attention"] != "A_j(Θ)":
+            remarks.append(f"{scheme.name}: A_j is {record['attention']}")
+        if not same_feedforward(scheme):
+            remarks.append(f"{scheme.name}: feed-forward {record['feedforward']['update']}")
+    print_table(("scheme", *chosen[0].attention.texts, "speed s_j", "radial ṙ_j", "who uses it"), rows)
+    console().print(_LEGEND + "\n" + "; ".join(remarks), style="dim")
+
+
+def _print_in_full(scheme: "Scheme") -> None:
+    from normscope.schemes import draw_block, scheme_record
+
+    record = scheme_record(scheme)
+    out = console()
+    title = record["title"] or "a scheme of your own"
+    out.print(f"[bold]{record['name']}[/bold]  {title}, {record['norm']}")
+    lines = {
+        "attention": record["update"],
+        "feed-forward": record["feedforward"]["update"],
+        "flow": record["flow"],
+        "directions": "θ̇_j = (1/s_j) P_θj A_j",
+        "speed": f"s_j = {record['speed']}",
+        "radius": f"ṙ_j = {record['radial']}   (over a block: {record['radius']})",
+        "A_j": record["attention"],
+        "alpha": f"α_t = {record['alpha']}" if "α_t" in record["update"] + record["feedforward"]["update"] else "",
+        "note": record["note"],
+        "used by": record["users"],
+    }
+    for label, text in lines.items():
+        if text:
+            out.print(f"  {label:<13} {text}", markup=False)
+    for paper in record["papers"]:
+        out.print(f"  {'paper':<13} {paper}", markup=False)
+    for stage in scheme.stages:
+        if scheme.then is not None:
+            out.print(f"\n  {stage.title or stage.name}" if stage is not scheme else f"\n  for t < {scheme.until:g}·T")
+        out.print()
+        out.print(draw_block(stage), markup=False)
+    out.print()
+
+
+def _draw(chosen: "list[Scheme]", path: Path) -> None:
+    from normscope.report.blocks import draw_blocks, save_figure
+    from normscope.schemes import block_records
+
+    save_figure(draw_blocks([record for scheme in chosen for record in block_records(scheme)]), path)
+    say(f"drew {path}")

@@ -1,0 +1,119 @@
+"""RMSNorm and LayerNorm, as functions and as geometry.
+
+Without parameters both put a vector on a sphere of radius √d: RMSNorm the whole space, LayerNorm first projects on
+the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an ellipsoid and a bias moves its centre.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.errors import InputError
+
+
+def rms_norm(
+    x: Float[Tensor, "*batch dim"],
+    gain: Float[Tensor, " dim"] | None = None,
+    bias: Float[Tensor, " dim"] | None = None,
+    eps: float = 0.0,
+) -> Float[Tensor, "*batch dim"]:
+    """Gain · x / √(mean(x²) + eps) + bias: onto the sphere of radius √d, then scaled and moved."""
+    normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return _affine(normalised, gain, bias)
+
+
+def layer_norm(
+    x: Float[Tensor, "*batch dim"],
+    gain: Float[Tensor, " dim"] | None = None,
+    bias: Float[Tensor, " dim"] | None = None,
+    eps: float = 0.0,
+) -> Float[Tensor, "*batch dim"]:
+    """RMSNorm of the centred vector: rms_norm(x − mean(x)·1)."""
+    return rms_norm(centre(x), gain, bias, eps)
+
+
+def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """Project on the hyperplane orthogonal to 1: x − mean(x)·1."""
+    return x - x.mean(-1, keepdim=True)
+
+
+def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """The norm with radius 1 that theory uses: x/|x|."""
+    return x / length(x)
+
+
+def length(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 1"]:
+    """|x|, with the dimension kept so that it divides x."""
+    result: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return result
+
+
+def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """Derivative of ``unit(θ + h·v)`` at h = 0 for a unit θ: P_θ v = v − ⟨v, θ⟩θ."""
+    return velocity - (velocity * theta).sum(-1, keepdim=True) * theta
+
+
+@dataclass(frozen=True)
+class Ellipsoid:
+    """The set of all values a norm can take: centre + Σ_i c_i · length_i · axis_i with |c| = 1.
+
+    Attributes:
+        centre: the bias, shape (dim,).
+        axes: orthonormal columns, shape (dim, rank); rank is dim for RMSNorm and dim − 1 for LayerNorm, less one for
+            every direction that a zero gain removes.
+        lengths: the semi-axes in falling order, shape (rank,); all √d without a gain.
+    """
+
+    centre: Float[Tensor, " dim"]
+    axes: Float[Tensor, "dim rank"]
+    lengths: Float[Tensor, " rank"]
+
+    def level(self, points: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
+        """Σ_i (⟨p − centre, axis_i⟩/length_i)²: 1 for points on the ellipsoid, less inside."""
+        return ((points - self.centre) @ self.axes / self.lengths).square().sum(-1)
+
+    def off_plane(self, points: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
+        """Distance of the points from the plane that holds the ellipsoid; 0 for every value of the norm."""
+        offset = points - self.centre
+        return length(offset - (offset @ self.axes) @ self.axes.T).squeeze(-1)
+
+
+def rms_ellipsoid(gain: Float[Tensor, " dim"], bias: Float[Tensor, " dim"]) -> Ellipsoid:
+    """The ellipsoid on which ``rms_norm`` (eps = 0) puts every vector: semi-axes √d·|gain| along the coordinates."""
+    return _ellipsoid(torch.eye(len(gain), dtype=gain.dtype, device=gain.device), gain, bias)
+
+
+def layer_ellipsoid(gain: Float[Tensor, " dim"], bias: Float[Tensor, " dim"]) -> Ellipsoid:
+    """The ellipsoid on which ``layer_norm`` (eps = 0) puts every vector: one dimension less, axes tilted."""
+    return _ellipsoid(hyperplane_basis(len(gain), gain.dtype, gain.device), gain, bias)
+
+
+def hyperplane_basis(
+    dim: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+) -> Float[Tensor, "dim rank"]:
+    """An orthonormal basis of the hyperplane orthogonal to 1, as columns, shape (dim, dim − 1).
+
+    The Householder reflection that sends 1/√d to the first unit vector; its other columns are the basis.
+    """
+    if dim < 2:
+        raise InputError(f"the hyperplane orthogonal to 1 needs at least 2 dimensions, not {dim}")
+    mirror = torch.full((dim,), 1 / math.sqrt(dim), dtype=dtype, device=device)
+    mirror[0] += 1.0
+    reflection = torch.eye(dim, dtype=dtype, device=device) - torch.outer(mirror, mirror) * (2 / mirror.square().sum())
+    return reflection[:, 1:]
+
+
+def _ellipsoid(basis: Tensor, gain: Tensor, bias: Tensor) -> Ellipsoid:
+    """Image of the sphere of radius √d in the span of ``basis``: √d · diag(g) B, whose SVD gives axes and lengths."""
+    dim = len(gain)
+    axes, lengths, _ = torch.linalg.svd(gain[:, None] * basis, full_matrices=False)
+    kept = lengths > lengths[0] * dim * torch.finfo(gain.dtype).eps
+    return Ellipsoid(bias, axes[:, kept], math.sqrt(dim) * lengths[kept])
+
+
+def _affine(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if gain is None else x * gain
+    return x if bias is None else x + bias

@@ -1,0 +1,30 @@
+"""Line charts, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
+
+from pathlib import Path
+
+from normscope.errors import InputError
+from normscope.report.chart_html import draw_html, write_script
+from normscope.report.chart_png import draw_png
+from normscope.report.lines import Chart, Line
+
+__all__ = ["Chart", "Line", "save_chart"]
+
+
+def save_chart(chart: Chart, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write ``NAME.png`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
+
+    Returns:
+        The paths of the picture and of the page.
+    """
+    picture, page = folder / f"{name}.png", folder / f"{name}.html"
+    content, figure = draw_html(chart), draw_png(chart)
+    # A page that shows the picture reads from it what it says, so as not to say it twice.
+    words = {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, format="png", metadata=words)
+        page.write_text(content, encoding="utf-8")
+        write_script(folder)
+    except OSError as error:
+        raise InputError(f"cannot write the chart '{picture}': {error.strerror or error}") from error
+    return picture, page

@@ -1,0 +1,63 @@
+"""The demo's report page, from the tables of its run folder."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from normscope.report.blocks import draw_blocks, save_figure
+from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.results import RunFolder
+
+_SLOTS = ("input", "heads", "output", "step", "carry", "stream")
+
+
+def write_demo_report(run: RunFolder) -> Path:
+    """Draw the run's tables and write ``report.html`` into its folder."""
+    figures = run.path / "figures"
+    figures.mkdir(exist_ok=True)
+    page = render_page(
+        "normscope: what normalization does to a transformer's geometry",
+        "A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps. "
+        "Everything on this page follows from them.",
+        [_schemes_section(run.table("schemes"), run.table("blocks"), figures)],
+        footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
+    )
+    return run.write_text("report.html", page)
+
+
+def _schemes_section(schemes: pd.DataFrame, blocks: pd.DataFrame, figures: Path) -> Section:
+    picture = figures / "blocks.png"
+    save_figure(draw_blocks([{str(key): value for key, value in row.items()} for row in blocks.to_dict("records")]), picture)
+    slots = schemes[["name", *_SLOTS, "users"]].replace({slot: {"none": "–"} for slot in _SLOTS})
+    laws = schemes[["name", "update", "flow", "speed", "radial", "attention"]]
+    return Section(
+        "The schemes side by side",
+        (
+            "Every residual sublayer f is x ← stream(carry·x + step·output(f(input(x)))), and inside attention "
+            "q, k, v ← heads(q, k, v). t is the layer, 0 the first, and T their number.",
+            "Write x_j = r_j θ_j. In every scheme the directions obey θ̇_j = (1/s_j) P_θj A_j: the speed factor s_j says how "
+            "much a token resists being turned, and the radial rate ṙ_j how fast that resistance grows with depth.",
+        ),
+        tables=(
+            _page_table("Slots of the attention sublayer", slots, {"name": "scheme", "users": "who uses it"}),
+            _page_table(
+                "What follows from the slots",
+                laws,
+                {"name": "scheme", "speed": "speed s_j", "radial": "radial ṙ_j", "attention": "A_j taken at"},
+            ),
+        ),
+        pictures=(
+            Picture(
+                "Blocks",
+                picture,
+                "Where each scheme normalises: a norm on the trunk fixes the radius, a norm at the end of a branch fixes the "
+                "size of the write.",
+                settings="Drawn from the slots; attention below, feed-forward layer above.",
+            ),
+        ),
+    )
+
+
+def _page_table(caption: str, table: pd.DataFrame, names: dict[str, str]) -> PageTable:
+    named = table.rename(columns=names)
+    return PageTable(caption, tuple(named.columns), tuple(tuple(map(str, row)) for row in named.itertuples(index=False)))

@@ -1,0 +1,97 @@
+"""A block as a drawing, from its slots: first the parts in order, then the same parts as text.
+
+The figure in a report is drawn from the same parts.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from normscope.schemes.expressions import ONE, Product
+from normscope.schemes.scheme import Scheme, Slots
+
+_TRUNK = 3
+_BRANCH = 20  # column where the branch's boxes begin; the residual's factor has to fit before it
+
+
+@dataclass(frozen=True)
+class SublayerDrawing:
+    """The parts of one sublayer from its entry to its exit.
+
+    Attributes:
+        branch: what the branch passes: norms, the function, factors.
+        carry: the factor on the residual, or an empty text.
+        after: what stands on the trunk after the sum: a norm, or an empty text.
+    """
+
+    branch: tuple[str, ...]
+    carry: str
+    after: str
+
+
+def sublayer_parts(slots: Slots, function: str) -> SublayerDrawing:
+    """The parts of a sublayer, in the order in which a token passes them."""
+    branch = []
+    step, carry = slots.formulas
+    if slots.reads_norm:
+        branch.append("Norm")
+        if slots.input_factor != Product():
+            branch.append(f"× {slots.input_factor.text}")
+    if slots.heads != "none":
+        branch.append(f"Norm({', '.join(slots.heads)})")
+    branch.append(function)
+    if slots.output == "norm":
+        branch.append("Norm")
+    if step != ONE:
+        branch.append(f"× {step.text}")
+    return SublayerDrawing(tuple(branch), "" if carry == ONE else f"× {carry.text}", "Norm" if slots.stream == "norm" else "")
+
+
+def block_parts(scheme: Scheme) -> tuple[SublayerDrawing, SublayerDrawing]:
+    """Attention and feed-forward layer of one stage."""
+    return sublayer_parts(scheme.attention, "Attention"), sublayer_parts(scheme.feedforward, "Feed-forward")
+
+
+def block_records(scheme: Scheme) -> list[dict[str, Any]]:
+    """The drawing as a tidy table: a record for each sublayer of each stage, to be kept in results and drawn later."""
+    records = []
+    for stage in scheme.stages:
+        holds = f"t < {stage.until:g}·T" if stage.then else ("after" if stage is not scheme else "")
+        for sublayer, part in zip(("attention", "feedforward"), block_parts(stage), strict=True):
+            records.append({"scheme": scheme.name, "stage": holds, "sublayer": sublayer, **asdict(part)})
+    return records
+
+
+def draw_block(scheme: Scheme) -> str:
+    """The block of one stage in box-drawing characters, x entering at the top."""
+    parts = block_parts(scheme)
+    width = max(len(text) for part in parts for text in part.branch) + 4
+    lines = [_trunk("x")]
+    for part in parts:
+        lines += _draw_sublayer(part, width)
+    return "\n".join([*lines, _trunk("▼")])
+
+
+def _draw_sublayer(part: SublayerDrawing, width: int) -> list[str]:
+    bridge = "─" * (_BRANCH + width // 2 - _TRUNK - 1)
+    boxes = [_edge("┌┴┐", width)]
+    for text in part.branch:
+        boxes += ["│" + text.center(width - 2) + "│", "├" + "─" * (width - 2) + "┤"]
+    boxes[-1] = _edge("└┬┘", width)
+    lines = [_trunk("├" + bridge + "┐"), *(_trunk("│").ljust(_BRANCH) + box for box in boxes)]
+    if part.carry:
+        lines.append(_trunk(part.carry).ljust(_BRANCH + width // 2) + "│")
+    lines.append(_trunk("⊕" + bridge + "┘"))
+    if part.after:
+        inner = len(part.after) + 4
+        lines += [_trunk("│"), _edge("┌┴┐", inner, _TRUNK), f"│ {part.after} │", _edge("└┬┘", inner, _TRUNK)]
+    return [*lines, _trunk("│")]
+
+
+def _edge(corners: str, width: int, joint: int | None = None) -> str:
+    """The top or bottom of a box, with its joint in the middle or at a given column."""
+    joint = width // 2 if joint is None else joint
+    return corners[0] + "─" * (joint - 1) + corners[1] + "─" * (width - joint - 2) + corners[2]
+
+
+def _trunk(text: str) -> str:
+    return " " * _TRUNK + text

@@ -1,0 +1,249 @@
+"""Arithmetic that a scheme's slots are written in: parsed from text, evaluated, multiplied and shown.
+
+An ``Expression`` is a formula such as ``1/sqrt(layer)`` or ``1 - alpha``. A ``Product`` is Π atom^power, the form in
+which speed factors are derived: the same object gives the number and the text.
+"""
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from normscope.errors import InputError, did_you_mean
+
+VARIABLES = {
+    "t": "time, 0 at the first layer",
+    "layer": "number of the layer, t + 1",
+    "depth": "number of layers in all",
+    "alpha": "the step that training learns and a simulation may schedule",
+}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sqrt": lambda value: value**0.5,
+    "exp": math.exp,
+    "log": math.log,
+    "sin": math.sin,
+    "cos": math.cos,
+}
+_OPERATORS: dict[type[ast.AST], tuple[str, int, Callable[..., Any]]] = {
+    ast.Add: ("+", 1, operator.add),
+    ast.Sub: ("−", 1, operator.sub),
+    ast.Mult: ("·", 2, operator.mul),
+    ast.Div: ("/", 2, operator.truediv),
+    ast.Pow: ("^", 4, operator.pow),
+    ast.USub: ("−", 3, operator.neg),
+}
+_ATOM = 5
+_SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "inner": "⟨θ_j,A_j⟩"}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A formula in ``t``, ``layer``, ``depth`` and ``alpha``, kept as its Python source (``layer`` written t + 1)."""
+
+    source: str
+
+    @classmethod
+    def parse(cls, text: "str | float | Expression", extra: frozenset[str] = frozenset()) -> "Expression":
+        """Read a formula; ``extra`` names are allowed besides the variables. Nothing is ever executed."""
+        if isinstance(text, Expression):
+            return text
+        if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+            raise InputError(f"a formula is a number or a text, not {text!r}")
+        try:
+            tree = ast.parse(str(text).strip(), mode="eval").body
+        except (SyntaxError, ValueError) as error:
+            raise InputError(f"cannot read the formula '{text}'") from error
+        _check(tree, str(text), extra)
+        return cls(ast.unparse(_LayerAsTime().visit(tree)))
+
+    @property
+    def tree(self) -> ast.expr:
+        """The syntax tree of the source."""
+        return _parse(self.source)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables that occur."""
+        called = {node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+        return frozenset(node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and node not in called)
+
+    @property
+    def text(self) -> str:
+        """The formula as a reader would write it: ``1/√(t+1)``."""
+        return _render(self.tree)[0]
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """The number (or tensor, where a value is one) for the given variables."""
+        return _evaluate(self.tree, values)
+
+
+ONE = Expression("1")
+
+
+@dataclass(frozen=True)
+class Product:
+    """Π atom^power over distinct atoms; an atom is the source of an expression, and no atom means 1."""
+
+    factors: tuple[tuple[str, Fraction], ...] = ()
+
+    @classmethod
+    def of(cls, expression: Expression | str) -> "Product":
+        """Take a formula apart at its products, quotients, roots and powers."""
+        return _factorise(_parse(expression if isinstance(expression, str) else expression.source))
+
+    def __mul__(self, other: "Product") -> "Product":
+        powers = dict(self.factors)
+        for atom, power in other.factors:
+            powers[atom] = powers.get(atom, Fraction(0)) + power
+        return Product(tuple((atom, power) for atom, power in powers.items() if power))
+
+    def __truediv__(self, other: "Product") -> "Product":
+        return self * other**-1
+
+    def __pow__(self, power: int | Fraction) -> "Product":
+        return Product(tuple((atom, p * power) for atom, p in self.factors) if power else ())
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """The number (or tensor) for the given values of the names in the atoms."""
+        result: Any = 1.0
+        for atom, power in self.factors:
+            base = Expression(atom)(values)
+            vanishes = isinstance(base, int | float) and base == 0 and power < 0
+            result = result * (math.inf if vanishes else base ** float(power))
+        return result
+
+    @property
+    def text(self) -> str:
+        """The product as a reader would write it: ``r_j·|A_j|/α_t``."""
+        above = [_power_text(atom, power) for atom, power in self.factors if power > 0]
+        below = [_power_text(atom, -power) for atom, power in self.factors if power < 0]
+        numerator = "·".join(above) or "1"
+        if not below:
+            return numerator
+        return f"{numerator}/{below[0]}" if len(below) == 1 else f"{numerator}/({'·'.join(below)})"
+
+
+@lru_cache(maxsize=1024)
+def _parse(source: str) -> ast.expr:
+    """The syntax tree of a checked source; trees are never changed once they are here."""
+    return ast.parse(source, mode="eval").body
+
+
+class _LayerAsTime(ast.NodeTransformer):
+    """Write ``layer`` as ``t + 1``, so that time is the only depth variable."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse("t + 1", mode="eval").body if node.id == "layer" else node
+
+
+def _check(node: ast.AST, text: str, extra: frozenset[str]) -> None:
+    """Allow numbers, the variables, + - * / ** and the listed functions of one argument; nothing else."""
+    allowed = [*VARIABLES, *sorted(extra)]
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            if not math.isfinite(number):
+                raise InputError(f"the number in '{text}' is not finite")
+        case ast.Name(id=name):
+            if name not in allowed:
+                raise InputError(
+                    f"unknown name '{name}' in '{text}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}"
+                )
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            _check(left, text, extra)
+            _check(right, text, extra)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            _check(operand, text, extra)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in FUNCTIONS:
+            _check(argument, text, extra)
+        case _:
+            raise InputError(
+                f"cannot use '{ast.unparse(node)}' in '{text}'; allowed: numbers, {', '.join(allowed)}, "
+                f"+ - * / **, and {', '.join(FUNCTIONS)}"
+            )
+
+
+def _evaluate(node: ast.AST, values: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return values[name]
+        case ast.UnaryOp(operand=operand):
+            return -_evaluate(operand, values)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATORS[type(op)][2](_evaluate(left, values), _evaluate(right, values))
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            return FUNCTIONS[name](_evaluate(argument, values))
+    raise AssertionError(f"unchecked node {ast.dump(node)}")
+
+
+def _render(node: ast.AST) -> tuple[str, int]:
+    """Text of a node and how tightly it binds."""
+    match node:
+        case ast.Constant(value=value):
+            return f"{float(value):g}", _ATOM  # type: ignore[arg-type]  # _check lets only numbers pass
+        case ast.Name(id=name):
+            return _SYMBOLS.get(name, name), _ATOM
+        case ast.UnaryOp(operand=operand):
+            sign, strength, _ = _OPERATORS[ast.USub]
+            return sign + _bracketed(operand, strength), strength
+        case ast.BinOp(left=left, op=op, right=right):
+            sign, strength, _ = _OPERATORS[type(op)]
+            # Subtraction, division and powers do not associate to the right (a − (b − c)), and powers not to the left.
+            right_strength = strength if isinstance(op, ast.Add | ast.Mult) else strength + 1
+            left_strength = strength + 1 if isinstance(op, ast.Pow) else strength
+            return _bracketed(left, left_strength) + sign + _bracketed(right, right_strength), strength
+        case ast.Call(func=ast.Name(id="sqrt"), args=[argument]):
+            return "√" + _bracketed(argument, _ATOM), _ATOM - 1
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            return f"{name}({_render(argument)[0]})", _ATOM
+    raise AssertionError(f"unchecked node {ast.dump(node)}")
+
+
+def _bracketed(node: ast.AST, strength: int) -> str:
+    text, own = _render(node)
+    return text if own >= strength else f"({text})"
+
+
+def _factorise(node: ast.expr) -> Product:
+    match node:
+        case ast.Constant(value=value) if value == 1:
+            return Product()
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _factorise(left) * _factorise(right)
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return _factorise(left) / _factorise(right)
+        case ast.BinOp(left=base, op=ast.Pow(), right=exponent) if (power := _rational(exponent)) is not None:
+            return _raise(base, power)
+        case ast.Call(func=ast.Name(id="sqrt"), args=[base]):
+            return _raise(base, Fraction(1, 2))
+    return Product(((ast.unparse(node), Fraction(1)),))
+
+
+def _raise(base: ast.expr, power: Fraction) -> Product:
+    """A power of one factor multiplies its exponent; a power of several, such as √(2·T), stays together."""
+    inner = _factorise(base)
+    if len(inner.factors) == 1:
+        return inner**power
+    return Product(((ast.unparse(base), power),)) if power else Product()
+
+
+def _rational(node: ast.expr) -> Fraction | None:
+    """The exponent as a fraction if it is a number: 2, 0.5, 1/4, -1/2."""
+    if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+        return None
+    return Fraction(float(_evaluate(node, {}))).limit_denominator(1000)
+
+
+def _power_text(atom: str, power: Fraction) -> str:
+    text, strength = _render(_parse(atom))
+    bracketed = text if strength >= _ATOM else f"({text})"
+    if power == 1:
+        return bracketed
+    if power == Fraction(1, 2):
+        return f"√{bracketed}"
+    return f"{bracketed}^{power}" if power.denominator == 1 else f"{bracketed}^({power})"

@@ -1,0 +1,78 @@
+"""Find a scheme by name, by name with normalised heads (``peri+qk``), or by the path of a TOML file."""
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import InputError, did_you_mean
+from normscope.schemes.named import NAMED
+from normscope.schemes.scheme import Scheme, Slots
+
+_SLOT_KEYS = tuple(f.name for f in fields(Slots))
+_SCHEME_KEYS = tuple(f.name for f in fields(Scheme))
+
+
+def find_scheme(name_or_path: str | Path) -> Scheme:
+    """The scheme of that name, or the one that a TOML file defines."""
+    text = str(name_or_path).strip()
+    if text.endswith(".toml") or "/" in text:
+        return read_scheme(Path(text).expanduser())
+    base, plus, heads = text.partition("+")
+    if base not in NAMED:
+        raise InputError(f"unknown scheme '{base}'{did_you_mean(base, NAMED)} (normscope schemes lists them)")
+    return NAMED[base].with_heads(heads) if plus else NAMED[base]
+
+
+def read_scheme(path: Path) -> Scheme:
+    """The scheme that a TOML file defines (docs/schemes.md shows one)."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no scheme file '{path}'") from None
+    except OSError as error:
+        raise InputError(f"cannot read the scheme file '{path}': {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"'{path}' is not valid TOML: {error}") from error
+    try:
+        return _scheme(content, path)
+    except InputError as error:
+        raise InputError(f"in '{path}': {error}") from error
+
+
+def _scheme(content: dict[str, Any], path: Path) -> Scheme:
+    _check_keys(content, _SCHEME_KEYS, "a scheme")
+    if "attention" not in content:
+        raise InputError(f"a scheme needs the table [attention] with some of {', '.join(_SLOT_KEYS)}")
+    given = {"name": path.stem, **content}
+    for sublayer in ("attention", "feedforward"):
+        if sublayer in given:
+            given[sublayer] = _slots(given[sublayer], sublayer)
+    if "then" in given:
+        then = given["then"]
+        if not isinstance(then, str):
+            raise InputError("'then' is the name or the path of a scheme")
+        given["then"] = find_scheme(path.parent / then if then.endswith(".toml") else then)
+    if "until" in given and (isinstance(given["until"], bool) or not isinstance(given["until"], int | float)):
+        raise InputError(f"'until' is a number, not {given['until']!r}")
+    for key in ("name", "norm", "title", "users", "note"):
+        if not isinstance(given.get(key, ""), str):
+            raise InputError(f"'{key}' is a text, not {given[key]!r}")
+    given["papers"] = tuple(str(paper) for paper in given.get("papers", ()))
+    return Scheme(**given)
+
+
+def _slots(content: Any, where: str) -> Slots:
+    if not isinstance(content, dict):
+        raise InputError(f"[{where}] is a table of slots, not {content!r}")
+    _check_keys(content, _SLOT_KEYS, f"[{where}]")
+    for key in ("input", "heads", "output", "stream"):
+        if not isinstance(content.get(key, ""), str):
+            raise InputError(f"slot '{key}' in [{where}] is a text such as \"none\", not {content[key]!r}")
+    return Slots(**content)
+
+
+def _check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    for key in content:
+        if key not in allowed:
+            raise InputError(f"unknown key '{key}' in {where}{did_you_mean(key, allowed)} (allowed: {', '.join(allowed)})")

@@ -1,0 +1,55 @@
+"""Schemes as plain records, for tables, JSON and pages."""
+
+from dataclasses import replace
+from typing import Any
+
+from normscope.schemes.derived import block_radius, derive, flow_text, update_text
+from normscope.schemes.scheme import NORM_TITLES, Scheme, Slots
+
+
+def scheme_record(scheme: Scheme) -> dict[str, Any]:
+    """Everything that the slots say and imply, as text; a scheme that changes with depth joins its stages."""
+    stages = list(scheme.stages)
+    attention = [stage.attention for stage in stages]
+    feedforward = [stage.feedforward for stage in stages]
+    laws = [derive(slots) for slots in attention]
+
+    def joined(texts: list[str]) -> str:
+        return join_stages(scheme, texts)
+
+    def slot_texts(of: list[Slots]) -> dict[str, str]:
+        return {slot: joined([slots.texts[slot] for slots in of]) for slot in of[0].texts}
+
+    return {
+        "name": scheme.name,
+        "title": scheme.title,
+        "norm": NORM_TITLES[scheme.norm],
+        **slot_texts(attention),
+        "speed": joined([law.speed.text for law in laws]),
+        "radial": joined([law.radial_text for law in laws]),
+        "radius": joined([block_radius(stage) for stage in stages]),
+        "attention": joined([law.attention_text for law in laws]),
+        "update": joined([update_text(slots) for slots in attention]),
+        "flow": joined([flow_text(slots) for slots in attention]),
+        "feedforward": {
+            **slot_texts(feedforward),
+            "update": joined([update_text(slots, "F") for slots in feedforward]),
+        },
+        "alpha": scheme.schedule.text,
+        "users": scheme.users,
+        "papers": list(scheme.papers),
+        "note": scheme.note,
+    }
+
+
+def join_stages(scheme: Scheme, texts: list[str]) -> str:
+    """``1 for t < 0.25·T, then r_j``; a single text when all stages agree."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    parts = [f"{text} for t < {stage.until:g}·T" for stage, text in zip(scheme.stages, texts, strict=True) if stage.then]
+    return ", then ".join([*parts, texts[-1]])
+
+
+def same_feedforward(scheme: Scheme) -> bool:
+    """Whether the feed-forward layer has the attention's slots, heads aside, in every stage."""
+    return all(replace(stage.attention, heads="none") == stage.feedforward for stage in scheme.stages)

@@ -1,0 +1,225 @@
+"""A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps.
+
+Every residual sublayer f at depth t is
+
+    x ← stream( carry · x + step · output( f( input(x) ) ) )        and inside attention: q, k, v ← heads(q, k, v)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from normscope.errors import InputError, did_you_mean
+from normscope.schemes.expressions import ONE, Expression, Product
+
+NormKind = Literal["rms", "layer"]
+NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
+Sublayer = Literal["attention", "feedforward"]
+
+
+@dataclass(frozen=True)
+class At:
+    """A place in depth: the time t (0 at the first layer), the number of layers, and the value of alpha there."""
+
+    t: float = 0.0
+    depth: float = 12.0
+    alpha: Any = 1.0
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The variables of an ``Expression``."""
+        return {"t": self.t, "depth": self.depth, "alpha": self.alpha}
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The slots of one sublayer; every slot takes the text that a TOML file would hold.
+
+    Attributes:
+        input: norm of what the sublayer reads: ``none``, ``norm``, or a norm with a factor, ``norm/sqrt(layer)``.
+        heads: which of q, k, v are normalised after their projections: ``none``, ``qk``, ``qkv``, ...
+        output: norm of what the sublayer writes: ``none`` or ``norm``.
+        step: size of the write: a formula in ``t``, ``layer``, ``depth``, ``alpha``.
+        carry: weight of the residual: a formula likewise.
+        stream: norm of the sum: ``none`` or ``norm``.
+    """
+
+    input: str = "none"
+    heads: str = "none"
+    output: str = "none"
+    step: str | float | Expression = ONE
+    carry: str | float | Expression = ONE
+    stream: str = "none"
+
+    def __post_init__(self) -> None:
+        _slot_factor(self.input)
+        for name in ("output", "stream"):
+            _require(getattr(self, name), ("none", "norm"), f"slot '{name}'")
+        if self.heads != "none" and (not self.heads or "".join(c for c in "qkv" if c in self.heads) != self.heads):
+            raise InputError(f"slot 'heads' is 'none' or some of q, k, v in this order, such as 'qk', not '{self.heads}'")
+        for name in ("step", "carry"):
+            object.__setattr__(self, name, Expression.parse(getattr(self, name)))
+
+    @property
+    def reads_norm(self) -> bool:
+        """Whether the sublayer reads a normalised state."""
+        return self.input != "none"
+
+    @property
+    def input_factor(self) -> Product:
+        """The factor c(t) on the input norm; 1 if there is none."""
+        return _slot_factor(self.input)
+
+    @property
+    def formulas(self) -> tuple[Expression, Expression]:
+        """Step and carry as expressions."""
+        return Expression.parse(self.step), Expression.parse(self.carry)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Every slot as a reader would write it."""
+        step, carry = self.formulas
+        return {
+            "input": (Product.of("norm") * self.input_factor).text if self.reads_norm else "none",
+            "heads": self.heads,
+            "output": self.output,
+            "step": step.text,
+            "carry": carry.text,
+            "stream": self.stream,
+        }
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Slots for attention and for the feed-forward layer, and a rule for depth.
+
+    Attributes:
+        name: how commands call it.
+        attention: slots of the attention sublayer.
+        feedforward: slots of the feed-forward sublayer; the same as attention's (heads aside) unless given.
+        norm: RMSNorm or LayerNorm, wherever a slot says norm.
+        alpha: the value of ``alpha`` in the slots, a formula in t: the start of a learned step, or its schedule.
+        until: share of the depth for which these slots hold, when ``then`` follows.
+        then: the scheme of the remaining layers.
+        title, users, papers, note: for people.
+    """
+
+    name: str
+    attention: Slots
+    feedforward: Slots = None  # type: ignore[assignment]
+    norm: NormKind = "rms"
+    alpha: str | float | Expression = ONE
+    until: float = 1.0
+    then: "Scheme | None" = None
+    title: str = field(default="", compare=False)
+    users: str = field(default="", compare=False)
+    papers: tuple[str, ...] = field(default=(), compare=False)
+    note: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name or any(c.isspace() or c in ",/" for c in self.name):
+            raise InputError(f"a scheme's name is one word without commas or slashes, not '{self.name}'")
+        if self.feedforward is None:
+            object.__setattr__(self, "feedforward", replace(self.attention, heads="none"))
+        if self.feedforward.heads != "none":
+            raise InputError("a feed-forward layer has no q, k, v: its slot 'heads' is 'none'")
+        _require(self.norm, tuple(NORM_TITLES), "norm")
+        alpha = Expression.parse(self.alpha)
+        if "alpha" in alpha.names:
+            raise InputError("alpha is a number or a formula in t, layer and depth; it cannot refer to itself")
+        object.__setattr__(self, "alpha", alpha)
+        for slots in (self.attention, self.feedforward):
+            self._check_formulas(slots)
+        if not (isinstance(self.until, int | float) and 0 < self.until <= 1):
+            raise InputError(f"'until' is a share of the depth, above 0 and at most 1, not {self.until}")
+        if self.then is None and self.until < 1:
+            raise InputError("'until' below 1 needs 'then': the scheme of the remaining layers")
+        if self.then is not None and self.until == 1:
+            raise InputError("'then' needs 'until' below 1: the share of the depth before it")
+
+    def _check_formulas(self, slots: Slots) -> None:
+        """Every formula is a finite number at the first layer and at later ones; a normalised stream keeps some x."""
+        step, carry = slots.formulas
+        formulas: dict[str, Expression | Product] = {
+            "alpha": self.schedule,
+            "input": slots.input_factor,
+            "step": step,
+            "carry": carry,
+        }
+        for t in (0.0, 1.0, 11.0):
+            values = self.place(t, 12.0).values if _finite(self.schedule, At(t).values) else At(t).values
+            for what, formula in formulas.items():
+                if not _finite(formula, values):
+                    raise InputError(f"{what} = '{formula.text}' is not a finite number at t = {t:g}")
+            if slots.stream == "norm" and not carry(values) > 0:
+                raise InputError(f"with a normalised stream carry must be positive; '{carry.text}' is not at t = {t:g}")
+
+    def at(self, t: float, depth: float) -> "Scheme":
+        """The stage that holds at time t of ``depth`` layers (t = 0 is the first layer)."""
+        if self.then is None or t < self.until * depth:
+            return self
+        return self.then.at(t, depth)
+
+    @property
+    def stages(self) -> Iterator["Scheme"]:
+        """The stages from the first layer to the last; one, unless the scheme changes with depth."""
+        yield self
+        if self.then is not None:
+            yield from self.then.stages
+
+    def slots(self, sublayer: Sublayer) -> Slots:
+        """The slots of one sublayer."""
+        return self.attention if sublayer == "attention" else self.feedforward
+
+    def place(self, t: float, depth: float) -> At:
+        """The variables of the slots at time t."""
+        return At(t, depth, self.schedule({"t": t, "depth": depth}))
+
+    @property
+    def schedule(self) -> Expression:
+        """``alpha`` as an expression in t."""
+        return Expression.parse(self.alpha)
+
+    def with_heads(self, heads: str) -> "Scheme":
+        """The same scheme with q, k (and v) normalised: ``peri.with_heads("qk")`` is called ``peri+qk``."""
+        return replace(
+            self,
+            name=f"{self.name}+{heads}",
+            attention=replace(self.attention, heads=heads),
+            then=None if self.then is None else self.then.with_heads(heads),
+            title=f"{self.title or self.name} with {'-'.join(heads)} norm",
+        )
+
+    def with_norm(self, norm: str) -> "Scheme":
+        """The same scheme with RMSNorm (``rms``) or LayerNorm (``layer``) in every stage."""
+        _require(norm, tuple(NORM_TITLES), "norm")
+        then = None if self.then is None else self.then.with_norm(norm)
+        return replace(self, norm=norm, then=then)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=256)
+def _slot_factor(slot: str) -> Product:
+    """The factor beside the norm in ``none``, ``norm`` or ``norm/sqrt(layer)``."""
+    if slot == "none":
+        return Product()
+    powers = dict(Product.of(Expression.parse(slot, extra=frozenset({"norm"}))).factors)
+    power_of_norm = powers.pop("norm", None)
+    factor = Product(tuple(powers.items()))
+    if power_of_norm != 1 or any("norm" in Expression(atom).names for atom in powers):
+        raise InputError(f"slot 'input' is 'none', 'norm', or 'norm' times a factor (norm/sqrt(layer)), not '{slot}'")
+    return factor
+
+
+def _require(value: str, allowed: tuple[str, ...], what: str) -> None:
+    if value not in allowed:
+        raise InputError(f"{what} is one of {', '.join(allowed)}, not '{value}'{did_you_mean(str(value), allowed)}")
+
+
+def _finite(formula: Any, values: dict[str, Any]) -> bool:
+    try:
+        value = formula(values)
+    except (ArithmeticError, ValueError):
+        return False
+    return not isinstance(value, complex) and math.isfinite(value)

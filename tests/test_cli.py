@@ -1,0 +1,148 @@
+"""The command line as a user meets it: real processes, their output, their exit status."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from normscope.schemes import NAMED
+
+FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed", "radial"}
+
+
+def normscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from normscope.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
+
+
+def test_schemes_lists_every_scheme_with_what_follows_from_it() -> None:
+    result = normscope("schemes")
+    assert result.returncode == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for name in NAMED:
+        assert name in lines
+    assert "r_j·|A_j|" in lines["peri"]
+    assert "(1−α_t)·|A_j|/α_t" in lines["ngpt-lerp"]
+    assert "A_j(Θ) at β/(t+1)" in result.stdout
+
+
+def test_json_is_one_document_of_records_and_nothing_else_on_stdout() -> None:
+    result = normscope("schemes", "--json")
+    records = json.loads(result.stdout)
+    assert [record["name"] for record in records] == list(NAMED)
+    assert all(record.keys() >= FIELDS for record in records)
+    assert result.stderr == ""
+
+
+def test_one_scheme_in_full_shows_update_flow_drawing_and_papers() -> None:
+    output = normscope("schemes", "peri").stdout
+    for part in (
+        "X ← X + Norm(A(Norm(X)))",
+        "Ẋ = Norm(A(Norm(X)))",
+        "r_j·|A_j|",
+        "Attention",
+        "⊕",
+        "arXiv 2502.02732",
+    ):
+        assert part in output
+
+
+def test_a_scheme_file_is_used_like_a_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[attention]\ninput = "norm"\nstep = "0.5"\n')
+    result = normscope("schemes", "./mine.toml", "--norm", "layer", "--json", cwd=tmp_path)
+    (record,) = json.loads(result.stdout)
+    assert (record["name"], record["norm"], record["speed"]) == ("mine", "LayerNorm", "r_j/0.5")
+
+
+def test_drawing_lands_in_a_file_and_is_announced_on_stderr(tmp_path: Path) -> None:
+    result = normscope("schemes", "peri", "--json", "--draw", str(tmp_path / "peri.png"))
+    assert json.loads(result.stdout)[0]["name"] == "peri"
+    assert "peri.png" in result.stderr
+    assert (tmp_path / "peri.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("schemes", "perl"), "unknown scheme 'perl'; did you mean 'peri'? (normscope schemes lists them)"),
+        (("schemes", "missing.toml"), "no scheme file 'missing.toml'"),
+        (("schemes", "--norm", "batch"), "one of rms, layer"),
+        (("schemes", "--jsn"), "--json"),
+        (("schemas",), "schemes"),
+        (("schemes", "pre", "--draw", "a.bmp"), "png"),
+        (("schemes", "pre", "--draw", "no/such/folder/a.png"), "no/such/folder"),
+        (("demo", "--out", "/proc/nowhere/run"), "/proc"),
+        (("demo", "--out", "file/run"), "cannot write"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2_and_nothing_written(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = normscope(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o500)
+    assert normscope("demo", "--out", str(tmp_path / "run")).returncode == 2
+
+
+def test_debug_shows_the_traceback_wherever_it_stands() -> None:
+    for arguments in (("--debug", "schemes", "perl"), ("schemes", "perl", "--debug")):
+        result = normscope(*arguments)
+        assert result.returncode != 0
+        assert "Traceback" in result.stderr
+
+
+def test_help_has_examples_and_needs_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys\nfrom normscope.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for text in ("schemes", "demo", "--debug", "Examples:"):
+        assert text in result.stdout
+    assert normscope().stdout == normscope("--help").stdout
+
+
+def test_listing_schemes_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys\nfrom normscope.cli import main\n"
+        "try:\n    main(['schemes', '--json'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -c 'from normscope.cli import main; main()' schemes --json | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert result.stdout == "[\n"
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_ends_with_the_path_of_a_report_page(tmp_path: Path) -> None:
+    result = normscope("demo", "--out", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = Path(result.stdout.splitlines()[-1])
+    assert report == tmp_path / "run" / "report.html"
+    page = report.read_text(encoding="utf-8")
+    for name in NAMED:
+        assert name in page
+    assert (tmp_path / "run" / "run.json").is_file()
+    again = normscope("demo", "--out", "run", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "--overwrite" in again.stderr

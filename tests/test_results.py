@@ -1,0 +1,97 @@
+"""Run folders: complete or absent, whatever happens while they are written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from normscope import InputError, __version__
+from normscope.results import new_run, open_run
+
+TABLE = pd.DataFrame({"scheme": ["pre", "peri"], "speed": [1.0, float("nan")]})
+
+
+def test_a_run_reads_back_as_written(tmp_path: Path) -> None:
+    with new_run(tmp_path / "deep" / "run", "demo", {"beta": 5.0}, seed=3, device="cpu") as run:
+        run.write_table("speeds", TABLE)
+        run.write_text("notes/page.html", "<p>θ</p>")
+    back = open_run(tmp_path / "deep" / "run")
+    pd.testing.assert_frame_equal(back.table("speeds"), TABLE)
+    assert (back.path / "notes" / "page.html").read_text(encoding="utf-8") == "<p>θ</p>"
+    description = back.description
+    assert description["command"] == "demo"
+    assert description["configuration"] == {"beta": 5.0}
+    assert (description["seed"], description["device"]) == (3, "cpu")
+    assert description["versions"]["normscope"] == __version__
+    assert description["versions"]["torch"]
+    with pytest.raises(InputError, match=r"no table 'slow'.*speeds"):
+        back.table("slow")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failed_run_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), new_run(tmp_path / "run", "demo", {}) as run:  # noqa: PT012
+        run.write_table("speeds", TABLE)
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rewrite_keeps_the_run_that_was_there(tmp_path: Path) -> None:
+    with new_run(tmp_path / "run", "first", {}) as run:
+        run.write_table("speeds", TABLE)
+    with pytest.raises(ValueError, match="stop"), new_run(tmp_path / "run", "second", {}, overwrite=True):
+        raise ValueError("stop")
+    assert open_run(tmp_path / "run").description["command"] == "first"
+    with new_run(tmp_path / "run", "third", {}, overwrite=True):
+        pass
+    assert open_run(tmp_path / "run").description["command"] == "third"
+    assert open_run(tmp_path / "run").tables == []
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_nothing_of_the_users_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
+    with (
+        pytest.raises(InputError, match="not a run folder"),
+        new_run(tmp_path / "thesis", "demo", {}, overwrite=True),
+    ):
+        pass
+    with new_run(tmp_path / "run", "demo", {}):
+        pass
+    with pytest.raises(InputError, match="--overwrite"), new_run(tmp_path / "run", "demo", {}):
+        pass
+    with pytest.raises(InputError, match="not a run folder"):
+        open_run(tmp_path / "thesis")
+    with pytest.raises(InputError, match="does not exist"):
+        open_run(tmp_path / "nowhere")
+
+
+def test_a_file_in_the_way_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"), new_run(tmp_path / "file" / "run", "demo", {}):
+        pass
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_process_leaves_no_folder_under_the_final_name(tmp_path: Path, signal_number: signal.Signals) -> None:
+    script = (
+        "import sys, time; from normscope.results import new_run\n"
+        f"with new_run({str(tmp_path / 'run')!r}, 'demo', {{}}) as run:\n"
+        "    run.write_text('half', 'x'); print('writing', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"writing\n"
+    os.kill(process.pid, signal_number)
+    assert process.wait(timeout=20) != 0
+    process.stdout.close()
+    time.sleep(0.05)
+    assert not (tmp_path / "run").exists()
+    if signal_number != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,112 @@
+"""Schemes by name and by path: what a user may write, and what happens when it is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from normscope import InputError
+from normscope.schemes import NAMED, find_scheme
+
+MIX = """
+until = 0.25
+then = "pre"
+
+[attention]
+stream = "norm"
+"""
+LERP = """
+name = "mine"
+norm = "layer"
+alpha = 0.05
+users = "me"
+
+[attention]
+heads = "qk"
+output = "norm"
+step = "alpha"
+carry = "1 - alpha"
+stream = "norm"
+
+[feedforward]
+input = "norm/sqrt(layer)"
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_a_file_says_the_same_as_python(tmp_path: Path) -> None:
+    scheme = find_scheme(write(tmp_path, LERP))
+    assert scheme.attention == NAMED["ngpt-lerp"].attention
+    assert scheme.feedforward == NAMED["ln-scaling"].feedforward
+    assert (scheme.name, scheme.norm, scheme.users) == ("mine", "layer", "me")
+    assert scheme.place(0.0, 12.0).alpha == 0.05
+
+
+def test_a_file_may_change_with_depth_and_takes_its_name_from_the_path(tmp_path: Path) -> None:
+    scheme = find_scheme(write(tmp_path, MIX, "early-post.toml"))
+    assert scheme.name == "early-post"
+    assert [stage.attention for stage in scheme.stages] == [stage.attention for stage in NAMED["mix"].stages]
+
+
+def test_then_may_be_another_file_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, LERP)
+    scheme = find_scheme(write(tmp_path, MIX.replace('"pre"', '"mine.toml"'), "first.toml"))
+    assert scheme.then is not None
+    assert scheme.then.name == "mine"
+
+
+def test_heads_can_be_added_to_any_name() -> None:
+    assert find_scheme("peri+qk").attention.heads == "qk"
+    assert find_scheme("pre+qk").attention == NAMED["qk"].attention
+    assert find_scheme("mix+qkv").at(11.0, 12.0).attention.heads == "qkv"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[attention]\ninptu = 'norm'",
+            "unknown key 'inptu' in [attention]; did you mean 'input'? (allowed: input,",
+        ),
+        ("nrom = 'rms'\n[attention]", "unknown key 'nrom' in a scheme; did you mean 'norm'?"),
+        ("norm = 'rms'", "needs the table [attention]"),
+        ("attention = 3", "[attention] is a table of slots"),
+        ("[attention]\ninput = true", "slot 'input' in [attention] is a text"),
+        ("[attention]\nstep = true", "a formula is a number or a text"),
+        ("[attention]\nstep = nan", "nan"),
+        ("[attention]\nstep = inf", "inf"),
+        ("until = 'half'\nthen = 'pre'\n[attention]", "'until' is a number"),
+        ("until = 0.5\nthen = 'perl'\n[attention]", "did you mean 'peri'"),
+        ("[attention", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_path_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        find_scheme(path)
+    assert path in str(caught.value)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("perl", "unknown scheme 'perl'; did you mean 'peri'? (normscope schemes lists them)"),
+        ("", "unknown scheme ''"),
+        ("peri+vk", "slot 'heads'"),
+        ("peri+", "slot 'heads'"),
+        ("nowhere/at-all.toml", "no scheme file 'nowhere/at-all.toml'"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_scheme(name)
+    assert message in str(caught.value)
+
+
+def test_a_folder_is_not_a_scheme(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        find_scheme(f"{tmp_path}/")

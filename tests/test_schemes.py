@@ -1,0 +1,198 @@
+"""What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from normscope import InputError
+from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, derive, draw_block, scheme_record
+from normscope.schemes.flow import coefficients, kept_part, layer, normalise, read, stack, velocity, written
+
+TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
+    "post": ("Ẋ = P_X A(X)", "1", "0"),
+    "pre": ("Ẋ = A(Norm(X))", "r_j", "⟨θ_j,A_j⟩"),
+    "mix": (
+        "Ẋ = P_X A(X) for t < 0.25·T, then Ẋ = A(Norm(X))",
+        "1 for t < 0.25·T, then r_j",
+        "0 for t < 0.25·T, then ⟨θ_j,A_j⟩",
+    ),
+    "peri": ("Ẋ = Norm(A(Norm(X)))", "r_j·|A_j|", "⟨θ_j,A_j⟩/|A_j|"),
+    "ngpt": ("Ẋ = α_t·P_X Norm(A(X))", "|A_j|/α_t", "0"),
+    "sqrt-scaling": ("Ẋ = P_X A(X)/√(t+1)", "√(t+1)", "0"),
+}
+OWN = Scheme(
+    "own",
+    Slots(input="norm*2/layer", heads="q", output="none", step="1/depth + alpha", carry="1 - alpha/4"),
+    alpha=0.2,
+)
+SCHEMES = [*NAMED.values(), NAMED["peri"].with_heads("qk"), NAMED["res-post"].with_heads("qk"), OWN]
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_derived_forms_are_those_of_the_published_table(name: str) -> None:
+    record = scheme_record(NAMED[name])
+    assert (record["flow"], record["speed"], record["radial"]) == TABLE_2[name]
+
+
+def attention(heads: str, beta: float, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Attention written out, in the notation of paper 2: A_j = Σ_k softmax(β⟨Q x_j, K x_k⟩) V x_k."""
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = (x @ w.T for w in weights)
+        q, k, v = (
+            y / y.norm(dim=-1, keepdim=True) if letter in heads else y for letter, y in zip("qkv", (q, k, v), strict=True)
+        )
+        return torch.softmax(beta * q @ k.T, -1) @ v
+
+    return attend
+
+
+def state(slots: Slots, kind: NormKind, generator: torch.Generator) -> Tensor:
+    x = 3.0 * torch.randn(6, 10, dtype=torch.float64, generator=generator)
+    return normalise(x, kind) if slots.stream == "norm" else x
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> None:
+    """θ̇_j = (1/s_j) P_θj A_j and ṙ_j, with A_j at Θ (or X) and at β times the derived factor, against differences."""
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) / 10**0.5 for _ in "qkv"]
+    t, depth, beta, h = 3.0, 12.0, 1.7, 1e-5
+    for stage in scheme.stages:
+        slots, law, at = stage.attention, derive(stage.attention), stage.place(t, depth)
+        x = state(slots, kind, generator)
+        c = coefficients(slots, kind, at)
+        u = written(c, attention(slots.heads, beta, weights)(read(c, x)))
+        ahead, behind = (layer(c, x, u, stride) for stride in (h, -h))
+        r, theta = x.norm(dim=-1, keepdim=True), x / x.norm(dim=-1, keepdim=True)
+
+        seen = x if law.sees_radius else (normalise(x, kind) if slots.reads_norm else theta)
+        A = attention(slots.heads, beta * law.temperature(at.values), weights)(seen)
+        if "norm" in (slots.output, slots.stream):
+            A = kept_part(A, kind)  # a LayerNorm after A sees only its centred part
+        values = {**at.values, "r": r, "A": A.norm(dim=-1, keepdim=True)}
+        turned = (A - (A * theta).sum(-1, keepdim=True) * theta) / law.speed(values)
+        measured = (ahead / ahead.norm(dim=-1, keepdim=True) - behind / behind.norm(dim=-1, keepdim=True)) / (2 * h)
+        assert torch.allclose(measured, turned, rtol=1e-6, atol=1e-8)
+
+        grown = (ahead.norm(dim=-1) - behind.norm(dim=-1)) / (2 * h)
+        inner = (A * theta).sum(-1)
+        expected = [
+            law.radial(float(inner[j]), {**at.values, "r": float(r[j]), "A": float(values["A"][j])}) for j in range(len(x))
+        ]
+        assert torch.allclose(grown, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-8)
+        assert law.radius_fixed == (slots.stream == "norm")
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_flow_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> None:
+    generator = torch.Generator().manual_seed(8)
+    weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) for _ in "qkv"]
+    for stage in scheme.stages:
+        slots, at, h = stage.attention, stage.place(2.0, 8.0), 1e-5
+        x = state(slots, kind, generator)
+        c = coefficients(slots, kind, at)
+        u = written(c, attention(slots.heads, 0.4, weights)(read(c, x)))
+        difference = (layer(c, x, u, h) - layer(c, x, u, -h)) / (2 * h)
+        assert torch.allclose(velocity(c, x, u), difference, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
+    generator = torch.Generator().manual_seed(9)
+    x = normalise(torch.randn(6, 10, dtype=torch.float64, generator=generator), kind)
+    y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
+    alone = [coefficients(scheme.attention, kind, scheme.place(2.0, 8.0)) for scheme in SCHEMES]
+    together = stack(alone, "cpu", torch.float64)
+    tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
+    u = written(together, outputs)
+    for i, c in enumerate(alone):
+        assert torch.allclose(read(together, tokens)[i], read(c, x), atol=1e-15)
+        assert torch.allclose(layer(together, tokens, u, 0.5)[i], layer(c, x, written(c, y), 0.5), atol=1e-15)
+        assert torch.allclose(velocity(together, tokens, u)[i], velocity(c, x, written(c, y)), atol=1e-15)
+
+
+def test_layers_are_the_published_updates() -> None:
+    """At stride 1 a layer is the update of paper 2's table, written out here by hand."""
+    generator = torch.Generator().manual_seed(1)
+    f = attention("none", 1.0, [torch.eye(5, dtype=torch.float64)] * 3)
+    x = torch.nn.functional.normalize(torch.randn(4, 5, dtype=torch.float64, generator=generator), dim=-1)
+
+    def norm(y: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(y, dim=-1)
+
+    by_hand = {
+        "post": norm(x + f(x)),
+        "pre": x + f(norm(x)),
+        "peri": x + norm(f(norm(x))),
+        "ngpt": norm(x + 0.3 * norm(f(x))),
+        "sqrt-scaling": norm(x + f(x) / 3.0**0.5),
+        "ngpt-lerp": norm(0.7 * x + 0.3 * norm(f(x))),
+        "ln-scaling": x + f(norm(x) / 3.0**0.5),
+        "deepnorm": norm(24.0**0.25 * x + f(x)),
+        "res-post": x + norm(f(x)),
+    }
+    for name, expected in by_hand.items():
+        c = coefficients(NAMED[name].attention, "rms", At(t=2.0, depth=12.0, alpha=0.3))
+        got = layer(c, x, written(c, f(read(c, x))))
+        assert torch.allclose(got, expected, atol=1e-14), name
+
+
+def test_mix_changes_after_its_share_of_the_layers() -> None:
+    mix = NAMED["mix"]
+    streams = [mix.at(t, 8).attention.stream for t in range(8)]
+    assert streams == ["norm"] * 2 + ["none"] * 6
+
+
+def test_a_user_scheme_in_a_few_lines_equals_the_named_one() -> None:
+    assert replace(Scheme("mine", Slots(input="norm", output="norm")), name="peri") == NAMED["peri"]
+    assert hash(NAMED["peri"]) == hash(replace(Scheme("mine", Slots(input="norm", output="norm")), name="peri"))
+
+
+def test_norm_is_a_parameter_of_every_stage() -> None:
+    mixed = NAMED["mix"].with_norm("layer")
+    assert [stage.norm for stage in mixed.stages] == ["layer", "layer"]
+    with pytest.raises(InputError, match="one of rms, layer"):
+        NAMED["mix"].with_norm("batch")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
+    for stage in scheme.stages:
+        drawing = draw_block(stage)
+        filled = [s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.output, slots.stream)]
+        assert drawing.count("Norm") == sum(s != "none" for s in filled) + (stage.attention.heads != "none")
+        assert drawing.count("⊕") == 2
+        assert len({line.find("⊕") for line in drawing.splitlines() if "⊕" in line}) == 1
+        for slots in (stage.attention, stage.feedforward):
+            for text in (slots.texts["step"], slots.texts["carry"]):
+                assert text == "1" or f"× {text}" in drawing
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Slots(input="nrom"), "nrom"),
+        (lambda: Slots(input="norm + 1"), "slot 'input'"),
+        (lambda: Slots(input="norm*(norm + 1)"), "slot 'input'"),
+        (lambda: Slots(heads="kq"), "slot 'heads'"),
+        (lambda: Slots(output="yes"), "slot 'output' is one of none, norm"),
+        (lambda: Scheme("a", Slots(step="1/t")), "step = '1/t' is not a finite number at t = 0"),
+        (lambda: Scheme("a", Slots(step=float("nan"))), "nan"),
+        (lambda: Scheme("a", Slots(), alpha="sqrt(t - 1)"), "alpha"),
+        (lambda: Scheme("a", Slots(carry="-1", stream="norm")), "carry must be positive"),
+        (lambda: Scheme("a", Slots(), feedforward=Slots(heads="qk")), "no q, k, v"),
+        (lambda: Scheme("a", Slots(), until=0.5), "needs 'then'"),
+        (lambda: Scheme("a", Slots(), then=NAMED["pre"]), "needs 'until'"),
+        (lambda: Scheme("a", Slots(), until=float("nan"), then=NAMED["pre"]), "share of the depth"),
+        (lambda: Scheme("two words", Slots()), "one word"),
+    ],
+)
+def test_wrong_schemes_are_refused_with_a_reason(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        make()
