@@ -37,6 +37,28 @@ def test_json_is_one_document_of_records_and_nothing_else_on_stdout() -> None:
     assert result.stderr == ""
 
 
+def test_json_survives_a_terminal_without_unicode() -> None:
+    command = [sys.executable, "-c", "from normscope.cli import main; main()", "schemes", "ngpt", "--json"]
+    result = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert json.loads(result.stdout)[0]["step"] == "α_t"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_table_is_whole_on_every_terminal(columns: int) -> None:
+    """On a real pseudo-terminal of that width no cell is cut."""
+    code = f"stty cols {columns}; {sys.executable} -c 'from normscope.cli import main; main()' schemes"
+    result = subprocess.run(["script", "-qec", code, "/dev/null"], capture_output=True, text=True, check=True)
+    assert "…" not in result.stdout
+    for cell in ("ngpt-lerp", "norm/√(t+1)", "(1−α_t)·|A_j|/α_t", "⟨θ_j,A_j⟩/√(t+1)", "Transformer", "NVIDIA"):
+        assert cell in result.stdout, cell
+
+
+def test_a_users_words_are_printed_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('name = "[bold]x"\ntitle = "[/] :smile:"\n[attention]\n')
+    output = normscope("schemes", "./mine.toml", cwd=tmp_path).stdout
+    assert "[bold]x  [/] :smile:" in output
+
+
 def test_one_scheme_in_full_shows_update_flow_drawing_and_papers() -> None:
     output = normscope("schemes", "peri").stdout
     for part in (

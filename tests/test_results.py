@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normscope import InputError, __version__
-from normscope.results import new_run, open_run
+from normscope.results import fresh_path, new_run, open_run
 
 TABLE = pd.DataFrame({"scheme": ["pre", "peri"], "speed": [1.0, float("nan")]})
 
@@ -72,13 +72,66 @@ def test_nothing_of_the_users_is_replaced(tmp_path: Path) -> None:
         open_run(tmp_path / "nowhere")
 
 
+def test_nothing_that_appears_meanwhile_is_replaced(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds a run already"), new_run(tmp_path / "run", "slow", {}):  # noqa: SIM117
+        with new_run(tmp_path / "run", "quick", {}):
+            pass
+    assert open_run(tmp_path / "run").description["command"] == "quick"
+    with pytest.raises(InputError, match="not a run folder"), new_run(tmp_path / "empty", "slow", {}):  # noqa: PT012
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "thesis.tex").write_text("years of work")
+    assert (tmp_path / "empty" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_failed_renaming_puts_the_old_run_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_run(tmp_path / "run", "first", {}):
+        pass
+    rename = os.rename
+
+    def refuse_the_new_run(source: Path, target: Path) -> None:
+        if target == tmp_path / "run" and not source.name.endswith(".old"):
+            raise OSError("disk on fire")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse_the_new_run)
+    with pytest.raises(OSError, match="on fire"), new_run(tmp_path / "run", "second", {}, overwrite=True):
+        pass
+    assert open_run(tmp_path / "run").description["command"] == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_link_to_a_run_is_followed(tmp_path: Path) -> None:
+    with new_run(tmp_path / "real", "first", {}):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with new_run(tmp_path / "link", "second", {}, overwrite=True):
+        pass
+    assert open_run(tmp_path / "real").description["command"] == "second"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-that-name/run"])
+def test_impossible_paths_are_input_errors(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="as a run folder"), new_run(path, "demo", {}):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fresh_paths_count_up(tmp_path: Path) -> None:
+    assert fresh_path(tmp_path / "run") == tmp_path / "run"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run-2").mkdir()
+    assert fresh_path(tmp_path / "run") == tmp_path / "run-3"
+
+
 def test_a_file_in_the_way_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"), new_run(tmp_path / "file" / "run", "demo", {}):
         pass
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_killed_process_leaves_no_folder_under_the_final_name(tmp_path: Path, signal_number: signal.Signals) -> None:
     script = (
         "import sys, time; from normscope.results import new_run\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from normscope import InputError
-from normscope.schemes import NAMED, find_scheme
+from normscope.schemes import NAMED, find_scheme, scheme_record
 
 MIX = """
 until = 0.25
@@ -81,6 +81,13 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("until = 'half'\nthen = 'pre'\n[attention]", "'until' is a number"),
         ("until = 0.5\nthen = 'perl'\n[attention]", "did you mean 'peri'"),
         ("[attention", "not valid TOML"),
+        ("papers = 3\n[attention]", "'papers' is a list of texts"),
+        ("papers = 'abc'\n[attention]", "'papers' is a list of texts"),
+        ("until = 0.5\nthen = 'mine.toml'\n[attention]", "comes after itself"),
+        ("until = 0.5\nthen = 'mix'\n[attention]", "over when it would begin"),
+        ("[attention]\ninput = 'norm*(0-2)'", "must be positive"),
+        ("[attention]\nstep = '1/(t-5)'", "at t = 5"),
+        ("x = " + "[" * 5000, "not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_path_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:
@@ -110,3 +117,10 @@ def test_unknown_names_are_refused(name: str, message: str) -> None:
 def test_a_folder_is_not_a_scheme(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         find_scheme(f"{tmp_path}/")
+
+
+def test_stages_may_differ_in_norm_and_alpha(tmp_path: Path) -> None:
+    path = write(tmp_path, "until = 0.5\nthen = 'ngpt-lerp'\nnorm = 'layer'\n[attention]\nstream = 'norm'")
+    record = scheme_record(find_scheme(path))
+    assert record["norm"] == "LayerNorm for t < 0.5·T, then RMSNorm"
+    assert record["alpha"] == "1 for t < 0.5·T, then 0.05"

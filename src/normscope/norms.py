@@ -21,8 +21,9 @@ def rms_norm(
     eps: float = 0.0,
 ) -> Float[Tensor, "*batch dim"]:
     """Gain · x / √(mean(x²) + eps) + bias: onto the sphere of radius √d, then scaled and moved."""
-    normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return _affine(normalised, gain, bias)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # a half-precision square overflows at 256
+    normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return _affine(normalised.to(x.dtype), gain, bias)
 
 
 def layer_norm(
@@ -32,7 +33,8 @@ def layer_norm(
     eps: float = 0.0,
 ) -> Float[Tensor, "*batch dim"]:
     """RMSNorm of the centred vector: rms_norm(x − mean(x)·1)."""
-    return rms_norm(centre(x), gain, bias, eps)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return _affine(rms_norm(centre(wide), eps=eps).to(x.dtype), gain, bias)
 
 
 def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -82,13 +84,27 @@ class Ellipsoid:
 
 
 def rms_ellipsoid(gain: Float[Tensor, " dim"], bias: Float[Tensor, " dim"]) -> Ellipsoid:
-    """The ellipsoid on which ``rms_norm`` (eps = 0) puts every vector: semi-axes √d·|gain| along the coordinates."""
-    return _ellipsoid(torch.eye(len(gain), dtype=gain.dtype, device=gain.device), gain, bias)
+    """The ellipsoid on which ``rms_norm`` (eps = 0) puts every vector: semi-axes √d·|gain| along the coordinates.
+
+    A gain of zero flattens it, and the values then fill what is left (``level`` ≤ 1).
+    """
+    order = gain.abs().argsort(descending=True)
+    order = order[gain[order] != 0]
+    axes = torch.eye(len(gain), dtype=gain.dtype, device=gain.device)[:, order]
+    return Ellipsoid(bias, axes, math.sqrt(len(gain)) * gain[order].abs())
 
 
 def layer_ellipsoid(gain: Float[Tensor, " dim"], bias: Float[Tensor, " dim"]) -> Ellipsoid:
-    """The ellipsoid on which ``layer_norm`` (eps = 0) puts every vector: one dimension less, axes tilted."""
-    return _ellipsoid(hyperplane_basis(len(gain), gain.dtype, gain.device), gain, bias)
+    """The ellipsoid on which ``layer_norm`` (eps = 0) puts every vector: one dimension less, axes tilted.
+
+    The sphere of radius √d in the hyperplane with basis B becomes √d · diag(g) B, whose SVD gives axes and lengths. Two gains
+    of zero flatten it, and the values then fill what is left (``level`` ≤ 1).
+    """
+    dim = len(gain)
+    stretched = gain[:, None] * hyperplane_basis(dim, gain.dtype, gain.device)
+    axes, lengths, _ = torch.linalg.svd(stretched, full_matrices=False)
+    kept = lengths > lengths[0] * dim * torch.finfo(gain.dtype).eps
+    return Ellipsoid(bias, axes[:, kept], math.sqrt(dim) * lengths[kept])
 
 
 def hyperplane_basis(
@@ -104,14 +120,6 @@ def hyperplane_basis(
     mirror[0] += 1.0
     reflection = torch.eye(dim, dtype=dtype, device=device) - torch.outer(mirror, mirror) * (2 / mirror.square().sum())
     return reflection[:, 1:]
-
-
-def _ellipsoid(basis: Tensor, gain: Tensor, bias: Tensor) -> Ellipsoid:
-    """Image of the sphere of radius √d in the span of ``basis``: √d · diag(g) B, whose SVD gives axes and lengths."""
-    dim = len(gain)
-    axes, lengths, _ = torch.linalg.svd(gain[:, None] * basis, full_matrices=False)
-    kept = lengths > lengths[0] * dim * torch.finfo(gain.dtype).eps
-    return Ellipsoid(bias, axes[:, kept], math.sqrt(dim) * lengths[kept])
 
 
 def _affine(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -29,6 +29,7 @@ import pandas as pd
 from normscope.errors import InputError
 
 _DESCRIPTION = "run.json"
+_TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 _REPORTED_PACKAGES = ("normscope", "torch", "numpy", "pandas", "transformers")
 
 
@@ -84,7 +85,7 @@ def new_run(
     An existing run under ``path`` is replaced only with ``overwrite``, and only at the end; anything that is not a run
     folder is never replaced. An interrupt or a termination signal removes what was written so far.
     """
-    final = Path(path).expanduser().absolute()
+    final = run_path(path)
     check_writable(final, overwrite=overwrite)
     started = datetime.now(UTC)
     with _termination_raises():
@@ -92,10 +93,18 @@ def new_run(
         try:
             yield RunFolder(partial)
             _write_description(partial, command, configuration, seed, device, started)
-            _publish(partial, final)
+            _publish(partial, final, overwrite)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def run_path(path: Path | str) -> Path:
+    """Where a run given as ``path`` ends up: absolute, with ~ and links resolved."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"cannot use '{path}' as a run folder: {error}") from error
 
 
 def open_run(path: Path | str) -> RunFolder:
@@ -109,15 +118,27 @@ def open_run(path: Path | str) -> RunFolder:
 
 def check_writable(path: Path | str, *, overwrite: bool) -> None:
     """Refuse, before any work, a place where the run could not be put at the end."""
-    final = Path(path).expanduser().absolute()
-    if final.exists():
-        if not (final / _DESCRIPTION).is_file() and not (final.is_dir() and not any(final.iterdir())):
-            raise InputError(f"'{path}' exists and is not a run folder; choose another --out")
-        if (final / _DESCRIPTION).is_file() and not overwrite:
-            raise InputError(f"'{path}' holds a run already; choose another --out, or --overwrite to replace it")
-    parent = next(folder for folder in final.parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+    final = run_path(path)
+    try:
+        if final.exists() and not (final.is_dir() and not any(final.iterdir())):
+            if not _is_run(final):
+                raise InputError(f"'{path}' exists and is not a run folder; choose another --out")
+            if not overwrite:
+                raise InputError(f"'{path}' holds a run already; choose another --out, or --overwrite to replace it")
+        parent = next(folder for folder in final.parents if folder.exists())
+        writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise InputError(f"cannot use '{path}' as a run folder: {error.strerror}; choose another --out") from error
+    if not writable:
         raise InputError(f"cannot write to '{parent}'; choose another --out")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run of ours, by its description."""
+    try:
+        return "normscope" in json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def fresh_path(path: Path | str) -> Path:
@@ -139,7 +160,7 @@ class Parts:
     @classmethod
     def of(cls, path: Path | str, configuration: Mapping[str, Any]) -> "Parts":
         """The parts of the run that is to end up under ``path``."""
-        final = Path(path).expanduser().absolute()
+        final = run_path(path)
         text = json.dumps(dict(configuration), sort_keys=True, default=str)
         key = hashlib.sha256(text.encode()).hexdigest()[:12]
         return cls(final.with_name(f".{final.name}.unfinished-{key}"))
@@ -210,21 +231,35 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _publish(partial: Path, final: Path) -> None:
-    """Rename the finished folder to its final name, an older run stepping aside first."""
+def _publish(partial: Path, final: Path, overwrite: bool) -> None:
+    """Rename the finished folder to its final name; an older run steps aside first, and back if that fails.
+
+    What may stand there is asked again, since others may have written meanwhile; signals wait until the renaming is over.
+    """
     partial.chmod(0o777 & ~_umask())
-    if not final.exists():
-        partial.rename(final)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{final.name}.old-", dir=final.parent)) / final.name
-    final.rename(aside)
+    with _signals_wait():
+        check_writable(final, overwrite=overwrite)
+        if not _is_run(final):
+            os.rename(partial, final)
+            return
+        aside = final.with_name(f"{partial.name}.old")
+        os.rename(final, aside)
+        try:
+            os.rename(partial, final)
+        except BaseException:
+            os.rename(aside, final)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Hold back the signals that end a process until a few renames are done."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_TERMINATION})
     try:
-        partial.rename(final)
-    except BaseException:
-        aside.rename(final)
-        raise
+        yield
     finally:
-        shutil.rmtree(aside.parent, ignore_errors=True)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _umask() -> int:
@@ -235,7 +270,7 @@ def _umask() -> int:
 
 @contextmanager
 def _termination_raises() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit while a run is being written, so that its cleaning up happens."""
+    """Turn SIGTERM and SIGHUP into SystemExit while a run is being written, so that its cleaning up happens."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -243,8 +278,9 @@ def _termination_raises() -> Iterator[None]:
     def leave(signum: int, frame: FrameType | None) -> None:
         sys.exit(128 + signum)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    previous = {number: signal.signal(number, leave) for number in _TERMINATION}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

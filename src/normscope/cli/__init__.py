@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli import demo, schemes
+from normscope.cli import demo, ensemble, schemes, simulate
 from normscope.cli.output import examples
 from normscope.errors import InputError
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("schemes", epilog=schemes.EXAMPLES)(schemes.schemes)
+app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
+app.command("ensemble", epilog=ensemble.EXAMPLES)(ensemble.ensemble)
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 
 

@@ -19,7 +19,7 @@ def demo(
     import pandas as pd
 
     from normscope.report.demo import write_demo_report
-    from normscope.results import new_run
+    from normscope.results import new_run, run_path
     from normscope.schemes import NAMED, block_records, scheme_record
 
     schemes = list(NAMED.values())
@@ -28,7 +28,7 @@ def demo(
         run.write_table("schemes", pd.DataFrame([scheme_record(scheme) for scheme in schemes]))
         run.write_table("blocks", pd.DataFrame([record for scheme in schemes for record in block_records(scheme)]))
         write_demo_report(run)
-    report = (out / "report.html").absolute()
+    report = run_path(out) / "report.html"
     if json:
         print_json([{"report": str(report), "schemes": list(NAMED)}])
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.errors import InputError
+from normscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,8 @@ def console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _WIDTH_OF_A_FILE, highlight=False, soft_wrap=False)
+    width = None if stream.isatty() else _WIDTH_OF_A_FILE
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str) -> None:
@@ -50,7 +51,8 @@ def say(text: str) -> None:
 
 def print_json(records: Iterable[Mapping[Any, Any]]) -> None:
     """A list of records as one JSON document; numbers that are not finite become null."""
-    json.dump([_plain(record) for record in records], sys.stdout, indent=2, ensure_ascii=False)
+    readable = (sys.stdout.encoding or "").lower().startswith("utf")
+    json.dump([_plain(record) for record in records], sys.stdout, indent=2, ensure_ascii=not readable)
     sys.stdout.write("\n")
 
 
@@ -59,13 +61,15 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
     from rich import box
     from rich.table import Table
 
+    names, cells = list(columns), [[str(cell) for cell in row] for row in rows]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    names = list(columns)
-    for name in names:
-        table.add_column(name, no_wrap=name is not names[-1])
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    console().print(table)
+    for name in names[:-1]:
+        table.add_column(name, no_wrap=True)
+    table.add_column(names[-1], min_width=max([12, *(len(word) for row in cells for word in row[-1].split())]))
+    for row in cells:
+        table.add_row(*row)
+    out = console()
+    out.print(table, width=max(out.width, out.measure(table).minimum), no_wrap=True, overflow="ignore", crop=False)
 
 
 @contextmanager
@@ -85,6 +89,20 @@ def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], N
     with bars.Progress(*columns, console=console(stderr=True)) as bar:
         task = bar.add_task(what, total=total, completed=done)
         yield lambda completed: bar.update(task, completed=completed)
+
+
+def with_report(write: Callable[[], None]) -> None:
+    """Write a report; where its optional packages are missing, say so and go on: the tables and pictures are there."""
+    try:
+        write()
+    except MissingExtraError as error:
+        say(f"no report page: {error}")
+
+
+def print_folder(folder: Path) -> None:
+    """End with the path of a run's page, or of its folder where it has none."""
+    page = folder / "report.html"
+    typer.echo(page if page.is_file() else folder)
 
 
 def chosen_device(name: str) -> str:

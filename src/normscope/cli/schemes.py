@@ -17,10 +17,14 @@ EXAMPLES = examples(
     "normscope schemes ./mine.toml --norm layer --draw mine.png",
     "normscope schemes --json",
 )
+_WIDE = 130
 _LEGEND = (
     "x ← stream(carry·x + step·output(f(input(x)))), and q, k, v ← heads(q, k, v) inside attention; t is the layer, "
     "0 the first, T their number. Directions θ_j = x_j/r_j follow θ̇_j = (1/s_j) P_θj A_j with A_j = A_j(Θ), except:"
 )
+
+
+_LAYER_NORM = "A_j is taken at Norm(X), and is its centred part where the output or the stream is normalised"
 
 
 def schemes(
@@ -59,7 +63,8 @@ def schemes(
 def _print_all(chosen: "list[Scheme]") -> None:
     from normscope.schemes import derive, same_feedforward, scheme_record
 
-    rows, remarks = [], []
+    rows: list[list[str]] = []
+    remarks: list[str] = []
     for scheme in chosen:
         for stage in scheme.stages:
             law = derive(stage.attention)
@@ -73,7 +78,12 @@ def _print_all(chosen: "list[Scheme]") -> None:
             remarks.append(f"{scheme.name}: A_j is {record['attention']}")
         if not same_feedforward(scheme):
             remarks.append(f"{scheme.name}: feed-forward {record['feedforward']['update']}")
-    print_table(("scheme", *chosen[0].attention.texts, "speed s_j", "radial ṙ_j", "who uses it"), rows)
+    columns = ("scheme", *chosen[0].attention.texts, "speed s_j", "radial ṙ_j", "who uses it")
+    if console().width >= _WIDE:
+        print_table(columns, rows)
+    else:
+        print_table(columns[:7], [row[:7] for row in rows])
+        print_table((columns[0], *columns[7:]), [[row[0], *row[7:]] for row in rows])
     console().print(_LEGEND + "\n" + "; ".join(remarks), style="dim")
 
 
@@ -83,7 +93,8 @@ def _print_in_full(scheme: "Scheme") -> None:
     record = scheme_record(scheme)
     out = console()
     title = record["title"] or "a scheme of your own"
-    out.print(f"[bold]{record['name']}[/bold]  {title}, {record['norm']}")
+    out.print(record["name"], style="bold", end="  ")
+    out.print(f"{title}, {record['norm']}")
     lines = {
         "attention": record["update"],
         "feed-forward": record["feedforward"]["update"],
@@ -93,19 +104,20 @@ def _print_in_full(scheme: "Scheme") -> None:
         "radius": f"ṙ_j = {record['radial']}   (over a block: {record['radius']})",
         "A_j": record["attention"],
         "alpha": f"α_t = {record['alpha']}" if "α_t" in record["update"] + record["feedforward"]["update"] else "",
+        "LayerNorm": _LAYER_NORM if any(stage.norm == "layer" for stage in scheme.stages) else "",
         "note": record["note"],
         "used by": record["users"],
     }
     for label, text in lines.items():
         if text:
-            out.print(f"  {label:<13} {text}", markup=False)
+            out.print(f"  {label:<13} {text}")
     for paper in record["papers"]:
-        out.print(f"  {'paper':<13} {paper}", markup=False)
+        out.print(f"  {'paper':<13} {paper}")
     for stage in scheme.stages:
         if scheme.then is not None:
             out.print(f"\n  {stage.title or stage.name}" if stage is not scheme else f"\n  for t < {scheme.until:g}·T")
         out.print()
-        out.print(draw_block(stage), markup=False)
+        out.print(draw_block(stage))
     out.print()
 
 

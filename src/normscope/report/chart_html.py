@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
+from normscope.errors import MissingExtraError
 from normscope.report.lines import Chart, Trace, traces
 
 _INK, _SOFT, _GRID = "#1f2328", "#57606a", "#e4e7eb"
@@ -66,7 +66,7 @@ def draw_html(chart: Chart) -> str:
     try:
         import plotly.graph_objects as go
     except ImportError as error:
-        raise InputError("an interactive chart needs plotly; pip install 'normscope[report]'") from error
+        raise MissingExtraError("an interactive chart needs plotly; pip install 'normscope[report]'") from error
 
     figure = go.Figure()
     for trace in traces(chart):

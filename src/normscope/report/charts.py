@@ -13,17 +13,19 @@ __all__ = ["Chart", "Line", "save_chart"]
 def save_chart(chart: Chart, folder: Path, name: str) -> tuple[Path, Path]:
     """Write ``NAME.png`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
 
+    Without plotly the picture is written all the same before the error says what is missing.
+
     Returns:
         The paths of the picture and of the page.
     """
     picture, page = folder / f"{name}.png", folder / f"{name}.html"
-    content, figure = draw_html(chart), draw_png(chart)
+    figure = draw_png(chart)
     # A page that shows the picture reads from it what it says, so as not to say it twice.
     words = {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png", metadata=words)
-        page.write_text(content, encoding="utf-8")
+        page.write_text(draw_html(chart), encoding="utf-8")
         write_script(folder)
     except OSError as error:
         raise InputError(f"cannot write the chart '{picture}': {error.strerror or error}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from normscope.errors import InputError
+from normscope.errors import InputError, MissingExtraError
 
 _TEMPLATE = "page.html.j2"
 _WIDE = 1600  # pixels; on a phone a wider picture scrolls instead of shrinking beyond reading
@@ -75,7 +75,7 @@ def render_page(title: str, lead: str, sections: Sequence[Section], footer: str 
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
-        raise InputError("a page needs jinja2; pip install 'normscope[report]'") from error
+        raise MissingExtraError("a page needs jinja2; pip install 'normscope[report]'") from error
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("normscope.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
     names = _anchors([section.title for section in sections])

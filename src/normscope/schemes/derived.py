@@ -76,9 +76,7 @@ def derive(slots: Slots) -> Derived:
     reach = step * written
     speed = _RADIUS / reach if free else carry / reach
     unnormalised_scores = sum(letter not in slots.heads for letter in "qk")
-    growth = None
-    if free and slots.formulas[1] != ONE:
-        growth = Expression.parse(f"{slots.formulas[1].source} - 1")
+    growth = slots.formulas[1].less_one() if free and slots.formulas[1] != ONE else None
     return Derived(
         speed=speed,
         pull=_RADIUS / speed if free else None,

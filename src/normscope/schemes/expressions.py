@@ -23,10 +23,10 @@ VARIABLES = {
 }
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sqrt": lambda value: value**0.5,
-    "exp": math.exp,
-    "log": math.log,
-    "sin": math.sin,
-    "cos": math.cos,
+    "exp": lambda value: value.exp() if hasattr(value, "exp") else math.exp(value),
+    "log": lambda value: value.log() if hasattr(value, "log") else math.log(value),
+    "sin": lambda value: value.sin() if hasattr(value, "sin") else math.sin(value),
+    "cos": lambda value: value.cos() if hasattr(value, "cos") else math.cos(value),
 }
 _OPERATORS: dict[type[ast.AST], tuple[str, int, Callable[..., Any]]] = {
     ast.Add: ("+", 1, operator.add),
@@ -37,6 +37,7 @@ _OPERATORS: dict[type[ast.AST], tuple[str, int, Callable[..., Any]]] = {
     ast.USub: ("−", 3, operator.neg),
 }
 _ATOM = 5
+_LONGEST = 200
 _SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "inner": "⟨θ_j,A_j⟩"}
 
 
@@ -53,11 +54,16 @@ class Expression:
             return text
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise InputError(f"a formula is a number or a text, not {text!r}")
+        source = str(text).strip()
+        if len(source) > _LONGEST:
+            raise InputError(f"a formula has at most {_LONGEST} characters; one that begins '{source[:20]}' has {len(source)}")
         try:
-            tree = ast.parse(str(text).strip(), mode="eval").body
+            tree = ast.parse(source, mode="eval").body
         except (SyntaxError, ValueError) as error:
             raise InputError(f"cannot read the formula '{text}'") from error
-        _check(tree, str(text), extra)
+        _check(tree, source, extra)
+        if isinstance(tree, ast.Constant):
+            return cls(_number_text(float(tree.value)))  # type: ignore[arg-type]  # so that 1.0 is 1
         return cls(ast.unparse(_LayerAsTime().visit(tree)))
 
     @property
@@ -79,6 +85,16 @@ class Expression:
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor, where a value is one) for the given variables."""
         return _evaluate(self.tree, values)
+
+    def less_one(self) -> "Expression":
+        """The formula minus 1, simplified where that is plain: 0.5 gives -0.5, and 1 − α gives −α."""
+        value = _constant(self.tree)
+        if value is not None:
+            return Expression(_number_text(value - 1))
+        match self.tree:
+            case ast.BinOp(left=ast.Constant(value=1), op=ast.Sub(), right=taken):
+                return Expression(f"-({ast.unparse(taken)})" if _render(taken)[1] < _ATOM else f"-{ast.unparse(taken)}")
+        return Expression(f"{self.source} - 1")
 
 
 ONE = Expression("1")
@@ -145,7 +161,7 @@ def _check(node: ast.AST, text: str, extra: frozenset[str]) -> None:
     allowed = [*VARIABLES, *sorted(extra)]
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            if not math.isfinite(number):
+            if not -1e300 < number < 1e300:
                 raise InputError(f"the number in '{text}' is not finite")
         case ast.Name(id=name):
             if name not in allowed:
@@ -169,7 +185,7 @@ def _check(node: ast.AST, text: str, extra: frozenset[str]) -> None:
 def _evaluate(node: ast.AST, values: Mapping[str, Any]) -> Any:
     match node:
         case ast.Constant(value=value):
-            return value
+            return float(value)  # type: ignore[arg-type]  # a float, so that 9**9**9 overflows at once
         case ast.Name(id=name):
             return values[name]
         case ast.UnaryOp(operand=operand):
@@ -185,7 +201,7 @@ def _render(node: ast.AST) -> tuple[str, int]:
     """Text of a node and how tightly it binds."""
     match node:
         case ast.Constant(value=value):
-            return f"{float(value):g}", _ATOM  # type: ignore[arg-type]  # _check lets only numbers pass
+            return _number_text(float(value)), _ATOM  # type: ignore[arg-type]  # _check lets only numbers pass
         case ast.Name(id=name):
             return _SYMBOLS.get(name, name), _ATOM
         case ast.UnaryOp(operand=operand):
@@ -225,18 +241,39 @@ def _factorise(node: ast.expr) -> Product:
 
 
 def _raise(base: ast.expr, power: Fraction) -> Product:
-    """A power of one factor multiplies its exponent; a power of several, such as √(2·T), stays together."""
+    """A power of one factor multiplies its exponent; a power of several, such as √(2·T), stays together.
+
+    So does a root of an even power: √(x²) is |x|, not x.
+    """
     inner = _factorise(base)
-    if len(inner.factors) == 1:
+    if len(inner.factors) == 1 and (inner.factors[0][1] % 2 != 0 or power.denominator == 1):
         return inner**power
     return Product(((ast.unparse(base), power),)) if power else Product()
 
 
 def _rational(node: ast.expr) -> Fraction | None:
-    """The exponent as a fraction if it is a number: 2, 0.5, 1/4, -1/2."""
-    if any(isinstance(part, ast.Name) for part in ast.walk(node)):
+    """The exponent as a fraction if it is one with a small denominator: 2, 0.5, 1/4, -1/2."""
+    value = _constant(node)
+    if value is None:
         return None
-    return Fraction(float(_evaluate(node, {}))).limit_denominator(1000)
+    fraction = Fraction(value).limit_denominator(1000)
+    return fraction if float(fraction) == value else None
+
+
+def _constant(node: ast.expr) -> float | None:
+    """The value of a formula without variables; None with variables or without a value."""
+    if any(isinstance(part, ast.Name) and part.id not in FUNCTIONS for part in ast.walk(node)):
+        return None
+    try:
+        value = _evaluate(node, {})
+    except (ArithmeticError, ValueError):
+        return None
+    return value if isinstance(value, float) and math.isfinite(value) else None
+
+
+def _number_text(value: float) -> str:
+    """A number with all its digits, and no more: 1, 0.05, 0.123456789."""
+    return repr(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _power_text(atom: str, power: Fraction) -> str:

@@ -17,30 +17,32 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
     """The scheme of that name, or the one that a TOML file defines."""
     text = str(name_or_path).strip()
     if text.endswith(".toml") or "/" in text:
-        return read_scheme(Path(text).expanduser())
+        return read_scheme(Path(text))
     base, plus, heads = text.partition("+")
     if base not in NAMED:
         raise InputError(f"unknown scheme '{base}'{did_you_mean(base, NAMED)} (normscope schemes lists them)")
     return NAMED[base].with_heads(heads) if plus else NAMED[base]
 
 
-def read_scheme(path: Path) -> Scheme:
-    """The scheme that a TOML file defines (docs/schemes.md shows one)."""
+def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
+    """The scheme that a TOML file defines (docs/schemes.md shows one); ``readers`` are the files that led here."""
+    if path.resolve() in readers:
+        raise InputError(f"'{path}' comes after itself: follow its 'then'")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise InputError(f"no scheme file '{path}'") from None
     except OSError as error:
         raise InputError(f"cannot read the scheme file '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, RuntimeError) as error:
         raise InputError(f"'{path}' is not valid TOML: {error}") from error
     try:
-        return _scheme(content, path)
+        return _scheme(content, path, (*readers, path.resolve()))
     except InputError as error:
         raise InputError(f"in '{path}': {error}") from error
 
 
-def _scheme(content: dict[str, Any], path: Path) -> Scheme:
+def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> Scheme:
     _check_keys(content, _SCHEME_KEYS, "a scheme")
     if "attention" not in content:
         raise InputError(f"a scheme needs the table [attention] with some of {', '.join(_SLOT_KEYS)}")
@@ -52,13 +54,17 @@ def _scheme(content: dict[str, Any], path: Path) -> Scheme:
         then = given["then"]
         if not isinstance(then, str):
             raise InputError("'then' is the name or the path of a scheme")
-        given["then"] = find_scheme(path.parent / then if then.endswith(".toml") else then)
+        is_file = then.endswith(".toml") or "/" in then
+        given["then"] = read_scheme(path.parent / then, readers) if is_file else find_scheme(then)
     if "until" in given and (isinstance(given["until"], bool) or not isinstance(given["until"], int | float)):
         raise InputError(f"'until' is a number, not {given['until']!r}")
     for key in ("name", "norm", "title", "users", "note"):
         if not isinstance(given.get(key, ""), str):
             raise InputError(f"'{key}' is a text, not {given[key]!r}")
-    given["papers"] = tuple(str(paper) for paper in given.get("papers", ()))
+    papers = given.get("papers", [])
+    if not isinstance(papers, list) or not all(isinstance(paper, str) for paper in papers):
+        raise InputError(f"'papers' is a list of texts, not {papers!r}")
+    given["papers"] = tuple(papers)
     return Scheme(**given)
 
 

@@ -119,7 +119,7 @@ DEEPNORM = Scheme(
     "deepnorm",
     Slots(carry="(2*depth)**(1/4)", stream="norm"),
     title="DeepNorm",
-    users="DeepNet, GLM-130B",
+    users="DeepNet",
     papers=("Wang et al. 2022, DeepNet: Scaling Transformers to 1,000 Layers, arXiv 2203.00555",),
     note="The carry of a decoder-only model; DeepNet also shrinks the initial weights by (8·T)^(1/4).",
 )

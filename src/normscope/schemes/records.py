@@ -23,7 +23,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
     return {
         "name": scheme.name,
         "title": scheme.title,
-        "norm": NORM_TITLES[scheme.norm],
+        "norm": joined([NORM_TITLES[stage.norm] for stage in stages]),
         **slot_texts(attention),
         "speed": joined([law.speed.text for law in laws]),
         "radial": joined([law.radial_text for law in laws]),
@@ -35,7 +35,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
             **slot_texts(feedforward),
             "update": joined([update_text(slots, "F") for slots in feedforward]),
         },
-        "alpha": scheme.schedule.text,
+        "alpha": joined([stage.schedule.text for stage in stages]),
         "users": scheme.users,
         "papers": list(scheme.papers),
         "note": scheme.note,

@@ -132,12 +132,14 @@ class Scheme:
         object.__setattr__(self, "alpha", alpha)
         for slots in (self.attention, self.feedforward):
             self._check_formulas(slots)
-        if not (isinstance(self.until, int | float) and 0 < self.until <= 1):
+        if isinstance(self.until, bool) or not (isinstance(self.until, int | float) and 0 < self.until <= 1):
             raise InputError(f"'until' is a share of the depth, above 0 and at most 1, not {self.until}")
         if self.then is None and self.until < 1:
             raise InputError("'until' below 1 needs 'then': the scheme of the remaining layers")
         if self.then is not None and self.until == 1:
             raise InputError("'then' needs 'until' below 1: the share of the depth before it")
+        if self.then is not None and self.then.then is not None and self.then.until <= self.until:
+            raise InputError(f"'{self.then.name}' holds until {self.then.until:g}, which is over when it would begin")
 
     def _check_formulas(self, slots: Slots) -> None:
         """Every formula is a finite number at the first layer and at later ones; a normalised stream keeps some x."""
@@ -148,17 +150,19 @@ class Scheme:
             "step": step,
             "carry": carry,
         }
-        for t in (0.0, 1.0, 11.0):
+        for t in map(float, range(12)):
             values = self.place(t, 12.0).values if _finite(self.schedule, At(t).values) else At(t).values
             for what, formula in formulas.items():
                 if not _finite(formula, values):
                     raise InputError(f"{what} = '{formula.text}' is not a finite number at t = {t:g}")
             if slots.stream == "norm" and not carry(values) > 0:
                 raise InputError(f"with a normalised stream carry must be positive; '{carry.text}' is not at t = {t:g}")
+            if not slots.input_factor(values) > 0:
+                raise InputError(f"the factor on the input norm must be positive; '{slots.input}' is not at t = {t:g}")
 
     def at(self, t: float, depth: float) -> "Scheme":
         """The stage that holds at time t of ``depth`` layers (t = 0 is the first layer)."""
-        if self.then is None or t < self.until * depth:
+        if self.then is None or t < self.until * depth - 1e-9 * depth:  # 0.07 · 100 is 7 layers, not 8
             return self
         return self.then.at(t, depth)
 
@@ -189,7 +193,8 @@ class Scheme:
             name=f"{self.name}+{heads}",
             attention=replace(self.attention, heads=heads),
             then=None if self.then is None else self.then.with_heads(heads),
-            title=f"{self.title or self.name} with {'-'.join(heads)} norm",
+            title=f"{self.title or self.name}, normalised heads: {heads}",
+            users="",
         )
 
     def with_norm(self, norm: str) -> "Scheme":

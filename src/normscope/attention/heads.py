@@ -1,0 +1,124 @@
+"""Attention as a map from tokens to tokens: weights under their usual names, heads, precision."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.attention.core import Backend, attend, normalise_heads
+from normscope.errors import InputError
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Weights of an attention layer under their usual names, for one model or for many at once (``runs``).
+
+    q = x W_Q, k = x W_K, v = x W_V per head; the update is Σ_heads (attention · v) W_O. None is the identity, one head.
+    """
+
+    W_Q: Float[Tensor, "*runs heads dim head"] | None = None
+    W_K: Float[Tensor, "*runs heads dim head"] | None = None
+    W_V: Float[Tensor, "*runs heads dim value"] | None = None
+    W_O: Float[Tensor, "*runs heads value dim"] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("W_Q", "W_K", "W_V", "W_O"):
+            weight = getattr(self, name)
+            if weight is not None and not torch.isfinite(weight).all():
+                raise InputError(f"{name} has an entry that is not a finite number")
+
+    @classmethod
+    def read(cls, path: Path, dim: int) -> "HeadWeights":
+        """Weights for tokens of dimension ``dim`` from a safetensors file with W_Q, W_K, W_V (heads × dim × head), W_O.
+
+        A matrix dim × dim counts as one head, and a weight that is left out is the identity.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        names = ("W_Q", "W_K", "W_V", "W_O")
+        try:
+            found = load_file(path)
+        except FileNotFoundError:
+            raise InputError(f"no weights file '{path}'") from None
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot read the weights file '{path}': {error}") from error
+        for name, weight in found.items():
+            if name not in names:
+                raise InputError(f"unknown weight '{name}' in '{path}'; allowed: {', '.join(names)}")
+            wide = weight.shape[-1] if name == "W_O" else weight.shape[-2] if weight.ndim > 1 else 0
+            if weight.ndim not in (2, 3) or wide != dim:
+                raise InputError(f"{name} in '{path}' has shape {tuple(weight.shape)}; the tokens have dimension {dim}")
+        weights = {name: weight[None] if weight.ndim == 2 else weight for name, weight in found.items()}
+        if len({weight.shape[0] for weight in weights.values()}) > 1:
+            raise InputError(f"the weights in '{path}' have different numbers of heads")
+        return cls(**{name: weight.to(torch.float64) for name, weight in weights.items()})
+
+    def folded(self) -> "HeadWeights":
+        """One head as wide as the tokens needs two products, not four: W_Q W_Kᵀ and W_V W_O. Not for normalised heads."""
+        W_Q, W_K, W_V, W_O = self.W_Q, self.W_K, self.W_V, self.W_O
+        if W_Q is None or W_K is None or W_V is None or W_O is None or W_Q.shape[-3] != 1:
+            return self
+        return HeadWeights(W_Q=W_Q @ W_K.mT, W_V=W_V @ W_O)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A(X): tokens to tokens, with the scores' inverse temperature β and any weights.
+
+    Attributes:
+        beta: the factor on ⟨q, k⟩ inside the softmax.
+        weights: the identity by default, as in theory.
+        causal: whether a token sees only itself and those before it.
+        precision: dtype of the matrix products; the tokens' own if None.
+        backend: which attention kernel; the fastest for the shape if None.
+    """
+
+    beta: float
+    weights: HeadWeights = HeadWeights()
+    causal: bool = False
+    precision: torch.dtype | None = None
+    backend: Backend | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.beta):
+            raise InputError(f"beta is a finite number, not {self.beta}")
+
+    def __call__(self, x: Float[Tensor, "*batch tokens dim"], heads: str = "none") -> Float[Tensor, "*batch tokens dim"]:
+        """A(X), with q, k, v normalised as the slot ``heads`` says.
+
+        Batch dimensions of x beyond the weights' runs share those weights: (runs, schemes, tokens, dim) reads each run's
+        weights once for all schemes.
+        """
+        y = x if self.precision is None else x.to(self.precision)
+        w = self.weights
+        q, k, v = (project(y, weight) for weight in (w.W_Q, w.W_K, w.W_V))
+        mixed = attend(*normalise_heads(q, k, v, heads), self.beta, self.causal, self.backend)
+        return unproject(mixed, w.W_O).to(x.dtype)
+
+
+def project(
+    x: Float[Tensor, "*batch tokens dim"], weight: Float[Tensor, "*runs heads dim head"] | None
+) -> Float[Tensor, "*batch heads tokens head"]:
+    """X W for every head, as one product per run over all rows that share its weights."""
+    if weight is None:
+        return x.unsqueeze(-3)
+    runs, heads = weight.shape[:-3], weight.shape[-3]
+    wide = weight.to(x.dtype).movedim(-3, -2).flatten(-2)
+    rows = x.reshape(*runs, -1, x.shape[-1]) @ wide
+    return rows.reshape(*x.shape[:-1], heads, -1).movedim(-2, -3)
+
+
+def unproject(
+    mixed: Float[Tensor, "*batch heads tokens value"], weight: Float[Tensor, "*runs heads value dim"] | None
+) -> Float[Tensor, "*batch tokens dim"]:
+    """Σ_heads mixed W_O, likewise as one product per run."""
+    if weight is None:
+        return mixed.sum(-3) if mixed.shape[-3] > 1 else mixed.squeeze(-3)
+    runs = weight.shape[:-3]
+    rows = mixed.movedim(-3, -2).flatten(-2)
+    out = rows.reshape(*runs, -1, rows.shape[-1]) @ weight.to(mixed.dtype).flatten(-3, -2)
+    return out.reshape(*rows.shape[:-1], -1)

@@ -1,0 +1,39 @@
+"""Tokens as particles: flows, layers, ensembles, the symmetric reduction, measures and rates, for any scheme."""
+
+from normscope.attention import Attention, HeadWeights
+from normscope.dynamics.ensemble import PANELS, Ensemble
+from normscope.dynamics.ensemble_run import EnsembleRun
+from normscope.dynamics.gradients import gradient_by_depth
+from normscope.dynamics.measures import Measures, interaction_energy, mean_cosine, measure
+from normscope.dynamics.motion import FeedForward, Motion
+from normscope.dynamics.schedules import SCHEDULES
+from normscope.dynamics.settings import SimulationSetting, run_simulation
+from normscope.dynamics.simulate import Trajectory, crossing_time, simulate
+from normscope.dynamics.starts import make_start, read_start
+from normscope.dynamics.symmetric import SymmetricFlow
+from normscope.dynamics.weights import random_weights
+
+__all__ = [
+    "PANELS",
+    "SCHEDULES",
+    "Attention",
+    "Ensemble",
+    "EnsembleRun",
+    "FeedForward",
+    "HeadWeights",
+    "Measures",
+    "Motion",
+    "SimulationSetting",
+    "SymmetricFlow",
+    "Trajectory",
+    "crossing_time",
+    "gradient_by_depth",
+    "interaction_energy",
+    "make_start",
+    "mean_cosine",
+    "measure",
+    "random_weights",
+    "read_start",
+    "run_simulation",
+    "simulate",
+]

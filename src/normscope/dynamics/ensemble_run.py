@@ -1,0 +1,107 @@
+"""An ensemble as a job in chunks: what is done is kept, what is kept is not done again."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+import torch
+
+from normscope.dynamics.ensemble import PLAIN, Cosines, Ensemble, Kernels, chunk_seeds, chunk_sizes, run_chunk, summarise
+from normscope.dynamics.motion import check_schemes
+from normscope.errors import InputError, did_you_mean
+from normscope.schemes import Scheme
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+_COMPILED_FROM_CHUNKS = 16
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where finished chunks are kept."""
+
+    def load(self, index: int) -> Any | None:
+        """The values of a chunk, or None."""
+
+    def save(self, index: int, values: Any) -> None:
+        """Keep the values of a chunk."""
+
+
+@dataclass(frozen=True)
+class EnsembleRun:
+    """A setting, the schemes to compare, and how the runs are cut into chunks.
+
+    The numbers depend on the seed, the chunk size, the precision and the kind of device, and on nothing else: not on where the
+    job was interrupted.
+    """
+
+    setting: Ensemble
+    schemes: tuple[Scheme, ...]
+    runs: int
+    chunk: int
+    precision: str = "float32"
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_schemes(self.schemes)
+        chunk_sizes(self.runs, self.chunk)
+        if self.precision not in PRECISIONS:
+            allowed = tuple(PRECISIONS)
+            raise InputError(
+                f"an ensemble's precision is one of {', '.join(allowed)}, not '{self.precision}'"
+                f"{did_you_mean(self.precision, allowed)}"
+            )
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The job as plain values, for ``run.json`` and to find its finished chunks again."""
+        return asdict(self)
+
+    @property
+    def kernels(self) -> Kernels:
+        """Compiled where the job is long enough on a GPU to earn the compiler's half minute back."""
+        worthwhile = self.device.startswith("cuda") and self.runs >= _COMPILED_FROM_CHUNKS * self.chunk
+        return Kernels.compiled() if worthwhile else PLAIN
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        s = self.setting
+        drawn = f"{s.weights} weights" + (f", redrawn every {s.redraw:g}" if s.redraw else "")
+        heads = f"{s.heads} head{'s' * (s.heads > 1)}"
+        return (
+            f"n = {s.tokens}, d = {s.dim}, {heads}, β = {s.beta:.4g}, {drawn}; {self.runs} runs; {s.solver}, "
+            f"step {s.step:g}, {self.precision}; seed {self.seed}"
+        )
+
+    def compute(self, store: Store, progress: Callable[[int], None] = lambda done: None) -> Cosines:
+        """Mean cosines (runs, schemes, samples), chunk by chunk; ``progress`` hears how many runs are done."""
+        sizes = chunk_sizes(self.runs, self.chunk)
+        chunks: list[Cosines] = []
+        kernels = self.kernels
+        done = 0
+        for index, (size, seed) in enumerate(zip(sizes, chunk_seeds(self.seed, len(sizes)), strict=True)):
+            values = store.load(index)
+            if values is None or values.shape != (size, len(self.schemes), self.setting.samples):
+                values = run_chunk(
+                    self.setting,
+                    self.schemes,
+                    size,
+                    seed,
+                    device=self.device,
+                    precision=PRECISIONS[self.precision],
+                    kernels=kernels,
+                )
+                store.save(index, values)
+            chunks.append(values)
+            done += size
+            progress(done)
+        return np.concatenate(chunks)
+
+    def table(self, cosines: Cosines) -> pd.DataFrame:
+        """Mean and 90% band for each scheme and time."""
+        return summarise(self.setting, self.schemes, cosines)

@@ -1,0 +1,121 @@
+"""The motion of tokens under a scheme: velocity and layer at any time, from the slots, attention and feed-forward layer."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.attention import Attention
+from normscope.dynamics.schedules import Schedule
+from normscope.errors import InputError
+from normscope.norms import tangent
+from normscope.schemes import Scheme, Slots
+from normscope.schemes.flow import (
+    Coefficients,
+    coefficients,
+    kept_part,
+    layer,
+    normalise,
+    read,
+    velocity,
+    written,
+)
+
+Tokens = Float[Tensor, "*batch tokens dim"]
+Map = Callable[[Tensor, str], Tensor]
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """F(x) = relu(x W_in) W_out, for one model or for many (``runs``)."""
+
+    W_in: Float[Tensor, "*runs dim hidden"]
+    W_out: Float[Tensor, "*runs hidden dim"]
+
+    def __call__(self, x: Tokens, heads: str = "none") -> Tokens:
+        """F of every token; ``heads`` has no meaning here."""
+        runs = self.W_in.shape[:-2]
+        rows = x.reshape(*runs, -1, x.shape[-1])
+        return (torch.relu(rows @ self.W_in.to(x.dtype)) @ self.W_out.to(x.dtype)).reshape(x.shape)
+
+    @classmethod
+    def random(cls, dim: int, hidden: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> "FeedForward":
+        """Kaiming weights: N(0, 2/fan_in) in, N(0, 1/fan_in) out."""
+        W_in = torch.randn(dim, hidden, generator=generator, dtype=dtype) * math.sqrt(2 / dim)
+        W_out = torch.randn(hidden, dim, generator=generator, dtype=dtype) / math.sqrt(hidden)
+        return cls(W_in, W_out)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How tokens move under a scheme.
+
+    Attributes:
+        scheme: what the slots say.
+        attention: A(X).
+        depth: the number of layers T, or the length of time, that the scheme's rule for depth refers to.
+        feedforward: F(X), or None for attention alone.
+        alpha: the schedule α_t, in place of the scheme's own.
+    """
+
+    scheme: Scheme
+    attention: Attention
+    depth: float
+    feedforward: FeedForward | None = None
+    alpha: Schedule | None = None
+
+    @property
+    def breaks(self) -> list[float]:
+        """The times at which the scheme changes its slots; an integrator's steps end there."""
+        return [stage.until * self.depth for stage in self.scheme.stages if stage.then]
+
+    def layer(self, x: Tokens, t: float, stride: float = 1.0) -> Tokens:
+        """One layer (or an Euler step of length ``stride``): attention, then the feed-forward layer if there is one."""
+        for slots, f in self._sublayers(t):
+            c = self._coefficients(slots, t, t)
+            x = layer(c, x, written(c, f(read(c, x), slots.heads)), stride)
+        return x
+
+    def velocity(self, x: Tokens, t: float, within: float | None = None) -> Tokens:
+        """ẋ at time t; attention and feed-forward layer add. ``within`` is a time of the stage that holds (default t)."""
+        within = t if within is None else within
+        x = self.settle(x, within)
+        parts = []
+        for slots, f in self._sublayers(within):
+            c = self._coefficients(slots, t, within)
+            parts.append(velocity(c, x, written(c, f(read(c, x), slots.heads))))
+        if len(parts) == 1:
+            return parts[0]
+        total = parts[0] + parts[1]
+        # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
+        return tangent(x, kept_part(total, self.scheme.norm)) if self._on_sphere(within) else total
+
+    def settle(self, x: Tokens, t: float) -> Tokens:
+        """Tokens where the scheme keeps them: on the unit sphere if its stream is normalised."""
+        return normalise(x, self.scheme.norm) if self._on_sphere(t) else x
+
+    def _sublayers(self, t: float) -> Iterator[tuple[Slots, Map]]:
+        stage = self.scheme.at(t, self.depth)
+        yield stage.attention, self.attention
+        if self.feedforward is not None:
+            yield stage.feedforward, self.feedforward
+
+    def _coefficients(self, slots: Slots, t: float, within: float) -> Coefficients:
+        at = self.scheme.at(within, self.depth).place(t, self.depth)
+        return coefficients(slots, self.scheme.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+
+    def _on_sphere(self, t: float) -> bool:
+        return any(slots.stream == "norm" for slots, _ in self._sublayers(t))
+
+
+def check_schemes(schemes: Sequence[Scheme]) -> None:
+    """Refuse an empty list and two schemes of one name."""
+    names = [scheme.name for scheme in schemes]
+    if not names:
+        raise InputError("name at least one scheme")
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"scheme '{name}' is named twice")

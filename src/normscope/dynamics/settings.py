@@ -1,0 +1,212 @@
+"""A whole simulation as one value: several schemes from one start, with everything that a user can choose."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.attention import Attention, HeadWeights
+from normscope.dynamics.gradients import gradient_by_depth
+from normscope.dynamics.motion import FeedForward, check_schemes
+from normscope.dynamics.schedules import SCHEDULES, Schedule
+from normscope.dynamics.simulate import check_times, crossing_time, simulate
+from normscope.dynamics.starts import STARTS, make_start, read_start
+from normscope.dynamics.symmetric import SymmetricFlow
+from normscope.dynamics.weights import random_weights
+from normscope.errors import InputError, did_you_mean
+from normscope.schemes import Expression, Scheme
+
+PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
+    "float64": (torch.float64, None),
+    "float32": (torch.float32, None),
+    "bfloat16": (torch.float32, torch.bfloat16),
+}
+
+
+@dataclass(frozen=True)
+class SimulationSetting:
+    """What to simulate; the fields are the options of ``normscope simulate``."""
+
+    schemes: tuple[Scheme, ...]
+    tokens: int = 256
+    dim: int = 512
+    beta: float = 5.0
+    start: str = "orthogonal"
+    delta: float = 0.01
+    radius: float = 1.0
+    time: float = 20.0
+    times: tuple[float, ...] = (0.0, 1.0, 5.0, 10.0, 20.0)
+    samples: int = 201
+    solver: str = "rk4"
+    step: float = 0.05
+    symmetric: bool = False
+    alpha: str | None = None
+    weights: str = "identity"
+    heads: int = 1
+    causal: bool = False
+    feedforward: int = 0
+    gradient: bool = False
+    precision: str = "float64"
+    save_states: bool = False
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_schemes(self.schemes)
+        check_times(self.times)
+        _require(self.precision, tuple(PRECISIONS), "precision")
+        if self.feedforward < 0:
+            raise InputError(f"the feed-forward width is 0 or more, not {self.feedforward}")
+        if self.gradient and self.solver != "layers":
+            raise InputError("--gradient goes back through layers: add --layers")
+        if self.symmetric:
+            self._check_symmetric()
+
+    def _check_symmetric(self) -> None:
+        plain = self.start == "orthogonal" and self.weights == "identity" and not self.causal and not self.feedforward
+        if not plain or self.solver == "layers" or self.save_states:
+            raise InputError(
+                "--symmetric solves the flow of the orthogonal start with identity weights; it takes no other start, weights, "
+                "--causal, --feedforward, --layers or --save-states"
+            )
+        if any(stage.norm != "rms" for scheme in self.schemes for stage in scheme.stages):
+            raise InputError("--symmetric needs RMSNorm: LayerNorm moves the orthogonal start")
+
+    @property
+    def grid(self) -> list[float]:
+        """The times of the curves: equally spaced, or every layer, together with those to report."""
+        count = round(self.time / self.step) if self.solver == "layers" else self.samples - 1
+        return sorted({*(self.time * i / count for i in range(count + 1)), *self.times})
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The setting as plain values, for ``run.json``."""
+        return {**asdict(self), "schemes": [asdict(scheme) for scheme in self.schemes]}
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        how = "symmetric reduction" if self.symmetric else f"{self.solver}, step {self.step:g}, {self.precision}"
+        parts = [
+            f"n = {self.tokens}, d = {self.dim}, β = {self.beta:g}",
+            f"start {self.start}",
+            f"weights {self.weights}",
+            how,
+        ]
+        if self.feedforward:
+            parts.append(f"feed-forward width {self.feedforward}")
+        return "; ".join([*parts, f"seed {self.seed}"])
+
+
+@dataclass
+class SimulationResult:
+    """The tables of a simulation."""
+
+    trajectories: pd.DataFrame
+    milestones: pd.DataFrame
+    gradients: pd.DataFrame | None = None
+    states: dict[str, Tensor] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+
+
+def run_simulation(setting: SimulationSetting, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
+    """All schemes of a setting from the same start; ``progress`` hears how many (scheme, time) pairs are done."""
+    alpha = named_schedule(setting.alpha)
+    if setting.symmetric:
+        flows = [SymmetricFlow(s, setting.tokens, setting.beta, setting.time, alpha) for s in setting.schemes]
+        tables = [flow.solve(setting.grid, radius=setting.radius) for flow in flows]
+        return SimulationResult(pd.concat(tables, ignore_index=True), _milestones(tables))
+    start, attention, feedforward = _ingredients(setting)
+    done, tables, gradients = 0, [], []
+    result = SimulationResult(pd.DataFrame(), pd.DataFrame())
+
+    def count(t: float, numbers: dict[str, float]) -> None:
+        nonlocal done
+        done += 1
+        progress(done)
+
+    for scheme in setting.schemes:
+        path = simulate(
+            start, scheme, attention, setting.grid, solver=setting.solver, step=setting.step, depth=setting.time,
+            feedforward=feedforward, alpha=alpha, keep_states=setting.save_states, on_measures=count,
+        )  # fmt: skip
+        tables.append(path.table)
+        if path.stopped:
+            result.stopped.append(path.stopped)
+        for t, state in zip(path.times, path.states, strict=False):
+            if t in setting.times:
+                result.states[f"{scheme.name}/t={t:g}"] = state.contiguous().cpu()
+        if setting.gradient:
+            probes = min(setting.dim, 16)
+            generator = torch.Generator(setting.device).manual_seed(setting.seed)
+            gradients.append(
+                gradient_by_depth(
+                    start, scheme, attention, round(setting.time), probes=probes, feedforward=feedforward, alpha=alpha,
+                    generator=generator,
+                )
+            )  # fmt: skip
+    result.trajectories, result.milestones = pd.concat(tables, ignore_index=True), _milestones(tables)
+    result.gradients = pd.concat(gradients, ignore_index=True) if gradients else None
+    return result
+
+
+def named_schedule(text: str | None) -> Schedule | None:
+    """α_t from the name of a schedule or from a formula in t."""
+    if text is None:
+        return None
+    if text in SCHEDULES:
+        return SCHEDULES[text]
+    formula = Expression.parse(text)
+    if formula.names - {"t"}:
+        raise InputError(f"alpha is one of {', '.join(SCHEDULES)}, or a formula in t alone, not '{text}'")
+    return lambda t: float(formula({"t": t}))
+
+
+def _ingredients(setting: SimulationSetting) -> tuple[Tensor, Attention, FeedForward | None]:
+    """Start, attention and feed-forward layer, drawn on the CPU so that every device gets the same ones."""
+    generator = torch.Generator().manual_seed(setting.seed)
+    dtype, products = PRECISIONS[setting.precision]
+    if setting.start in STARTS:
+        start = make_start(
+            setting.start, setting.tokens, setting.dim, delta=setting.delta, radius=setting.radius, generator=generator
+        )
+    elif "." in setting.start or "/" in setting.start:
+        start = setting.radius * read_start(Path(setting.start))
+    else:
+        allowed = (*STARTS, "a file")
+        raise InputError(f"unknown start '{setting.start}'; allowed: {', '.join(allowed)}{did_you_mean(setting.start, STARTS)}")
+    dim = start.shape[-1]
+    weights = _weights(setting, dim, generator)
+    weights = HeadWeights(**{name: None if w is None else w.to(setting.device, dtype) for name, w in vars(weights).items()})
+    feedforward = None
+    if setting.feedforward:
+        drawn = FeedForward.random(dim, setting.feedforward, generator)
+        feedforward = FeedForward(drawn.W_in.to(setting.device, dtype), drawn.W_out.to(setting.device, dtype))
+    attention = Attention(setting.beta, weights, setting.causal, products)
+    return start.to(setting.device, dtype), attention, feedforward
+
+
+def _weights(setting: SimulationSetting, dim: int, generator: torch.Generator) -> HeadWeights:
+    if setting.weights == "identity":
+        return HeadWeights()
+    if setting.weights.endswith(".safetensors"):
+        return HeadWeights.read(Path(setting.weights), dim)
+    return random_weights(setting.weights, dim, setting.heads, generator)
+
+
+def _milestones(tables: list[pd.DataFrame]) -> pd.DataFrame:
+    rows = [
+        {"scheme": table["scheme"][0], "half": crossing_time(table, 0.5), "ninety": crossing_time(table, 0.9)}
+        for table in tables
+        if len(table)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _require(value: str, allowed: tuple[str, ...], what: str) -> None:
+    if value not in allowed:
+        raise InputError(f"{what} is one of {', '.join(allowed)}, not '{value}'{did_you_mean(value, allowed)}")

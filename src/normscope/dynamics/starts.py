@@ -1,0 +1,112 @@
+"""Where tokens start: orthogonal, uniform, gaussian, in a cone, or from a file."""
+
+import math
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.errors import InputError, did_you_mean
+from normscope.norms import tangent, unit
+
+STARTS = ("orthogonal", "uniform", "gaussian", "cone")
+Start = Float[Tensor, "*runs tokens dim"]
+
+
+def make_start(
+    kind: str,
+    tokens: int,
+    dim: int,
+    *,
+    delta: float = 0.01,
+    radius: float = 1.0,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    runs: tuple[int, ...] = (),
+) -> Start:
+    """Tokens of shape (*runs, tokens, dim).
+
+    ``orthogonal``: the first unit vectors. ``uniform``: on the sphere. ``gaussian``: N(0, 1/d) in every coordinate, so radii
+    vary about 1. ``cone``: directions with every pairwise cosine at least 1 − delta. All are multiplied by ``radius``.
+    """
+    _check_sizes(kind, tokens, dim, delta, radius)
+    if kind == "orthogonal":
+        start = torch.eye(tokens, dim, dtype=dtype, device=device).expand(*runs, tokens, dim).clone()
+    else:
+        normal = torch.randn(*runs, tokens, dim, generator=generator, dtype=dtype, device=device)
+        if kind == "gaussian":
+            start = normal / math.sqrt(dim)
+        elif kind == "uniform":
+            start = unit(normal)
+        else:
+            start = _cone(normal, delta, generator)
+    return radius * start
+
+
+def read_start(path: Path) -> Float[Tensor, "tokens dim"]:
+    """Tokens from a file: ``.npy`` or ``.csv`` (a token a line) with an array tokens × dim, or ``.safetensors`` with one."""
+    try:
+        tokens = _read_array(path)
+    except FileNotFoundError:
+        raise InputError(f"no start file '{path}'") from None
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"cannot read the start file '{path}': {error}") from error
+    return check_start(tokens.to(torch.float64))
+
+
+def check_start(x: Start) -> Start:
+    """Refuse a start in which a token has no direction."""
+    if x.ndim < 2 or 0 in x.shape:
+        raise InputError(f"a start is an array tokens × dim with at least one of each, not of shape {tuple(x.shape)}")
+    broken = (~torch.isfinite(x).all(-1) | (x == 0).all(-1)).flatten().nonzero()
+    if len(broken):
+        token = int(broken[0]) % x.shape[-2]
+        raise InputError(f"token {token} of the start is zero or not finite; every token needs a direction")
+    return x
+
+
+def _read_array(path: Path) -> Tensor:
+    if path.suffix == ".npy":
+        import numpy as np
+
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    if path.suffix == ".csv":
+        import numpy as np
+
+        return torch.from_numpy(np.loadtxt(path, delimiter=",", ndmin=2))
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        arrays = load_file(path)
+        if len(arrays) != 1:
+            raise InputError(f"'{path}' holds {len(arrays)} arrays; a start file holds one")
+        return next(iter(arrays.values()))
+    raise InputError(f"a start file ends in .npy, .csv or .safetensors, not '{path}'")
+
+
+def _check_sizes(kind: str, tokens: int, dim: int, delta: float, radius: float) -> None:
+    if kind not in STARTS:
+        raise InputError(f"unknown start '{kind}'; allowed: {', '.join(STARTS)}{did_you_mean(kind, STARTS)}")
+    if tokens < 1 or dim < 1:
+        raise InputError(f"tokens and dim are at least 1, not {tokens} and {dim}")
+    if kind == "orthogonal" and tokens > dim:
+        raise InputError(f"{tokens} orthogonal tokens need at least {tokens} dimensions, not {dim}")
+    if kind == "cone" and not (0 < delta <= 1):
+        raise InputError(f"the cone's delta is above 0 and at most 1, not {delta}")
+    if not (math.isfinite(radius) and radius > 0):
+        raise InputError(f"the radius of a start is a positive number, not {radius}")
+
+
+def _cone(normal: Tensor, delta: float, generator: torch.Generator | None) -> Tensor:
+    """Tilt one common axis by an angle of at most half the angle whose cosine is 1 − delta, for each token its own way."""
+    axis = torch.zeros_like(normal)
+    axis[..., 0] = 1.0
+    sideways = unit(tangent(axis, normal))
+    shape = (*normal.shape[:-1], 1)
+    share = torch.rand(shape, generator=generator, dtype=normal.dtype, device=normal.device)
+    angle = share * (math.acos(1 - delta) / 2)
+    return torch.cos(angle) * axis + torch.sin(angle) * sideways

@@ -1,0 +1,327 @@
+"""Tokens as particles: the flow against theory, symmetries, orders of convergence, and what happens to bad input."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from normscope import InputError
+from normscope.attention import Attention
+from normscope.dynamics import (
+    SCHEDULES,
+    FeedForward,
+    SimulationSetting,
+    SymmetricFlow,
+    Trajectory,
+    crossing_time,
+    gradient_by_depth,
+    interaction_energy,
+    make_start,
+    measure,
+    random_weights,
+    read_start,
+    run_simulation,
+    simulate,
+)
+from normscope.dynamics.motion import Motion
+from normscope.norms import length
+from normscope.schemes import NAMED, Scheme, Slots
+
+SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")
+BETA, TIMES = 5.0, [0.0, 1.0, 2.0, 5.0, 10.0, 20.0]
+MEASURES = ["cosine", "variance", "radius", "speed", "cosine_rate"]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(tokens: int = 8, dim: int = 6, seed: int = 0) -> Tensor:
+    return make_start("uniform", tokens, dim, generator=generator(seed))
+
+
+def orthogonal_rotation(dim: int, seed: int) -> Tensor:
+    q, _ = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64, generator=generator(seed)))
+    return q
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name not in SIX])
+def test_particles_from_the_orthogonal_start_follow_the_reduction(name: str) -> None:
+    path = simulate(make_start("orthogonal", 24, 24), NAMED[name], Attention(BETA), TIMES, step=0.1).table
+    reduced = SymmetricFlow(NAMED[name], 24, BETA, depth=20.0).solve(TIMES)
+    for column in MEASURES:
+        assert np.allclose(path[column], reduced[column], rtol=2e-5, atol=1e-6), column
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_six_schemes_agree_with_the_reduction_to_a_millionth(name: str) -> None:
+    start = make_start("orthogonal", 64, 80, radius=1.5)
+    path = simulate(start, NAMED[name], Attention(BETA), TIMES, step=0.05).table
+    reduced = SymmetricFlow(NAMED[name], 64, BETA, depth=20.0).solve(TIMES, radius=1.5)
+    assert np.abs(path["cosine"] - reduced["cosine"]).max() < 1e-6
+    assert np.abs(path["radius"] - reduced["radius"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_initial_speeds_are_those_of_theorem_4_1(name: str) -> None:
+    n, r0, alpha = 16, 1.7, 0.6
+    plain, normed = math.exp(BETA) + n - 1, math.sqrt(math.exp(2 * BETA) + n - 1)
+    expected = {
+        "post": 2 / plain,
+        "pre": 2 / (r0 * plain),
+        "mix": 2 / plain,
+        "peri": 2 / (r0 * normed),
+        "ngpt": 2 * alpha / normed,
+        "sqrt-scaling": 2 / plain,
+    }[name]
+    start = make_start("orthogonal", n, n, radius=r0)
+    path = simulate(start, NAMED[name], Attention(BETA), [0.0, 0.1], alpha=lambda t: alpha)
+    assert path.measures[0]["cosine_rate"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("name", ["post", "peri", "ngpt-lerp", "ln-scaling", "none", "hybrid"])
+def test_rotation_and_permutation_of_the_start_rotate_and_permute_the_path(name: str, norm: str) -> None:
+    start, order = uniform(), torch.randperm(8, generator=generator(3))
+    rotation = orthogonal_rotation(6, 2)
+    if norm == "layer":  # rotations that keep 1 = (1, ..., 1): coordinates may only be permuted
+        rotation = torch.eye(6, dtype=torch.float64)[torch.randperm(6, generator=generator(4))]
+    scheme = NAMED[name].with_norm(norm)
+    moved, plain = (simulate(s, scheme, Attention(2.0), [0.5, 2.0], step=0.1) for s in (start[order] @ rotation, start))
+    for after, before in zip(moved.states, plain.states, strict=True):
+        assert torch.allclose(after, before[order] @ rotation, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_energy_never_rises_in_the_gradient_case(name: str) -> None:
+    path = simulate(uniform(10, 4), NAMED[name], Attention(1.5), [0.1 * i for i in range(60)], step=0.05)
+    energies = interaction_energy(torch.stack(path.states), 1.5)
+    assert (energies.diff() < 0).all()
+
+
+LONG_RUN = """
+import sys, torch
+from normscope.attention import Attention
+from normscope.dynamics import Motion, make_start
+from normscope.schemes import NAMED
+
+worst = 0.0
+for name in ("post", "ngpt"):
+    motion = Motion(NAMED[name], Attention(1.0), depth=10.0)
+    x = make_start("uniform", 3, 3, generator=torch.Generator().manual_seed(0))
+    for _ in range(100_000):
+        x = motion.layer(x, 0.0, 1e-4)
+        worst = max(worst, float((x.norm(dim=-1) - 1).abs().max()))
+print(worst)
+"""
+
+
+@pytest.mark.slow
+def test_unit_norms_hold_over_a_hundred_thousand_steps() -> None:
+    """In a process of its own, where no run-time type checks slow the steps down."""
+    result = subprocess.run([sys.executable, "-c", LONG_RUN], capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 1e-12
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("layers", 1), ("midpoint", 2), ("rk4", 4)])
+@pytest.mark.parametrize("name", ["post", "peri", "mix", "ln-scaling"])
+def test_steps_tend_to_the_flow_at_their_order(solver: str, order: int, name: str) -> None:
+    def end(step: float, how: str = solver) -> Tensor:
+        return simulate(uniform(), NAMED[name], Attention(2.0), [4.0], solver=how, step=step).states[-1]
+
+    exact = end(0.02, "rk4")
+    coarse, fine = (float((end(step) - exact).norm()) for step in (0.25, 0.125))
+    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.35)
+
+
+def test_adaptive_solver_agrees_with_the_fixed_one() -> None:
+    adaptive, fixed = (
+        simulate(uniform(), NAMED["mix"], Attention(2.0), [1.0, 4.0], solver=s, step=0.02) for s in ("dopri5", "rk4")
+    )
+    assert torch.allclose(adaptive.states[-1], fixed.states[-1], atol=1e-7)
+
+
+def test_layers_are_the_layers_of_the_scheme() -> None:
+    """Three Pre-LN layers by hand."""
+    start = uniform()
+    x, attention = start, Attention(2.0)
+    for _ in range(3):
+        x = x + attention(x / x.norm(dim=-1, keepdim=True))
+    path = simulate(start, NAMED["pre"], attention, [0.0, 3.0], solver="layers", step=1.0)
+    assert torch.allclose(path.states[-1], x, atol=1e-13)
+
+
+def test_measures_are_their_definitions() -> None:
+    x, v = 2 * uniform() + 0.1, uniform(seed=1)
+    theta = x / x.norm(dim=-1, keepdim=True)
+    cosines = theta @ theta.T
+    pairs = ~torch.eye(8, dtype=torch.bool)
+    numbers = measure(x, v)
+    assert numbers.cosine.item() == pytest.approx(cosines[pairs].mean().item())
+    assert numbers.variance.item() == pytest.approx((theta - theta.mean(0)).square().sum(-1).mean().item())
+    assert numbers.radius.item() == pytest.approx(x.norm(dim=-1).mean().item())
+    h = 1e-6
+    ahead, behind = ((x + s * h * v) / (x + s * h * v).norm(dim=-1, keepdim=True) for s in (1, -1))
+    assert numbers.speed.item() == pytest.approx(((ahead - behind) / (2 * h)).norm(dim=-1).mean().item(), rel=1e-6)
+    rate = ((ahead @ ahead.T)[pairs].mean() - (behind @ behind.T)[pairs].mean()) / (2 * h)
+    assert numbers.cosine_rate.item() == pytest.approx(rate.item(), rel=1e-5)
+
+
+def test_a_callback_streams_the_measures_as_they_come() -> None:
+    heard: list[tuple[float, float]] = []
+    path = simulate(
+        uniform(), NAMED["pre"], Attention(1.0), [0.0, 0.5, 1.0], on_measures=lambda t, m: heard.append((t, m["cosine"]))
+    )
+    assert heard == list(zip(path.times, path.table["cosine"], strict=True))
+    assert path.directions.shape == (3, 8, 6)
+    assert torch.allclose(path.radii, torch.stack(path.states).norm(dim=-1))
+
+
+def test_feedforward_layers_add_to_the_flow_and_follow_attention_in_a_layer() -> None:
+    start, attention = uniform(), Attention(2.0)
+    forward = FeedForward.random(6, 12, generator(5))
+    x = start + attention(start)
+    x = x + forward(x / x.norm(dim=-1, keepdim=True))
+    qkv = simulate(start, NAMED["none"], attention, [1.0], solver="layers", step=1.0, feedforward=forward).states[-1]
+    assert torch.allclose(qkv, start + attention(start) + forward(start + attention(start)))
+    pre = Motion(NAMED["pre"], attention, 4.0, forward)
+    r = length(start)
+    assert torch.allclose(pre.velocity(start, 0.0), attention(start / r) + forward(start / r))
+    hybrid = simulate(start, NAMED["hybrid"], attention, [0.0, 3.0], feedforward=forward)
+    assert torch.allclose(hybrid.radii, torch.ones(2, 8, dtype=torch.float64))  # Post-LN feed-forward resets r
+
+
+def test_one_user_scheme_runs_everywhere_without_another_file_changed() -> None:
+    own = Scheme("own", Slots(input="norm/sqrt(layer)", output="norm", step="alpha", carry="1 - alpha/4"), alpha="1/(1 + t)")
+    path = simulate(make_start("orthogonal", 12, 12), own, Attention(3.0), TIMES, step=0.1).table
+    reduced = SymmetricFlow(own, 12, 3.0, depth=20.0).solve(TIMES)
+    for column in MEASURES:
+        assert np.allclose(path[column], reduced[column], rtol=1e-5, atol=1e-6), column
+    assert len(gradient_by_depth(uniform(), own, Attention(3.0), 4)) == 4
+
+
+@pytest.mark.parametrize("name", [*SIX, "qkv", "deepnorm"])
+def test_gradients_by_depth_are_finite_differences(name: str) -> None:
+    start, attention, h = uniform(5, 4), Attention(1.5, random_weights("kaiming", 4, 2, generator(1)), causal=True), 1e-6
+    table = gradient_by_depth(start, NAMED[name], attention, 3, late=-1, early=1)
+    motion = Motion(NAMED[name], attention, 3.0)
+    first = motion.settle(start, 0.0)
+
+    def final(x: Tensor) -> Tensor:
+        for t in (1.0, 2.0):
+            x = motion.layer(x, t)
+        return x[-1] / x[-1].norm()
+
+    state = motion.layer(first, 0.0)
+    columns = []
+    for i in range(4):
+        bump = torch.zeros_like(state)
+        bump[1, i] = h
+        columns.append((final(state + bump) - final(state - bump)) / (2 * h))
+    assert table["gradient"][1] == pytest.approx(torch.stack(columns).norm().item(), rel=1e-5)
+    assert table["relative"][1] == pytest.approx(table["gradient"][1] * state[1].norm().item(), rel=1e-9)
+
+
+def test_causal_gradients_vanish_backwards_and_probes_estimate_the_exact_norm() -> None:
+    attention = Attention(1.5, causal=True)
+    none = gradient_by_depth(uniform(), NAMED["pre"], attention, 3, late=0, early=5)
+    assert (none["gradient"] == 0).all()
+    exact = gradient_by_depth(uniform(), NAMED["pre"], attention, 3)
+    rough = gradient_by_depth(uniform(), NAMED["pre"], attention, 3, probes=4000, generator=generator(1))
+    assert np.allclose(rough["gradient"], exact["gradient"], rtol=0.05)
+
+
+def test_schedules_are_plain_functions_of_time() -> None:
+    assert set(SCHEDULES) == {"constant", "root", "linear", "mixed", "power"}
+    assert [SCHEDULES[name](4.0) for name in ("constant", "root", "linear", "power")] == [1, 2, 4, 1 / math.sqrt(5)]
+    assert SCHEDULES["mixed"](0.0) == 1
+    assert SCHEDULES["mixed"](math.pi / 8) == pytest.approx(math.pi / 8)
+
+
+def test_starts_are_what_they_are_called() -> None:
+    cone = make_start("cone", 200, 5, delta=0.02, generator=generator())
+    assert (cone @ cone.T).min() >= 1 - 0.02 - 1e-12
+    assert torch.allclose(cone.norm(dim=-1), torch.ones(200, dtype=torch.float64))
+    gaussian = make_start("gaussian", 4000, 50, generator=generator())
+    assert gaussian.square().sum(-1).mean() == pytest.approx(1.0, abs=0.02)
+    assert torch.equal(make_start("orthogonal", 3, 5, radius=2.0), 2 * torch.eye(3, 5).double())
+
+
+def test_starts_from_files_read_back(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    start = uniform()
+    np.save(tmp_path / "a.npy", start.numpy())
+    np.savetxt(tmp_path / "a.csv", start.numpy(), delimiter=",")
+    save_file({"x": start}, tmp_path / "a.safetensors")
+    for suffix in ("npy", "csv", "safetensors"):
+        assert torch.allclose(read_start(tmp_path / f"a.{suffix}"), start)
+    np.save(tmp_path / "zero.npy", np.array([[1.0, 0.0], [0.0, 0.0]]))
+    with pytest.raises(InputError, match="token 1 of the start is zero"):
+        read_start(tmp_path / "zero.npy")
+
+
+def test_crossing_times_are_read_off_the_curve() -> None:
+    path = Trajectory("x", [0.0, 1.0, 2.0], [{"cosine": c} for c in (0.0, 0.4, 0.8)])
+    assert crossing_time(path.table, 0.5) == pytest.approx(1.25)
+    assert math.isnan(crossing_time(path.table, 0.9))
+
+
+def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_came_before() -> None:
+    growing = Scheme("growing", Slots(carry="1e60"))
+    path = simulate(uniform(), growing, Attention(0.0), [0.0, 1.0, 2.0, 9.0], solver="layers", step=1.0)
+    assert path.times == [0.0, 1.0, 2.0]
+    assert "scheme 'growing' left the finite numbers at time 4, token 0" in path.stopped
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_start("uniform", 0, 4), "tokens and dim are at least 1, not 0 and 4"),
+        (lambda: make_start("orthogonal", 5, 4), "5 orthogonal tokens need at least 5 dimensions"),
+        (lambda: make_start("orthagonal", 2, 4), "did you mean 'orthogonal'"),
+        (lambda: make_start("cone", 2, 4, delta=0.0), "delta"),
+        (lambda: make_start("uniform", 2, 4, radius=float("nan")), "radius"),
+        (lambda: read_start(Path("nowhere.npy")), "no start file 'nowhere.npy'"),
+        (lambda: read_start(Path("start.txt")), "ends in .npy, .csv or .safetensors"),
+        (lambda: simulate(torch.zeros(2, 3).double(), NAMED["pre"], Attention(1.0), [1.0]), "token 0 of the start is zero"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [2.0, 1.0]), "times go forwards; 2, 1 do not"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [-1.0]), "not negative"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), []), "at least one time"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [1.0], solver="rk5"), "unknown solver 'rk5'"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [1.0], step=0.0), "step is a positive number"),
+        (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [1.5], solver="layers", step=1.0), "multiple of the step"),
+        (lambda: Attention(math.nan), "beta is a finite number"),
+        (lambda: SymmetricFlow(NAMED["pre"], 1, 1.0, 1.0), "at least 2 tokens"),
+        (lambda: gradient_by_depth(uniform(), NAMED["pre"], Attention(1.0), 0), "layers are at least 1"),
+        (lambda: gradient_by_depth(uniform(), NAMED["pre"], Attention(1.0), 2, late=9), "between -8 and 7"),
+        (lambda: random_weights("kaiming", 6, 4, generator()), "cannot be shared among 4 heads"),
+        (lambda: SimulationSetting((NAMED["pre"], NAMED["pre"])), "named twice"),
+        (lambda: SimulationSetting((NAMED["pre"],), gradient=True), "--layers"),
+        (lambda: SimulationSetting((NAMED["pre"],), symmetric=True, start="uniform"), "--symmetric"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_a_whole_setting_is_reproducible_and_devices_share_its_start() -> None:
+    setting = SimulationSetting(
+        (NAMED["pre"], NAMED["qkv"]), tokens=6, dim=8, start="gaussian", weights="kaiming", heads=2, feedforward=8,
+        time=3.0, times=(3.0,), solver="layers", step=1.0, gradient=True, seed=4,
+    )  # fmt: skip
+    first, second = run_simulation(setting), run_simulation(setting)
+    assert first.trajectories.equals(second.trajectories)
+    assert first.gradients is not None
+    assert first.gradients.equals(second.gradients)
+    other = run_simulation(replace(setting, seed=5))
+    assert not first.trajectories.equals(other.trajectories)

@@ -1,0 +1,149 @@
+"""Ensembles: the published order, the same numbers however they are cut, interrupted or stacked."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from normscope import InputError
+from normscope.attention import Attention
+from normscope.dynamics import PANELS, Ensemble, EnsembleRun, make_start, random_weights, simulate
+from normscope.dynamics.ensemble import chunk_seeds, run_chunk
+from normscope.results import Parts, open_run
+from normscope.schemes import NAMED
+
+SIX = tuple(NAMED[name] for name in ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling"))
+SMALL = Ensemble(tokens=10, dim=8, heads=2, beta=2.0, time=4.0, samples=5, redraw=0.0)
+
+
+def test_panels_have_the_published_settings() -> None:
+    assert set(PANELS) == {"4", "5a", "5b", "5c", "5d", "5e", "5f", "5g"}
+    assert PANELS["4"] == PANELS["5a"]
+    assert all(panel.tokens == 128 for panel in PANELS.values())
+    settings = {name: (p.dim, p.heads, round(p.beta, 6), p.weights, p.redraw, p.time) for name, p in PANELS.items()}
+    root = round(math.sqrt(512), 6)
+    assert settings["5a"] == (512, 1, root, "kaiming", 0.0, 10.0)
+    assert settings["5b"][2] == round(4 * math.sqrt(512), 6)
+    assert settings["5c"] == (512, 1, root, "kaiming", 1.0, 20.0)
+    assert settings["5d"] == (16, 1, 1.0, "kaiming", 0.0, 20.0)
+    assert settings["5f"] == (128, 1, round(4 * math.sqrt(128), 6), "kaiming", 0.0, 20.0)
+    assert settings["5g"] == (768, 12, 8.0, "gaussian", 0.0, 50.0)
+
+
+@pytest.mark.slow
+def test_published_order_of_panel_5a() -> None:
+    setting = replace(PANELS["5a"], step=0.25, samples=11)
+    means = dict(zip((s.name for s in SIX), run_chunk(setting, SIX, 8, 1).mean(0), strict=True))
+    early = {name: curve[2] for name, curve in means.items()}
+    assert early["ngpt"] > early["peri"] > 1.5 * early["post"]
+    assert early["post"] == pytest.approx(early["mix"], abs=1e-6)  # the same until t = 2.5
+    assert early["mix"] > early["pre"] > early["sqrt-scaling"]
+    later = {name: curve[5] for name, curve in means.items()}
+    assert min(later["post"], later["ngpt"]) > 0.98
+    assert max(later["pre"], later["peri"]) < 0.95
+
+
+def test_schemes_in_one_stack_are_the_schemes_alone() -> None:
+    schemes = (*SIX, NAMED["qkv"], NAMED["deepnorm"], NAMED["ngpt-lerp"])
+    together = run_chunk(SMALL, schemes, 3, 7)
+    for i, scheme in enumerate(schemes):
+        assert np.allclose(run_chunk(SMALL, [scheme], 3, 7)[:, 0], together[:, i], atol=2e-6), scheme.name
+
+
+@pytest.mark.parametrize("name", ["post", "mix", "peri", "qkv"])
+def test_a_run_of_an_ensemble_is_a_simulation_with_its_weights(name: str) -> None:
+    generator = torch.Generator().manual_seed(11)
+    start = make_start("uniform", 10, 8, generator=generator, dtype=torch.float32, runs=(2, 1))
+    weights = random_weights("kaiming", 8, 2, generator, dtype=torch.float32, runs=(2,))
+    cosines = run_chunk(SMALL, [NAMED[name]], 2, 11)
+    for run in range(2):
+        own = type(weights)(*(getattr(weights, w)[run].double() for w in ("W_Q", "W_K", "W_V", "W_O")))
+        path = simulate(start[run, 0].double(), NAMED[name], Attention(2.0, own), SMALL.times, solver="midpoint", step=0.1)
+        assert np.allclose(path.table["cosine"], cosines[run, 0], atol=1e-4)
+
+
+def test_redrawn_weights_change_the_path_after_the_first_draw_only() -> None:
+    kept, redrawn = (run_chunk(replace(SMALL, redraw=r), SIX, 3, 5) for r in (0.0, 2.0))
+    assert np.array_equal(kept[:, :, :3], redrawn[:, :, :3])
+    assert not np.allclose(kept[:, :, 3], redrawn[:, :, 3])
+
+
+def test_interrupted_ensembles_end_with_the_same_numbers(tmp_path: Path) -> None:
+    job = EnsembleRun(SMALL, SIX, runs=10, chunk=4, seed=3)
+    whole = job.compute(Parts.of(tmp_path / "whole", job.record))
+    parts = Parts.of(tmp_path / "broken", job.record)
+
+    class StopError(Exception):
+        pass
+
+    def stop_after_five(done: int) -> None:
+        if done > 5:
+            raise StopError
+
+    with pytest.raises(StopError):
+        job.compute(parts, stop_after_five)
+    (parts.folder / "000001.npy").write_bytes(b"damaged")
+    assert np.array_equal(job.compute(parts), whole)
+    assert parts.folder != Parts.of(tmp_path / "broken", replace(job, seed=4).record).folder
+
+
+def test_chunks_have_seeds_of_their_own() -> None:
+    assert len(set(chunk_seeds(0, 1000))) == 1000
+    assert chunk_seeds(0, 5) == chunk_seeds(0, 9)[:5]
+    assert chunk_seeds(0, 5) != chunk_seeds(1, 5)
+
+
+def test_summary_is_the_mean_and_the_90_percent_band() -> None:
+    job = EnsembleRun(replace(SMALL, samples=2), (NAMED["pre"],), runs=101, chunk=101)
+    values = np.linspace(0, 1, 101, dtype=np.float32)[:, None, None].repeat(2, 2)
+    row = job.table(values).iloc[0]
+    assert (row["mean"], row["low"], row["high"]) == pytest.approx((0.5, 0.05, 0.95))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, "tokens is too small"),
+        ({"beta": math.inf}, "beta is a finite number"),
+        ({"heads": 3}, "cannot be shared among 3 heads"),
+        ({"time": -1.0}, "time is a positive number"),
+        ({"weights": "kaming"}, "did you mean 'kaiming'"),
+        ({"solver": "rk9"}, "one of euler, midpoint"),
+        ({"redraw": math.nan}, "redraw"),
+    ],
+)
+def test_wrong_settings_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        replace(SMALL, **change)
+    assert message in str(caught.value)
+
+
+def test_a_killed_command_goes_on_and_ends_with_the_same_table(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-c", "from normscope.cli import main; main()", "ensemble", "--panel", "5d", "--runs", "48",
+        "--chunk", "4", "--time", "6", "--samples", "7", "--device", "cpu", "--out",
+    ]  # fmt: skip
+    process = subprocess.Popen([*command, str(tmp_path / "killed")], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.time() + 60
+    while time.time() < deadline and not list(tmp_path.glob(".killed.unfinished-*/*.npy")):
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = list(tmp_path.glob(".killed.unfinished-*/*.npy"))
+    assert 0 < len(finished) < 12
+    assert not (tmp_path / "killed").exists()
+    again = subprocess.run([*command, str(tmp_path / "killed")], capture_output=True, text=True, check=True)
+    assert "going on" in again.stderr
+    subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, check=True)
+    tables = [open_run(tmp_path / name).table("cosines") for name in ("killed", "whole")]
+    pd.testing.assert_frame_equal(*tables)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
