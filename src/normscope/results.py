@@ -26,11 +26,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from normscope import __version__
 from normscope.errors import InputError
 
 _DESCRIPTION = "run.json"
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP)
-_REPORTED_PACKAGES = ("normscope", "torch", "numpy", "pandas", "transformers")
+_REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _write_description(
         "configuration": dict(configuration),
         "seed": seed,
         "device": device,
-        "versions": {"python": platform.python_version(), **_package_versions()},
+        "versions": {"normscope": __version__, "python": platform.python_version(), **_package_versions()},
         "platform": platform.platform(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 3),

@@ -107,14 +107,13 @@ def _run(job: "EnsembleRun", folder: Path, overwrite: bool, json: bool) -> None:
     parts = Parts.of(folder, job.record)
     if parts.folder.exists():
         say("going on from the chunks that are finished")
-    try:
-        with progress("running", total=job.runs) as advance:
-            cosines = job.compute(parts, advance)
-    except KeyboardInterrupt:
-        say(f"interrupted; the same command with --out {folder} goes on from the last finished chunk")
-        raise
-    table = job.table(cosines)
     with new_run(folder, "ensemble", job.record, seed=job.seed, device=job.device, overwrite=overwrite) as run:
+        try:
+            with progress("running", total=job.runs) as advance:
+                table = job.table(job.compute(parts, advance))
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command with --out {folder} goes on from the last finished chunk")
+            raise
         run.write_table("cosines", table)
         with_report(lambda: write_ensemble_report(run, job.summary))
     parts.discard()
