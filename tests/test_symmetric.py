@@ -59,8 +59,8 @@ def slope(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("beta", [1.0, 5.0])
 @pytest.mark.parametrize("name", ["pre", "mix", "peri"])
 def test_free_streams_end_as_the_third_power_of_time(name: str, beta: float) -> None:
-    """γ̇ ~ C/t³, read off between t = 10³ and t = 10⁵ (10⁴ to 10⁶ where the middle regime lasts longer)."""
-    late = np.geomspace(1e4, 1e6, 21)
+    """γ̇ ~ C/t³, read off between t = 10³ and t = 10⁵."""
+    late = np.geomspace(1e3, 1e5, 21)
     table = SymmetricFlow(NAMED[name], N, beta, depth=20.0).solve(late.tolist(), step=0.02)
     assert slope(np.log(late), np.log(table["cosine_rate"].to_numpy())) == pytest.approx(-3.0, abs=0.02)
 

@@ -80,15 +80,17 @@ def new_run(
     seed: int | None = None,
     device: str = "cpu",
     overwrite: bool = False,
+    started: datetime | None = None,
 ) -> Iterator[RunFolder]:
     """A folder to write a run into; it appears under ``path`` when the block ends, and not at all if it fails.
 
     An existing run under ``path`` is replaced only with ``overwrite``, and only at the end; anything that is not a run
-    folder is never replaced. An interrupt or a termination signal removes what was written so far.
+    folder is never replaced. An interrupt or a termination signal removes what was written so far. ``started`` is when the work
+    began, if that was before.
     """
     final = run_path(path)
     check_writable(final, overwrite=overwrite)
-    started = datetime.now(UTC)
+    started = started or datetime.now(UTC)
     with _termination_raises():
         partial = _partial_folder(final)
         try:

@@ -1,5 +1,6 @@
 """normscope ensemble: random-weight ensembles, all schemes on the same starts and weights."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,13 +108,14 @@ def _run(job: "EnsembleRun", folder: Path, overwrite: bool, json: bool) -> None:
     parts = Parts.of(folder, job.record)
     if parts.folder.exists():
         say("going on from the chunks that are finished")
-    with new_run(folder, "ensemble", job.record, seed=job.seed, device=job.device, overwrite=overwrite) as run:
-        try:
-            with progress("running", total=job.runs) as advance:
-                table = job.table(job.compute(parts, advance))
-        except KeyboardInterrupt:
-            say(f"interrupted; the same command with --out {folder} goes on from the last finished chunk")
-            raise
+    started = datetime.now(UTC)
+    try:
+        with progress("running", total=job.runs) as advance:
+            table = job.table(job.compute(parts, advance))
+    except KeyboardInterrupt:
+        say(f"interrupted; the same command with --out {folder} goes on from the last finished chunk")
+        raise
+    with new_run(folder, "ensemble", job.record, seed=job.seed, device=job.device, overwrite=overwrite, started=started) as run:
         run.write_table("cosines", table)
         with_report(lambda: write_ensemble_report(run, job.summary))
     parts.discard()

@@ -1,6 +1,7 @@
 """A whole simulation as one value: several schemes from one start, with everything that a user can choose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from normscope.dynamics.weights import random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Expression, Scheme
 
+_WORTH_THREADS = 4_000_000
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "float64": (torch.float64, None),
     "float32": (torch.float32, None),
@@ -121,6 +123,18 @@ def run_simulation(setting: SimulationSetting, progress: Callable[[int], None] =
         tables = [flow.solve(setting.grid, radius=setting.radius) for flow in flows]
         return SimulationResult(pd.concat(tables, ignore_index=True), _milestones(tables))
     start, attention, feedforward = _ingredients(setting)
+    with _threads_for(start):
+        return _run_particles(setting, start, attention, feedforward, alpha, progress)
+
+
+def _run_particles(
+    setting: SimulationSetting,
+    start: Tensor,
+    attention: Attention,
+    feedforward: FeedForward | None,
+    alpha: Schedule | None,
+    progress: Callable[[int], None],
+) -> SimulationResult:
     done, tables, gradients = 0, [], []
     result = SimulationResult(pd.DataFrame(), pd.DataFrame())
 
@@ -188,6 +202,18 @@ def _ingredients(setting: SimulationSetting) -> tuple[Tensor, Attention, FeedFor
         feedforward = FeedForward(drawn.W_in.to(setting.device, dtype), drawn.W_out.to(setting.device, dtype))
     attention = Attention(setting.beta, weights, setting.causal, products)
     return start.to(setting.device, dtype), attention, feedforward
+
+
+@contextmanager
+def _threads_for(start: Tensor) -> Iterator[None]:
+    """One thread for few tokens: on a busy machine, threads that wait for each other cost more than they bring."""
+    threads = torch.get_num_threads()
+    if start.shape[-2] ** 2 * start.shape[-1] < _WORTH_THREADS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _weights(setting: SimulationSetting, dim: int, generator: torch.Generator) -> HeadWeights:

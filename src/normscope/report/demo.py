@@ -5,21 +5,26 @@ from pathlib import Path
 import pandas as pd
 
 from normscope.report.blocks import draw_blocks, save_figure
+from normscope.report.dynamics import ensemble_section, simulation_section
 from normscope.report.page import PageTable, Picture, Section, render_page
 from normscope.results import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 
 
-def write_demo_report(run: RunFolder) -> Path:
-    """Draw the run's tables and write ``report.html`` into its folder."""
+def write_demo_report(run: RunFolder, simulation: str, ensemble: str) -> Path:
+    """Draw the run's tables and write ``report.html`` into its folder; the texts say with which settings they came about."""
     figures = run.path / "figures"
     figures.mkdir(exist_ok=True)
     page = render_page(
         "normscope: what normalization does to a transformer's geometry",
         "A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps. "
-        "Everything on this page follows from them.",
-        [_schemes_section(run.table("schemes"), run.table("blocks"), figures)],
+        "What each scheme does to tokens follows from them: how fast they turn, grow and cluster.",
+        [
+            _schemes_section(run.table("schemes"), run.table("blocks"), figures),
+            simulation_section(run, simulation),
+            ensemble_section(run, ensemble),
+        ],
         footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
     )
     return run.write_text("report.html", page)

@@ -76,7 +76,11 @@ def simulation_section(run: RunFolder, settings: str) -> Section:
             log_y=True,
         )
     pictures = tuple(_save(run, name, chart) for name, chart in charts.items())
-    return Section("Flow of the tokens", (), (_milestones(run.table("milestones")),), pictures)
+    text = (
+        "Tokens are particles on a sphere: attention pulls them together, and the scheme regulates how fast. A good scheme "
+        "moves them far in early layers and still moves them in late ones.",
+    )
+    return Section("Tokens as particles", text, (_milestones(run.table("milestones")),), pictures)
 
 
 def ensemble_section(run: RunFolder, settings: str) -> Section:
@@ -94,7 +98,7 @@ def ensemble_section(run: RunFolder, settings: str) -> Section:
         "Lines are means over runs, bands hold 90% of them; all schemes saw the same starts and weights.",
         settings,
     )
-    return Section("Ensemble", (), (), (_save(run, "ensemble", chart),))
+    return Section("Random weights", (), (), (_save(run, "ensemble", chart),))
 
 
 def _chart(
