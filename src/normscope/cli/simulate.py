@@ -27,7 +27,8 @@ from normscope.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.dynamics.settings import SimulationSetting
+    from normscope.dynamics.settings import Simulation
+
 
 EXAMPLES = examples(
     "normscope simulate --tokens 256 --dim 512 --beta 5 --time 20",
@@ -88,14 +89,14 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Integrate schemes from one start: how tokens cluster, grow and slow down."""
-    from normscope.dynamics.settings import SimulationSetting
+    from normscope.dynamics.settings import Simulation, SimulationSetting
     from normscope.results import check_writable, fresh_path
 
     last, reported = _times(time, times, layers)
     setting = SimulationSetting(
         schemes=tuple(named_schemes(scheme, norm)),
         tokens=tokens,
-        dim=dim or min(2 * tokens, max(tokens, 512)),
+        dim=dim if dim is not None else min(2 * tokens, max(tokens, 512)),
         beta=beta,
         start=start,
         delta=delta,
@@ -104,7 +105,7 @@ def simulate(
         times=tuple(reported),
         samples=samples,
         solver="layers" if layers else solver,
-        step=step or (1.0 if layers else 0.05),
+        step=step if step is not None else (1.0 if layers else 0.05),
         symmetric=symmetric,
         alpha=alpha,
         weights=weights,
@@ -119,18 +120,17 @@ def simulate(
     )
     folder = out or fresh_path("runs/simulate")
     check_writable(folder, overwrite=overwrite)
-    _run(setting, folder, overwrite, json)
+    _run(Simulation.prepare(setting), folder, overwrite, json)
 
 
-def _run(setting: "SimulationSetting", folder: Path, overwrite: bool, json: bool) -> None:
-
-    from normscope.dynamics.settings import run_simulation
+def _run(simulation: "Simulation", folder: Path, overwrite: bool, json: bool) -> None:
     from normscope.report.dynamics import write_simulation_report
     from normscope.results import new_run, run_path
 
+    setting = simulation.setting
     with new_run(folder, "simulate", setting.record, seed=setting.seed, device=setting.device, overwrite=overwrite) as run:
         with progress("simulating", total=len(setting.schemes) * len(setting.grid)) as advance:
-            result = run_simulation(setting, advance)
+            result = simulation.run(advance)
         run.write_table("trajectories", result.trajectories)
         run.write_table("milestones", result.milestones)
         if result.gradients is not None:

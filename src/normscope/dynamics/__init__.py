@@ -7,7 +7,7 @@ from normscope.dynamics.gradients import gradient_by_depth
 from normscope.dynamics.measures import Measures, interaction_energy, mean_cosine, measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import SCHEDULES
-from normscope.dynamics.settings import SimulationSetting, run_simulation
+from normscope.dynamics.settings import Simulation, SimulationSetting, run_simulation
 from normscope.dynamics.simulate import Trajectory, crossing_time, simulate
 from normscope.dynamics.starts import make_start, read_start
 from normscope.dynamics.symmetric import SymmetricFlow
@@ -23,6 +23,7 @@ __all__ = [
     "HeadWeights",
     "Measures",
     "Motion",
+    "Simulation",
     "SimulationSetting",
     "SymmetricFlow",
     "Trajectory",

@@ -7,13 +7,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.dynamics.motion import Motion
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, MissingExtraError, did_you_mean
 
 Tokens = Float[Tensor, "*batch tokens dim"]
 Moment = tuple[float, Tensor, Tensor]
@@ -42,16 +43,23 @@ SOLVERS = (*TABLEAUS, *ADAPTIVE, "layers")
 
 def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: float, watch: Watch) -> Iterator[Moment]:
     """(t, x, ẋ) at every one of ``times``, the first of which is the start; ``watch`` sees every state on the way."""
-    if solver not in SOLVERS:
-        raise InputError(f"unknown solver '{solver}'; allowed: {', '.join(SOLVERS)}{did_you_mean(solver, SOLVERS)}")
-    if not (math.isfinite(step) and step > 0):
-        raise InputError(f"the step is a positive number, not {step}")
+    check_solver(solver, step)
     if solver in ADAPTIVE:
         yield from _adaptive(motion, x, times, solver, watch)
     elif solver == "layers":
         yield from _layers(motion, x, times, step, watch)
     else:
         yield from _runge_kutta(motion, x, times, TABLEAUS[solver], step, watch)
+
+
+def check_solver(solver: str, step: float) -> None:
+    """Refuse an unknown solver, one whose package is missing, and a step that leads nowhere."""
+    if solver not in SOLVERS:
+        raise InputError(f"unknown solver '{solver}'; allowed: {', '.join(SOLVERS)}{did_you_mean(solver, SOLVERS)}")
+    if solver in ADAPTIVE and find_spec("torchdiffeq") is None:
+        raise MissingExtraError(f"solver '{solver}' needs torchdiffeq; pip install 'normscope[flows]'")
+    if not (math.isfinite(step) and step > 0):
+        raise InputError(f"the step is a positive number, not {step}")
 
 
 def time_grid(times: Sequence[float], breaks: Sequence[float], step: float) -> Iterator[tuple[float, float, bool]]:
@@ -109,11 +117,8 @@ def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watc
 
 def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, watch: Watch) -> Iterator[Moment]:
     """Torchdiffeq between the given times, with a tolerance of 1e-9."""
-    try:
-        from torchdiffeq import odeint
-    except ImportError:
-        raise InputError(f"solver '{solver}' needs torchdiffeq; pip install 'normscope[flows]'") from None
     import torch
+    from torchdiffeq import odeint
 
     x = motion.settle(x, times[0])
     yield times[0], x, motion.velocity(x, times[0])

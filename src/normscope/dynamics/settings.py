@@ -1,8 +1,9 @@
 """A whole simulation as one value: several schemes from one start, with everything that a user can choose."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from normscope.attention import Attention, HeadWeights
 from normscope.dynamics.gradients import gradient_by_depth
+from normscope.dynamics.integrators import check_solver
 from normscope.dynamics.motion import FeedForward, check_schemes
 from normscope.dynamics.schedules import SCHEDULES, Schedule
 from normscope.dynamics.simulate import check_times, crossing_time, simulate
@@ -22,6 +24,7 @@ from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Expression, Scheme
 
 _WORTH_THREADS = 4_000_000
+_PROBES = 16
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "float64": (torch.float64, None),
     "float32": (torch.float32, None),
@@ -63,8 +66,13 @@ class SimulationSetting:
         _require(self.precision, tuple(PRECISIONS), "precision")
         if self.feedforward < 0:
             raise InputError(f"the feed-forward width is 0 or more, not {self.feedforward}")
-        if self.gradient and self.solver != "layers":
-            raise InputError("--gradient goes back through layers: add --layers")
+        check_solver(self.solver, self.step)
+        if self.gradient and (self.solver != "layers" or self.step != 1):
+            raise InputError("--gradient goes back through whole layers: add --layers, and leave --step at 1")
+        if self.solver == "layers":
+            for t in (*self.times, self.time):
+                if not math.isclose(t / self.step, round(t / self.step), abs_tol=1e-6):
+                    raise InputError(f"with --layers every time is a multiple of the step {self.step:g}; {t:g} is not")
         if self.symmetric:
             self._check_symmetric()
 
@@ -115,61 +123,78 @@ class SimulationResult:
     stopped: list[str] = field(default_factory=list)
 
 
-def run_simulation(setting: SimulationSetting, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
-    """All schemes of a setting from the same start; ``progress`` hears how many (scheme, time) pairs are done."""
-    alpha = named_schedule(setting.alpha)
-    if setting.symmetric:
-        flows = [SymmetricFlow(s, setting.tokens, setting.beta, setting.time, alpha) for s in setting.schemes]
-        tables = [flow.solve(setting.grid, radius=setting.radius) for flow in flows]
-        return SimulationResult(pd.concat(tables, ignore_index=True), _milestones(tables))
-    start, attention, feedforward = _ingredients(setting)
-    with _threads_for(start):
-        return _run_particles(setting, start, attention, feedforward, alpha, progress)
+@dataclass(frozen=True)
+class Simulation:
+    """A setting with everything read, drawn and checked: ready to run."""
 
+    setting: SimulationSetting
+    alpha: Schedule | None
+    start: Tensor | None = None
+    attention: Attention | None = None
+    feedforward: FeedForward | None = None
 
-def _run_particles(
-    setting: SimulationSetting,
-    start: Tensor,
-    attention: Attention,
-    feedforward: FeedForward | None,
-    alpha: Schedule | None,
-    progress: Callable[[int], None],
-) -> SimulationResult:
-    done, tables, gradients = 0, [], []
-    result = SimulationResult(pd.DataFrame(), pd.DataFrame())
+    @classmethod
+    def prepare(cls, setting: SimulationSetting) -> "Simulation":
+        """Read files, draw start and weights (on the CPU, so that every device gets the same ones), refuse what is wrong."""
+        alpha = named_schedule(setting.alpha, setting.grid)
+        if setting.symmetric:
+            for scheme in setting.schemes:
+                SymmetricFlow(scheme, setting.tokens, setting.beta, setting.time, alpha)
+            return cls(setting, alpha)
+        start, attention, feedforward = _ingredients(setting)
+        return cls(replace(setting, tokens=start.shape[0], dim=start.shape[1]), alpha, start, attention, feedforward)
 
-    def count(t: float, numbers: dict[str, float]) -> None:
-        nonlocal done
-        done += 1
-        progress(done)
+    def run(self, progress: Callable[[int], None] = lambda done: None) -> SimulationResult:
+        """All schemes from the same start; ``progress`` hears how many (scheme, time) pairs are done."""
+        setting = self.setting
+        if self.start is None or self.attention is None:
+            flows = [SymmetricFlow(s, setting.tokens, setting.beta, setting.time, self.alpha) for s in setting.schemes]
+            tables = [flow.solve(setting.grid, radius=setting.radius) for flow in flows]
+            return SimulationResult(pd.concat(tables, ignore_index=True), _milestones(tables))
+        with _threads_for(self.start):
+            return self._particles(self.start, self.attention, progress)
 
-    for scheme in setting.schemes:
-        path = simulate(
-            start, scheme, attention, setting.grid, solver=setting.solver, step=setting.step, depth=setting.time,
-            feedforward=feedforward, alpha=alpha, keep_states=setting.save_states, on_measures=count,
-        )  # fmt: skip
-        tables.append(path.table)
-        if path.stopped:
-            result.stopped.append(path.stopped)
-        for t, state in zip(path.times, path.states, strict=False):
-            if t in setting.times:
-                result.states[f"{scheme.name}/t={t:g}"] = state.contiguous().cpu()
-        if setting.gradient:
-            probes = min(setting.dim, 16)
-            generator = torch.Generator(setting.device).manual_seed(setting.seed)
-            gradients.append(
-                gradient_by_depth(
-                    start, scheme, attention, round(setting.time), probes=probes, feedforward=feedforward, alpha=alpha,
-                    generator=generator,
-                )
+    def _particles(self, start: Tensor, attention: Attention, progress: Callable[[int], None]) -> SimulationResult:
+        setting, done, tables, gradients = self.setting, 0, [], []
+        result = SimulationResult(pd.DataFrame(), pd.DataFrame())
+
+        def count(t: float, numbers: dict[str, float]) -> None:
+            nonlocal done
+            done += 1
+            progress(done)
+
+        for scheme in setting.schemes:
+            path = simulate(
+                start, scheme, attention, setting.grid, solver=setting.solver, step=setting.step, depth=setting.time,
+                feedforward=self.feedforward, alpha=self.alpha, keep_states=setting.save_states, on_measures=count,
             )  # fmt: skip
-    result.trajectories, result.milestones = pd.concat(tables, ignore_index=True), _milestones(tables)
-    result.gradients = pd.concat(gradients, ignore_index=True) if gradients else None
-    return result
+            tables.append(path.table)
+            if path.stopped:
+                result.stopped.append(path.stopped)
+            for t, state in zip(path.times, path.states, strict=False):
+                if t in setting.times:
+                    result.states[f"{scheme.name}/t={t:g}"] = state.detach().cpu().clone()
+            if setting.gradient:
+                gradients.append(self._gradient(start, scheme, attention))
+        result.trajectories, result.milestones = pd.concat(tables, ignore_index=True), _milestones(tables)
+        result.gradients = pd.concat(gradients, ignore_index=True) if gradients else None
+        return result
+
+    def _gradient(self, start: Tensor, scheme: Scheme, attention: Attention) -> pd.DataFrame:
+        setting = self.setting
+        return gradient_by_depth(
+            start, scheme, attention, round(setting.time), probes=min(setting.dim, _PROBES), feedforward=self.feedforward,
+            alpha=self.alpha, generator=torch.Generator(setting.device).manual_seed(setting.seed),
+        )  # fmt: skip
 
 
-def named_schedule(text: str | None) -> Schedule | None:
-    """α_t from the name of a schedule or from a formula in t."""
+def run_simulation(setting: SimulationSetting) -> SimulationResult:
+    """Prepare a setting and run it."""
+    return Simulation.prepare(setting).run()
+
+
+def named_schedule(text: str | None, times: Sequence[float]) -> Schedule | None:
+    """α_t from the name of a schedule or from a formula in t, which must have a value at all the times."""
     if text is None:
         return None
     if text in SCHEDULES:
@@ -177,11 +202,18 @@ def named_schedule(text: str | None) -> Schedule | None:
     formula = Expression.parse(text)
     if formula.names - {"t"}:
         raise InputError(f"alpha is one of {', '.join(SCHEDULES)}, or a formula in t alone, not '{text}'")
+    for t in times:
+        try:
+            value = formula({"t": t})
+        except (ArithmeticError, ValueError):
+            value = math.nan
+        if isinstance(value, complex) or not math.isfinite(value):
+            raise InputError(f"alpha = '{text}' is not a finite number at t = {t:g}")
     return lambda t: float(formula({"t": t}))
 
 
 def _ingredients(setting: SimulationSetting) -> tuple[Tensor, Attention, FeedForward | None]:
-    """Start, attention and feed-forward layer, drawn on the CPU so that every device gets the same ones."""
+    """Start, attention and feed-forward layer."""
     generator = torch.Generator().manual_seed(setting.seed)
     dtype, products = PRECISIONS[setting.precision]
     if setting.start in STARTS:

@@ -1,0 +1,162 @@
+"""simulate and ensemble as a user meets them: records, run folders, and one line for every mistake."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from normscope.cli import main
+from normscope.results import open_run
+
+FIGURES = ("cosine", "rate", "phase")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(left.value.code or 0), out, err
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")
+
+
+def test_simulate_prints_records_and_writes_a_run_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "simulate", *SMALL, "--scheme", "post,peri+qk", "--times", "1,2.5,7", "--json")
+    assert status == 0
+    records = json.loads(out)
+    assert [(r["scheme"], r["time"]) for r in records] == [(s, t) for s in ("post", "peri+qk") for t in (1.0, 2.5, 7.0)]
+    assert all(r.keys() >= {"scheme", "time", "cosine", "variance", "radius", "speed"} for r in records)
+    folder = open_run(here / "runs" / "simulate")
+    assert folder.tables == ["milestones", "trajectories"]
+    assert all((folder.path / "figures" / f"{name}.{kind}").is_file() for name in FIGURES for kind in ("png", "html"))
+    assert folder.description["configuration"]["beta"] == 5.0
+    table = folder.table("trajectories").set_index(["scheme", "time"])["cosine"]
+    assert [table[r["scheme"], r["time"]] for r in records] == [r["cosine"] for r in records]
+
+
+def test_the_table_for_people_ends_with_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "simulate", *SMALL, "--scheme", "ngpt", "--alpha", "linear", "--time", "3")
+    assert status == 0
+    for words in ("mean cosine", "Var", "mean radius", "mean speed", "time to half of collapse", "to 90%"):
+        assert words in out
+    assert Path(out.splitlines()[-1]) == here / "runs" / "simulate" / "report.html"
+    run(capsys, "simulate", *SMALL, "--scheme", "ngpt", "--time", "1")
+    assert (here / "runs" / "simulate-2" / "run.json").is_file()
+
+
+def test_the_reduction_and_the_particles_print_the_same(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("simulate", *SMALL, "--scheme", "pre,mix,none", "--time", "4", "--radius", "1.5", "--json")
+    particles, reduced = (json.loads(run(capsys, *common, *extra)[1]) for extra in ((), ("--symmetric",)))
+    for one, other in zip(particles, reduced, strict=True):
+        assert one["cosine"] == pytest.approx(other["cosine"], abs=1e-5)
+        assert one["radius"] == pytest.approx(other["radius"], rel=1e-4)
+
+
+def test_layers_weights_feedforward_gradients_and_states(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"W_Q": torch.randn(8, 8), "W_V": torch.eye(8)}, here / "w.safetensors")
+    status, _, err = run(
+        capsys, "simulate", "--tokens", "6", "--dim", "8", "--layers", "--time", "4", "--weights", "w.safetensors", "--causal",
+        "--feedforward", "12", "--gradient", "--save-states", "--scheme", "pre,qkv", "--start", "gaussian", "--out", "r",
+    )  # fmt: skip
+    assert status == 0, err
+    folder = open_run(here / "r")
+    gradients = folder.table("gradients")
+    assert gradients.groupby("scheme")["layer"].apply(list).to_dict() == {"pre": [0, 1, 2, 3], "qkv": [0, 1, 2, 3]}
+    states = load_file(folder.path / "states.safetensors")
+    assert states["pre/t=4"].shape == (6, 8)
+    assert (folder.path / "figures" / "gradient.png").is_file()
+
+
+def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "grow.toml").write_text('[attention]\ncarry = "1e60"\n')
+    status, out, err = run(
+        capsys, "simulate", "--scheme", "post,./grow.toml", "--tokens", "4", "--dim", "4", "--layers", "--time", "9", "--json"
+    )
+    assert status == 1
+    assert "scheme 'grow' left the finite numbers at time" in err
+    assert {r["scheme"] for r in json.loads(out)} == {"post", "grow"}
+    kept = open_run(here / "runs" / "simulate").table("trajectories")
+    assert kept[kept["scheme"] == "grow"]["time"].max() < 9
+
+
+def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(
+        capsys,
+        "ensemble",
+        "--panel",
+        "5d",
+        "--tokens",
+        "8",
+        "--runs",
+        "5",
+        "--chunk",
+        "2",
+        "--time",
+        "1",
+        "--samples",
+        "3",
+        "--json",
+    )
+    assert status == 0
+    records = json.loads(out)
+    assert all(r.keys() >= {"scheme", "time", "mean", "low", "high"} for r in records)
+    assert [r["time"] for r in records][:3] == [0.0, 0.5, 1.0]
+    assert len({r["scheme"] for r in records}) == 6
+    assert all(r["low"] <= r["mean"] <= r["high"] or r["time"] == 0 for r in records)
+    assert (here / "runs" / "ensemble-5d" / "figures" / "ensemble.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("simulate", "--tokens", "0"), "at least 1"),
+        (("simulate", "--tokens", "4", "--dim", "-3"), "at least"),
+        (("simulate", "--beta", "inf"), "beta is a finite number"),
+        (("simulate", "--beta", "hot"), "--beta"),
+        (("simulate", "--times", "5,1"), "times go forwards"),
+        (("simulate", "--times", "1,x"), "list of numbers"),
+        (("simulate", "--time", "-2"), "not negative"),
+        (("simulate", "--time", "2", "--times", "1,3"), "past --time 2"),
+        (("simulate", "--start", "zero.npy"), "token 1 of the start is zero"),
+        (("simulate", "--start", "nowhere.npy"), "no start file"),
+        (("simulate", "--start", "orthogonel"), "did you mean 'orthogonal'"),
+        (("simulate", "--tokens", "4", "--dim", "4", "--weights", "nan.safetensors"), "W_Q has an entry that is not a finite"),
+        (("simulate", "--weights", "kaimng"), "did you mean 'kaiming'"),
+        (("simulate", "--weights", "kaiming", "--heads", "5", "--dim", "512"), "cannot be shared among 5 heads"),
+        (("simulate", "--scheme", "perl"), "did you mean 'peri'"),
+        (("simulate", "--scheme", "pre,pre"), "named twice"),
+        (("simulate", "--precision", "float16"), "one of float64, float32, bfloat16"),
+        (("simulate", "--solver", "rk5"), "unknown solver"),
+        (("simulate", "--step", "0"), "step"),
+        (("simulate", "--alpha", "log(0-1)"), "alpha"),
+        (("simulate", "--gradient"), "--layers"),
+        (("simulate", "--symmetric", "--start", "uniform"), "--symmetric"),
+        (("simulate", "--device", "tpu"), "no device 'tpu'"),
+        (("ensemble", "--panel", "5z"), "unknown panel '5z'"),
+        (("ensemble", "--runs", "0"), "at least 1"),
+        (("ensemble", "--heads", "3"), "cannot be shared among 3 heads"),
+        (("ensemble", "--precision", "float64"), "one of float32, bfloat16"),
+        (("ensemble", "--redraw", "-1"), "redraw"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2_and_nothing_written(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    np.save(here / "zero.npy", np.array([[1.0, 0.0], [0.0, 0.0]]))
+    save_file({"W_Q": torch.full((4, 4), torch.nan)}, here / "nan.safetensors")
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    lines = [line for line in err.splitlines() if line.strip() and "━" not in line]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert sorted(path.name for path in here.iterdir()) == ["nan.safetensors", "zero.npy"]
