@@ -198,6 +198,16 @@ def test_feedforward_layers_add_to_the_flow_and_follow_attention_in_a_layer() ->
     assert torch.allclose(hybrid.radii, torch.ones(2, 8, dtype=torch.float64))  # Post-LN feed-forward resets r
 
 
+@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("name", ["pre", "post", "hybrid", "ngpt-lerp"])
+def test_layer_and_velocity_together_are_what_they_are_apart(name: str, forward: bool) -> None:
+    motion = Motion(NAMED[name], Attention(2.0), 4.0, FeedForward.random(6, 12, generator(5)) if forward else None)
+    x = motion.settle(uniform(), 1.0)
+    moved, slope = motion.layer_and_velocity(x, 1.0, 0.5)
+    assert torch.equal(moved, motion.layer(x, 1.0, 0.5))
+    assert torch.allclose(slope, motion.velocity(x, 1.0), atol=1e-15)
+
+
 def test_one_user_scheme_runs_everywhere_without_another_file_changed() -> None:
     own = Scheme("own", Slots(input="norm/sqrt(layer)", output="norm", step="alpha", carry="1 - alpha/4"), alpha="1/(1 + t)")
     path = simulate(make_start("orthogonal", 12, 12), own, Attention(3.0), TIMES, step=0.1).table

@@ -17,9 +17,9 @@ import torch
 from normscope import InputError
 from normscope.attention import Attention
 from normscope.dynamics import PANELS, Ensemble, EnsembleRun, make_start, random_weights, simulate
-from normscope.dynamics.ensemble import chunk_seeds, run_chunk
+from normscope.dynamics.ensemble import chunk_seeds, plan, run_chunk
 from normscope.results import Parts, open_run
-from normscope.schemes import NAMED
+from normscope.schemes import NAMED, Scheme
 
 SIX = tuple(NAMED[name] for name in ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling"))
 SMALL = Ensemble(tokens=10, dim=8, heads=2, beta=2.0, time=4.0, samples=5, redraw=0.0)
@@ -69,6 +69,20 @@ def test_a_run_of_an_ensemble_is_a_simulation_with_its_weights(name: str) -> Non
         own = type(weights)(*(getattr(weights, w)[run].double() for w in ("W_Q", "W_K", "W_V", "W_O")))
         path = simulate(start[run, 0].double(), NAMED[name], Attention(2.0, own), SMALL.times, solver="midpoint", step=0.1)
         assert np.allclose(path.table["cosine"], cosines[run, 0], atol=1e-4)
+
+
+def test_later_stages_normalise_their_own_heads() -> None:
+    late_qkv = Scheme("late", NAMED["post"].attention, until=0.5, then=NAMED["qkv"])
+    late_pre = Scheme("plain", NAMED["post"].attention, until=0.5, then=NAMED["none"])
+    together = run_chunk(SMALL, (late_qkv, late_pre), 3, 7)
+    assert np.array_equal(together[:, 0, :3], together[:, 1, :3])
+    assert not np.allclose(together[:, 0, 4], together[:, 1, 4])
+    assert np.allclose(run_chunk(SMALL, (late_qkv,), 3, 7)[:, 0], together[:, 0], atol=2e-6)
+
+
+def test_weights_are_redrawn_once_even_where_rounding_moves_the_time() -> None:
+    setting = replace(SMALL, time=7.0, samples=11, redraw=0.7)  # 7·1/10 and 0.7 differ in the last digit
+    assert sum(stage.draws for stage in plan(setting, SIX, "cpu")) == 9
 
 
 def test_redrawn_weights_change_the_path_after_the_first_draw_only() -> None:

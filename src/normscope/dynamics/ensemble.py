@@ -125,6 +125,7 @@ class Stage:
 
     Attributes:
         coefficients: the slots of all schemes there, as tensors (schemes, 1, 1).
+        heads: which of q, k, v each scheme normalises there.
         weight: h·a: the next state is the step's first state plus this much of the velocity.
         ends_step: whether the next state is the first of a new step.
         draws: whether new weights are drawn before it.
@@ -132,6 +133,7 @@ class Stage:
     """
 
     coefficients: Coefficients
+    heads: tuple[str, ...]
     weight: Tensor
     ends_step: bool
     draws: bool
@@ -186,12 +188,11 @@ def run_chunk(
     first = settle(stages[0].coefficients, start.expand(runs, len(schemes), setting.tokens, setting.dim))
     x, seen = first, read(stages[0].coefficients, first).to(precision)
     attention = _draw_attention(setting, schemes, runs, generator, precision)
-    heads = [scheme.attention.heads for scheme in schemes]
     cosines = [kernels.mean_cosine(first)]
     for stage, following in zip(stages, [*stages[1:], stages[-1]], strict=True):
         if stage.draws:
             attention = _draw_attention(setting, schemes, runs, generator, precision)
-        attended = _attend(attention, seen, heads)
+        attended = _attend(attention, seen, stage.heads)
         x, seen = kernels.advance(first, x, attended, stage.coefficients, stage.weight, following.coefficients)
         if stage.ends_step:
             first = x
@@ -211,8 +212,9 @@ def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | st
         method = STAGES[setting.solver]
         for i, (at, weight) in enumerate(method):
             c = stack([_coefficients(scheme, t + at * h, t + h / 2, setting.time) for scheme in schemes], "cpu", torch.float32)
+            heads = tuple(scheme.at(t + h / 2, setting.time).attention.heads for scheme in schemes)
             last = i == len(method) - 1
-            stages.append(Stage(c, torch.tensor(h * weight), last, draws and i == 0, sampled and last))
+            stages.append(Stage(c, heads, torch.tensor(h * weight), last, draws and i == 0, sampled and last))
     return _moved(stages, device)
 
 

@@ -64,12 +64,17 @@ def check_solver(solver: str, step: float) -> None:
 
 def time_grid(times: Sequence[float], breaks: Sequence[float], step: float) -> Iterator[tuple[float, float, bool]]:
     """Steps (t, h, whether t is one of ``times``) of length at most ``step`` that end at every time and every break."""
-    nodes = sorted({*times, *(t for t in breaks if times[0] < t < times[-1])})
-    for left, right in itertools.pairwise(nodes):
+    for left, right in itertools.pairwise(_nodes(times, breaks)):
         count = max(1, math.ceil((right - left) / step - 1e-9))
         h = (right - left) / count
         for i in range(count):
             yield left + i * h, h, i == 0 and left in times
+
+
+def _nodes(times: Sequence[float], breaks: Sequence[float]) -> list[float]:
+    """All times at which a step must end; a break that is a time but for rounding is that time."""
+    inside = (t for t in breaks if times[0] < t < times[-1])
+    return sorted({*times, *(t for t in inside if not any(math.isclose(t, own, rel_tol=1e-9) for own in times))})
 
 
 def runge_kutta_step(f: Callable[[float, Any], Any], t: float, x: Any, h: float, method: Tableau, first: Any) -> Any:
@@ -109,8 +114,11 @@ def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watc
         if not math.isclose(h, step, rel_tol=1e-6):
             raise InputError(f"with layers every time is a multiple of the step {step:g}; {t + h:g} is not")
         if wanted:
-            yield t, x, motion.velocity(x, t)
-        x = motion.layer(x, t, h)
+            moved, slope = motion.layer_and_velocity(x, t, h)
+            yield t, x, slope
+        else:
+            moved = motion.layer(x, t, h)
+        x = moved
         watch(t + h, x)
     yield times[-1], x, motion.velocity(x, times[-1])
 
@@ -122,8 +130,7 @@ def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, wa
 
     x = motion.settle(x, times[0])
     yield times[0], x, motion.velocity(x, times[0])
-    nodes = sorted({*times, *(t for t in motion.breaks if times[0] < t < times[-1])})
-    for left, right in itertools.pairwise(nodes):
+    for left, right in itertools.pairwise(_nodes(times, motion.breaks)):
         within = (left + right) / 2
         span = torch.tensor([left, right], dtype=torch.float64, device=x.device)
         path = odeint(lambda t, y: motion.velocity(y, float(t), within), x, span, method=solver, rtol=1e-9, atol=1e-9)  # noqa: B023

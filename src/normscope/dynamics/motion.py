@@ -75,23 +75,25 @@ class Motion:
     def layer(self, x: Tokens, t: float, stride: float = 1.0) -> Tokens:
         """One layer (or an Euler step of length ``stride``): attention, then the feed-forward layer if there is one."""
         for slots, f in self._sublayers(t):
-            c = self._coefficients(slots, t, t)
-            x = layer(c, x, written(c, f(read(c, x), slots.heads)), stride)
+            x = layer(*self._write(slots, f, x, t, t), stride)
         return x
+
+    def layer_and_velocity(self, x: Tokens, t: float, stride: float = 1.0) -> tuple[Tokens, Tokens]:
+        """``layer`` and ``velocity`` at a settled x, for one call of attention instead of two."""
+        (slots, attention), *rest = self._sublayers(t)
+        c, x, u = self._write(slots, attention, x, t, t)
+        moved, parts = layer(c, x, u, stride), [velocity(c, x, u)]
+        for own, f in rest:
+            parts.append(velocity(*self._write(own, f, x, t, t)))
+            moved = layer(*self._write(own, f, moved, t, t), stride)
+        return moved, self._total(x, parts, t)
 
     def velocity(self, x: Tokens, t: float, within: float | None = None) -> Tokens:
         """ẋ at time t; attention and feed-forward layer add. ``within`` is a time of the stage that holds (default t)."""
         within = t if within is None else within
         x = self.settle(x, within)
-        parts = []
-        for slots, f in self._sublayers(within):
-            c = self._coefficients(slots, t, within)
-            parts.append(velocity(c, x, written(c, f(read(c, x), slots.heads))))
-        if len(parts) == 1:
-            return parts[0]
-        total = parts[0] + parts[1]
-        # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
-        return tangent(x, kept_part(total, self.scheme.norm)) if self._on_sphere(within) else total
+        parts = [velocity(*self._write(slots, f, x, t, within)) for slots, f in self._sublayers(within)]
+        return self._total(x, parts, within)
 
     def settle(self, x: Tokens, t: float) -> Tokens:
         """Tokens where the scheme keeps them: on the unit sphere if its stream is normalised."""
@@ -103,9 +105,19 @@ class Motion:
         if self.feedforward is not None:
             yield stage.feedforward, self.feedforward
 
-    def _coefficients(self, slots: Slots, t: float, within: float) -> Coefficients:
+    def _write(self, slots: Slots, f: Map, x: Tokens, t: float, within: float) -> tuple[Coefficients, Tokens, Tokens]:
+        """The slots' coefficients at t, x, and what the sublayer writes at x."""
         at = self.scheme.at(within, self.depth).place(t, self.depth)
-        return coefficients(slots, self.scheme.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+        c = coefficients(slots, self.scheme.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+        return c, x, written(c, f(read(c, x), slots.heads))
+
+    def _total(self, x: Tokens, parts: list[Tensor], t: float) -> Tokens:
+        """The sublayers' velocities together."""
+        if len(parts) == 1:
+            return parts[0]
+        total = parts[0] + parts[1]
+        # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
+        return tangent(x, kept_part(total, self.scheme.norm)) if self._on_sphere(t) else total
 
     def _on_sphere(self, t: float) -> bool:
         return any(slots.stream == "norm" for slots, _ in self._sublayers(t))
