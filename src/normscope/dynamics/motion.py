@@ -97,7 +97,7 @@ class Motion:
 
     def settle(self, x: Tokens, t: float) -> Tokens:
         """Tokens where the scheme keeps them: on the unit sphere if its stream is normalised."""
-        return normalise(x, self.scheme.norm) if self._on_sphere(t) else x
+        return normalise(x, self.scheme.at(t, self.depth).norm) if self._on_sphere(t) else x
 
     def _sublayers(self, t: float) -> Iterator[tuple[Slots, Map]]:
         stage = self.scheme.at(t, self.depth)
@@ -107,8 +107,9 @@ class Motion:
 
     def _write(self, slots: Slots, f: Map, x: Tokens, t: float, within: float) -> tuple[Coefficients, Tokens, Tokens]:
         """The slots' coefficients at t, x, and what the sublayer writes at x."""
-        at = self.scheme.at(within, self.depth).place(t, self.depth)
-        c = coefficients(slots, self.scheme.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+        stage = self.scheme.at(within, self.depth)
+        at = stage.place(t, self.depth)
+        c = coefficients(slots, stage.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
         return c, x, written(c, f(read(c, x), slots.heads))
 
     def _total(self, x: Tokens, parts: list[Tensor], t: float) -> Tokens:
@@ -117,7 +118,7 @@ class Motion:
             return parts[0]
         total = parts[0] + parts[1]
         # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
-        return tangent(x, kept_part(total, self.scheme.norm)) if self._on_sphere(t) else total
+        return tangent(x, kept_part(total, self.scheme.at(t, self.depth).norm)) if self._on_sphere(t) else total
 
     def _on_sphere(self, t: float) -> bool:
         return any(slots.stream == "norm" for slots, _ in self._sublayers(t))
