@@ -19,8 +19,6 @@ from normscope.dynamics import (
     FeedForward,
     SimulationSetting,
     SymmetricFlow,
-    Trajectory,
-    crossing_time,
     gradient_by_depth,
     interaction_energy,
     make_start,
@@ -55,7 +53,7 @@ def orthogonal_rotation(dim: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in SIX])
 def test_particles_from_the_orthogonal_start_follow_the_reduction(name: str) -> None:
     path = simulate(make_start("orthogonal", 24, 24), NAMED[name], Attention(BETA), TIMES, step=0.1).table
-    reduced = SymmetricFlow(NAMED[name], 24, BETA, depth=20.0).solve(TIMES)
+    reduced = SymmetricFlow(NAMED[name], 24, BETA, depth=20.0).solve(TIMES).table
     for column in MEASURES:
         assert np.allclose(path[column], reduced[column], rtol=2e-5, atol=1e-6), column
 
@@ -64,7 +62,7 @@ def test_particles_from_the_orthogonal_start_follow_the_reduction(name: str) -> 
 def test_six_schemes_agree_with_the_reduction_to_a_millionth(name: str) -> None:
     start = make_start("orthogonal", 64, 80, radius=1.5)
     path = simulate(start, NAMED[name], Attention(BETA), TIMES, step=0.05).table
-    reduced = SymmetricFlow(NAMED[name], 64, BETA, depth=20.0).solve(TIMES, radius=1.5)
+    reduced = SymmetricFlow(NAMED[name], 64, BETA, depth=20.0).solve(TIMES, radius=1.5).table
     assert np.abs(path["cosine"] - reduced["cosine"]).max() < 1e-6
     assert np.abs(path["radius"] - reduced["radius"]).max() < 1e-5
 
@@ -189,8 +187,8 @@ def test_feedforward_layers_add_to_the_flow_and_follow_attention_in_a_layer() ->
     forward = FeedForward.random(6, 12, generator(5))
     x = start + attention(start)
     x = x + forward(x / x.norm(dim=-1, keepdim=True))
-    qkv = simulate(start, NAMED["none"], attention, [1.0], solver="layers", step=1.0, feedforward=forward).states[-1]
-    assert torch.allclose(qkv, start + attention(start) + forward(start + attention(start)))
+    layers = simulate(start, NAMED["pre"], attention, [1.0], solver="layers", step=1.0, feedforward=forward)
+    assert torch.allclose(layers.states[-1], x)
     pre = Motion(NAMED["pre"], attention, 4.0, forward)
     r = length(start)
     assert torch.allclose(pre.velocity(start, 0.0), attention(start / r) + forward(start / r))
@@ -211,7 +209,7 @@ def test_layer_and_velocity_together_are_what_they_are_apart(name: str, forward:
 def test_one_user_scheme_runs_everywhere_without_another_file_changed() -> None:
     own = Scheme("own", Slots(input="norm/sqrt(layer)", output="norm", step="alpha", carry="1 - alpha/4"), alpha="1/(1 + t)")
     path = simulate(make_start("orthogonal", 12, 12), own, Attention(3.0), TIMES, step=0.1).table
-    reduced = SymmetricFlow(own, 12, 3.0, depth=20.0).solve(TIMES)
+    reduced = SymmetricFlow(own, 12, 3.0, depth=20.0).solve(TIMES).table
     for column in MEASURES:
         assert np.allclose(path[column], reduced[column], rtol=1e-5, atol=1e-6), column
     assert len(gradient_by_depth(uniform(), own, Attention(3.0), 4)) == 4
@@ -244,8 +242,9 @@ def test_causal_gradients_vanish_backwards_and_probes_estimate_the_exact_norm() 
     none = gradient_by_depth(uniform(), NAMED["pre"], attention, 3, late=0, early=5)
     assert (none["gradient"] == 0).all()
     exact = gradient_by_depth(uniform(), NAMED["pre"], attention, 3)
-    rough = gradient_by_depth(uniform(), NAMED["pre"], attention, 3, probes=4000, generator=generator(1))
-    assert np.allclose(rough["gradient"], exact["gradient"], rtol=0.05)
+    rough = [gradient_by_depth(uniform(), NAMED["pre"], attention, 3, probes=2, generator=generator(s)) for s in range(300)]
+    squares = np.mean([table["gradient"] ** 2 for table in rough], axis=0)
+    assert np.allclose(squares, exact["gradient"] ** 2, rtol=0.1)
 
 
 def test_schedules_are_plain_functions_of_time() -> None:
@@ -278,10 +277,36 @@ def test_starts_from_files_read_back(tmp_path: Path) -> None:
         read_start(tmp_path / "zero.npy")
 
 
-def test_crossing_times_are_read_off_the_curve() -> None:
-    path = Trajectory("x", [0.0, 1.0, 2.0], [{"cosine": c} for c in (0.0, 0.4, 0.8)])
-    assert crossing_time(path.table, 0.5) == pytest.approx(1.25)
-    assert math.isnan(crossing_time(path.table, 0.9))
+def test_times_to_collapse_do_not_depend_on_when_one_looks() -> None:
+    start, attention = make_start("orthogonal", 32, 32), Attention(BETA)
+    often = simulate(start, NAMED["post"], attention, [0.1 * i for i in range(201)], step=0.05).milestones
+    once = simulate(start, NAMED["post"], attention, [20.0], step=0.05).milestones
+    reduced = SymmetricFlow(NAMED["post"], 32, BETA, depth=1e6).solve([1e6]).milestones
+    for other in (once, reduced):
+        assert other.half == pytest.approx(often.half, abs=1e-3)
+        assert other.ninety == pytest.approx(often.ninety, abs=1e-3)
+    assert often.half < often.ninety
+    assert math.isnan(simulate(start, NAMED["post"], attention, [1.0]).milestones.half)
+
+
+@pytest.mark.parametrize("solver", ["rk4", "dopri5"])
+def test_a_stage_that_normalises_the_stream_begins_on_the_sphere(solver: str) -> None:
+    scheme = Scheme("late", NAMED["pre"].attention, until=0.5, then=NAMED["post"])
+    start = make_start("orthogonal", 8, 8)
+    whole = simulate(start, scheme, Attention(1.0), [4.0, 5.0, 8.0], solver=solver, step=0.1)
+    before = simulate(start, NAMED["pre"], Attention(1.0), [4.0], solver="rk4", step=0.02).states[-1]
+    after = simulate(before, NAMED["post"], Attention(1.0), [1.0, 4.0], solver="rk4", step=0.02)
+    assert torch.allclose(whole.states[1], after.states[0], atol=1e-5)
+    reduced = SymmetricFlow(scheme, 8, 1.0, depth=8.0).solve([5.0, 8.0]).table
+    assert np.allclose(whole.table["cosine"][1:], reduced["cosine"], atol=1e-5)
+    assert np.allclose(whole.table["radius"][1:], reduced["radius"])
+
+
+def test_later_stages_have_their_own_norm() -> None:
+    scheme = Scheme("late", NAMED["pre"].attention, until=0.5, then=NAMED["peri"].with_norm("layer"))
+    whole = simulate(uniform(), scheme, Attention(1.0), [4.0, 8.0], step=0.1)
+    after = simulate(whole.states[0], NAMED["peri"].with_norm("layer"), Attention(1.0), [4.0], step=0.1)
+    assert torch.allclose(whole.states[1], after.states[0], atol=1e-12)
 
 
 def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_came_before() -> None:
@@ -315,6 +340,10 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
         (lambda: random_weights("kaiming", 6, 4, generator()), "cannot be shared among 4 heads"),
         (lambda: SimulationSetting((NAMED["pre"], NAMED["pre"])), "named twice"),
         (lambda: SimulationSetting((NAMED["pre"],), gradient=True), "--layers"),
+        (lambda: run_simulation(SimulationSetting((NAMED["post"],), alpha="linear")), "none of the schemes has it"),
+        (lambda: run_simulation(SimulationSetting((NAMED["ngpt-lerp"],), alpha="2")), "carry must be positive"),
+        (lambda: run_simulation(SimulationSetting((NAMED["pre"],), symmetric=True, radius=-1.0)), "radius"),
+        (lambda: FeedForward(torch.full((2, 2), torch.nan), torch.ones(2, 2)), "W_in has an entry that is not a finite"),
         (lambda: SimulationSetting((NAMED["pre"],), symmetric=True, start="uniform"), "--symmetric"),
     ],
 )

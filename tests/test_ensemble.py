@@ -85,6 +85,27 @@ def test_weights_are_redrawn_once_even_where_rounding_moves_the_time() -> None:
     assert sum(stage.draws for stage in plan(setting, SIX, "cpu")) == 9
 
 
+def test_later_stages_have_their_own_norm_and_begin_on_the_sphere() -> None:
+    late = Scheme("late", NAMED["pre"].attention, until=0.5, then=NAMED["post"].with_norm("layer"))
+    generator = torch.Generator().manual_seed(11)
+    start = make_start("uniform", 10, 8, generator=generator, dtype=torch.float32, runs=(1, 1))
+    weights = random_weights("kaiming", 8, 2, generator, dtype=torch.float32, runs=(1,))
+    own = type(weights)(*(getattr(weights, w)[0].double() for w in ("W_Q", "W_K", "W_V", "W_O")))
+    path = simulate(start[0, 0].double(), late, Attention(2.0, own), SMALL.times, solver="midpoint", step=0.1)
+    assert np.allclose(path.table["cosine"], run_chunk(SMALL, [late], 1, 11)[0, 0], atol=1e-4)
+
+
+def test_runs_that_leave_the_finite_numbers_are_named_and_left_out() -> None:
+    job = EnsembleRun(replace(SMALL, samples=2), (NAMED["pre"], NAMED["none"]), runs=4, chunk=4)
+    cosines = np.full((4, 2, 2), 0.5, dtype=np.float32)
+    cosines[2, 1, 1] = np.nan
+    table = job.table(cosines)
+    assert table["mean"].tolist() == [0.5] * 4
+    assert table["runs"].tolist() == [4, 4, 4, 3]
+    (line,) = job.not_finite(cosines)
+    assert "scheme 'none' left the finite numbers in 1 of 4 runs, first by time 4 in run 2" in line
+
+
 def test_redrawn_weights_change_the_path_after_the_first_draw_only() -> None:
     kept, redrawn = (run_chunk(replace(SMALL, redraw=r), SIX, 3, 5) for r in (0.0, 2.0))
     assert np.array_equal(kept[:, :, :3], redrawn[:, :, :3])

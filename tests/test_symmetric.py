@@ -39,7 +39,7 @@ def printed(name: str, n: int, beta: float) -> Rates:
 def test_the_reduction_is_the_printed_one(name: str) -> None:
     times = np.linspace(0, 20, 41)
     expected = solve_ivp(printed(name, N, BETA), (0, 20), [0.0, 1.0], t_eval=times, rtol=1e-11, atol=1e-13).y
-    table = SymmetricFlow(NAMED[name], N, BETA, depth=20.0).solve(times.tolist())
+    table = SymmetricFlow(NAMED[name], N, BETA, depth=20.0).solve(times.tolist()).table
     assert np.abs(table["cosine"] - expected[0]).max() < 1e-8
     assert np.abs(table["radius"] - expected[1]).max() < 1e-7
 
@@ -47,7 +47,7 @@ def test_the_reduction_is_the_printed_one(name: str) -> None:
 def test_mix_is_post_and_then_pre() -> None:
     first = solve_ivp(printed("post", N, BETA), (0, 5), [0.0, 1.0], rtol=1e-11, atol=1e-13).y[:, -1]
     then = solve_ivp(printed("pre", N, BETA), (5, 20), first, rtol=1e-11, atol=1e-13).y[:, -1]
-    table = SymmetricFlow(NAMED["mix"], N, BETA, depth=20.0).solve([20.0])
+    table = SymmetricFlow(NAMED["mix"], N, BETA, depth=20.0).solve([20.0]).table
     assert table["cosine"][0] == pytest.approx(then[0], abs=1e-8)
     assert table["radius"][0] == pytest.approx(then[1], rel=1e-8)
 
@@ -61,13 +61,13 @@ def slope(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> float:
 def test_free_streams_end_as_the_third_power_of_time(name: str, beta: float) -> None:
     """γ̇ ~ C/t³, read off between t = 10³ and t = 10⁵."""
     late = np.geomspace(1e3, 1e5, 21)
-    table = SymmetricFlow(NAMED[name], N, beta, depth=20.0).solve(late.tolist(), step=0.02)
+    table = SymmetricFlow(NAMED[name], N, beta, depth=20.0).solve(late.tolist(), step=0.02).table
     assert slope(np.log(late), np.log(table["cosine_rate"].to_numpy())) == pytest.approx(-3.0, abs=0.02)
 
 
 def test_post_ends_exponentially() -> None:
     late = np.linspace(20, 60, 21)
-    table = SymmetricFlow(NAMED["post"], N, BETA, depth=60.0).solve(late.tolist())
+    table = SymmetricFlow(NAMED["post"], N, BETA, depth=60.0).solve(late.tolist()).table
     assert slope(late, np.log(table["cosine_rate"].to_numpy())) == pytest.approx(-2.0, abs=0.01)
 
 
@@ -85,7 +85,7 @@ def test_ngpt_ends_with_the_integral_of_its_schedule(
 ) -> None:
     """γ̇ ~ C α_t exp(−2∫α): ln(γ̇/α) falls by 2 for each unit of ∫α."""
     late = np.linspace(*window, 21)
-    table = SymmetricFlow(NAMED["ngpt"], N, BETA, depth=100.0, alpha=alpha).solve(late.tolist())
+    table = SymmetricFlow(NAMED["ngpt"], N, BETA, depth=100.0, alpha=alpha).solve(late.tolist()).table
     rates = np.log(table["cosine_rate"].to_numpy() / np.array([alpha(t) for t in late]))
     assert slope(np.asarray(integral(late)), rates) == pytest.approx(-2.0, abs=0.01)
 
@@ -93,12 +93,12 @@ def test_ngpt_ends_with_the_integral_of_its_schedule(
 def test_sqrt_scaling_ends_with_the_root_of_time() -> None:
     """γ̇ ~ C exp(−4√t)/√t."""
     late = np.linspace(400, 2000, 21)
-    table = SymmetricFlow(NAMED["sqrt-scaling"], N, BETA, depth=2000.0).solve(late.tolist())
+    table = SymmetricFlow(NAMED["sqrt-scaling"], N, BETA, depth=2000.0).solve(late.tolist()).table
     rates = np.log(table["cosine_rate"].to_numpy() * np.sqrt(late))
     assert slope(np.sqrt(late), rates) == pytest.approx(-4.0, abs=0.02)
 
 
 @pytest.mark.parametrize("name", ["pre", "peri"])
 def test_the_radius_grows_like_time(name: str) -> None:
-    table = SymmetricFlow(NAMED[name], N, BETA, depth=20.0).solve([1e6], step=0.02)
+    table = SymmetricFlow(NAMED[name], N, BETA, depth=20.0).solve([1e6], step=0.02).table
     assert table["radius"][0] / 1e6 == pytest.approx(1.0, abs=1e-3)

@@ -171,7 +171,7 @@ class Parts:
     def save(self, index: int, values: npt.NDArray[Any]) -> None:
         """Keep part ``index``, whole even if the process dies in the middle."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / f"{index:06d}.partial"
+        partial = self.folder / f"{index:06d}.{os.getpid()}.partial"
         with partial.open("wb") as file:
             np.save(file, values, allow_pickle=False)
             file.flush()
@@ -182,7 +182,7 @@ class Parts:
         """Part ``index``, or None if it is not there or cannot be read."""
         try:
             values: npt.NDArray[Any] = np.load(self._path(index), allow_pickle=False)
-        except (OSError, ValueError, EOFError):
+        except Exception:  # whatever a damaged file makes of NumPy's reader, the part is computed again
             return None
         return values
 

@@ -15,14 +15,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.attention.tile import attend_in_tiles, tile_takes
+from normscope.attention.tile import attend_in_tiles, tile_serves, tile_takes
 from normscope.norms import unit
 
 Heads = Float[Tensor, "*batch tokens head"]
 
 Backend = SDPBackend | Literal["blocks", "tile"]
 _FUSED = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
-_BLOCK_ENTRIES = 1 << 26
+_BLOCK_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}  # scores held at a time
 _TRIAL_TOKENS = 1 << 14
 _TRIALS = 4
 _fastest: dict[tuple[Any, ...], Backend] = {}
@@ -58,7 +58,8 @@ def normalise_heads(q: Tensor, k: Tensor, v: Tensor, heads: str) -> tuple[Tensor
 def fastest_backend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Backend:
     """The backend that a trial on some of the tokens finds fastest on this card; on a CPU there is one fused kernel."""
     if q.device.type != "cuda":
-        return SDPBackend.FLASH_ATTENTION
+        # PyTorch's fused kernel for CPUs needs values as wide as the keys; other shapes would build the matrix of scores.
+        return SDPBackend.FLASH_ATTENTION if q.shape[-1] == v.shape[-1] else "blocks"
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     tokens = round(math.log2(k.shape[-2]))
     key = (q.device, q.dtype, q.shape[-1], v.shape[-1], tokens, min(len(q), 64), causal, differentiated)
@@ -72,6 +73,13 @@ def fastest_backend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool)
             times = {backend: _trial(backend, few, scale, causal) for backend in candidates}
         _fastest[key] = min(times, key=lambda backend: times[backend])
     return _fastest[key]
+
+
+def steady_backend(device: torch.device, dtype: torch.dtype, tokens: int, width: int) -> Backend | None:
+    """A backend by rule rather than by trial, where the same numbers must come out of every process; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return "tile" if tile_serves(tokens, width, dtype) else "blocks"
 
 
 def _trial(backend: Backend, qkv: Sequence[Tensor], scale: float, causal: bool) -> float:
@@ -106,7 +114,7 @@ def _attend_on(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float, 
 def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     """Plain attention on as many queries at a time as keep the block of scores small."""
     tokens = q.shape[-2]
-    rows = max(1, _BLOCK_ENTRIES // (k.shape[-2] * math.prod(q.shape[:-2])))
+    rows = max(1, _BLOCK_ENTRIES[q.device.type] // (k.shape[-2] * math.prod(q.shape[:-2])))
     blocks = []
     for first in range(0, tokens, rows):
         scores = scale * (q[..., first : first + rows, :] @ k.mT)

@@ -17,18 +17,39 @@ class HeadWeights:
     """Weights of an attention layer under their usual names, for one model or for many at once (``runs``).
 
     q = x W_Q, k = x W_K, v = x W_V per head; the update is Σ_heads (attention · v) W_O. None is the identity, one head.
+    Shapes are (runs…, heads, dim, head) for W_Q and W_K, (runs…, heads, dim, value) for W_V, (runs…, heads, value, dim) for W_O.
     """
 
-    W_Q: Float[Tensor, "*runs heads dim head"] | None = None
-    W_K: Float[Tensor, "*runs heads dim head"] | None = None
-    W_V: Float[Tensor, "*runs heads dim value"] | None = None
-    W_O: Float[Tensor, "*runs heads value dim"] | None = None
+    W_Q: Float[Tensor, "... _ _ _"] | None = None
+    W_K: Float[Tensor, "... _ _ _"] | None = None
+    W_V: Float[Tensor, "... _ _ _"] | None = None
+    W_O: Float[Tensor, "... _ _ _"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             weight = getattr(self, name)
             if weight is not None and not torch.isfinite(weight).all():
                 raise InputError(f"{name} has an entry that is not a finite number")
+        self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        """Heads, widths and dimension must fit together, where a weight that is None is one head as wide as the tokens."""
+        shapes = {name: tuple(w.shape[-3:]) for name in ("W_Q", "W_K", "W_V") if (w := getattr(self, name)) is not None}
+        if self.W_O is not None:
+            heads, value, dim = self.W_O.shape[-3:]
+            shapes["W_O"] = (heads, dim, value)
+        if not shapes:
+            return
+        dim = next(iter(shapes.values()))[1]
+        identity = (1, dim, dim)
+        q, k, v, o = (shapes.get(name, identity) for name in ("W_Q", "W_K", "W_V", "W_O"))
+        fits = q[2] == k[2] and v[2] == o[2] and len({own[1] for own in (q, k, v, o)}) == 1
+        if not fits or len({own[0] for own in (q, k, v, o)}) > 1:
+            listed = ", ".join(f"{name} {tuple(getattr(self, name).shape)}" for name in shapes)
+            raise InputError(
+                f"the weights do not fit together ({listed}): q and k need one width, v and W_O one width, all the same heads "
+                f"and dimension; a weight that is left out is the identity, one head as wide as the tokens"
+            )
 
     @classmethod
     def read(cls, path: Path, dim: int) -> "HeadWeights":
@@ -53,8 +74,8 @@ class HeadWeights:
             if weight.ndim not in (2, 3) or wide != dim:
                 raise InputError(f"{name} in '{path}' has shape {tuple(weight.shape)}; the tokens have dimension {dim}")
         weights = {name: weight[None] if weight.ndim == 2 else weight for name, weight in found.items()}
-        if len({weight.shape[0] for weight in weights.values()}) > 1:
-            raise InputError(f"the weights in '{path}' have different numbers of heads")
+        if not weights:
+            raise InputError(f"'{path}' holds no weights; it may have {', '.join(names)}")
         return cls(**{name: weight.to(torch.float64) for name, weight in weights.items()})
 
     def folded(self) -> "HeadWeights":

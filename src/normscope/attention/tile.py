@@ -16,9 +16,14 @@ _COLUMNS = 64
 
 def tile_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel can serve this shape: half precision, few tokens, heads that are a multiple of 64 wide."""
-    few = k.shape[-2] <= _MOST_TOKENS and q.shape[-2] == k.shape[-2]
-    wide = q.shape[-1] % _COLUMNS == 0 and v.shape[-1] % _COLUMNS == 0
-    return few and wide and q.dtype in (torch.bfloat16, torch.float16) and q.device.type == "cuda" and _has_triton()
+    alike = q.shape[-2] == k.shape[-2] and v.shape[-1] % _COLUMNS == 0
+    return alike and q.device.type == "cuda" and tile_serves(k.shape[-2], q.shape[-1], q.dtype)
+
+
+def tile_serves(tokens: int, width: int, dtype: torch.dtype) -> bool:
+    """Whether the kernel is there for that many tokens, heads that wide and that precision, on a GPU."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and tokens <= _MOST_TOKENS and width % _COLUMNS == 0 and _has_triton()
 
 
 def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:

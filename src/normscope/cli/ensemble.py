@@ -25,6 +25,8 @@ from normscope.cli.output import (
 from normscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from normscope.dynamics.ensemble import Ensemble
     from normscope.dynamics.ensemble_run import EnsembleRun
 
@@ -48,7 +50,9 @@ def ensemble(
     tokens: Annotated[int | None, typer.Option(help="Number of tokens n.", show_default="128")] = None,
     dim: Annotated[int | None, typer.Option(help="Dimension d.", show_default="512")] = None,
     heads: Annotated[int | None, typer.Option(help="Number of heads, each of width d/heads.", show_default="1")] = None,
-    beta: Annotated[float | None, typer.Option(help="Factor on the scores.", show_default="√(d/heads)")] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="Factor on the scores.", show_default="the panel's, else √(d/heads)")
+    ] = None,
     weights: Annotated[str | None, typer.Option(help="kaiming or gaussian.", show_default="kaiming")] = None,
     gain: Annotated[float | None, typer.Option(help="Gain of Kaiming W_Q, W_K, W_V.", show_default="√2")] = None,
     output_gain: Annotated[float | None, typer.Option(help="Gain of Kaiming W_O.", show_default="1")] = None,
@@ -111,29 +115,37 @@ def _run(job: "EnsembleRun", folder: Path, overwrite: bool, json: bool) -> None:
     started = datetime.now(UTC)
     try:
         with progress("running", total=job.runs) as advance:
-            table = job.table(job.compute(parts, advance))
+            cosines = job.compute(parts, advance)
     except KeyboardInterrupt:
         say(f"interrupted; the same command with --out {folder} goes on from the last finished chunk")
         raise
+    table, broken = job.table(cosines), job.not_finite(cosines)
+    if broken:
+        say("\n".join(f"stopped: {line}; means and bands are over the other runs" for line in broken))
     with new_run(folder, "ensemble", job.record, seed=job.seed, device=job.device, overwrite=overwrite, started=started) as run:
         run.write_table("cosines", table)
         with_report(lambda: write_ensemble_report(run, job.summary))
     parts.discard()
     if json:
         print_json(table.to_dict("records"))
-        return
-    last = job.setting.time
+    else:
+        _print(job, table)
+        print_folder(run_path(folder))
+    if broken:
+        raise typer.Exit(1)
+
+
+def _print(job: "EnsembleRun", table: "pd.DataFrame") -> None:
     shown = table[table["time"].isin([job.setting.times[round(i * (job.setting.samples - 1) / 5)] for i in range(1, 6)])]
     rows = [
         [row.scheme, f"{row.time:g}", f"{row.mean:.4f}", f"{row.low:.4f}", f"{row.high:.4f}", f"{row.stderr:.1e}"]
         for row in shown.itertuples(index=False)
     ]
-    print_table(("scheme", "time", "mean cosine", "5%", "95%", "standard error"), rows, title=f"up to t = {last:g}")
-    print_folder(run_path(folder))
+    print_table(("scheme", "time", "mean cosine", "5%", "95%", "standard error"), rows, title=f"up to t = {job.setting.time:g}")
 
 
 def _setting(panel: str | None, given: dict[str, Any]) -> "Ensemble":
-    """The panel's setting, or the default one, with what was given in its place; β follows √(d/heads) unless given."""
+    """The panel's setting, or the default one with β = √(d/heads), with what was given in its place."""
     from dataclasses import replace
     from math import sqrt
 

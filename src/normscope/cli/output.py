@@ -24,7 +24,7 @@ OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="The run folder to write.", show_default="runs/COMMAND, or the next free number"),
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 
 _WIDTH_OF_A_FILE = 160
@@ -73,7 +73,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
 
 
 @contextmanager
-def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar with the time left, on stderr; call the result with how much is done."""
     from rich import progress as bars
 
@@ -87,7 +87,7 @@ def progress(what: str, total: int, done: int = 0) -> Iterator[Callable[[int], N
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total, completed=done)
+        task = bar.add_task(what, total=total)
         yield lambda completed: bar.update(task, completed=completed)
 
 
@@ -113,8 +113,11 @@ def chosen_device(name: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=name)
+        known = torch.device(name).type in ("cpu", "cuda")
     except (RuntimeError, AssertionError):
-        raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}") from None
+        known = False
+    if not known:
+        raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}")
     return name
 
 

@@ -44,7 +44,10 @@ def simulate(
         str, typer.Option(help="Schemes with commas: names, or paths of TOML files.")
     ] = "post,pre,mix,peri,ngpt,sqrt-scaling",
     tokens: Annotated[int, typer.Option(help="Number of tokens n.")] = 256,
-    dim: Annotated[int | None, typer.Option(help="Dimension d.", show_default="twice the tokens, at most 512")] = None,
+    dim: Annotated[
+        int | None,
+        typer.Option(help="Dimension d.", show_default="2·tokens up to 512, or tokens if orthogonal"),
+    ] = None,
     beta: Annotated[float, typer.Option(help="Inverse temperature of the scores.")] = 5.0,
     start: Annotated[
         str, typer.Option(help="orthogonal, uniform, gaussian, cone, or a file (.npy, .csv, .safetensors).")
@@ -92,11 +95,12 @@ def simulate(
     from normscope.dynamics.settings import Simulation, SimulationSetting
     from normscope.results import check_writable, fresh_path
 
-    last, reported = _times(time, times, layers)
+    stride = step if step is not None else (1.0 if layers else 0.05)
+    last, reported = _times(time, times, stride if layers else None)
     setting = SimulationSetting(
         schemes=tuple(named_schemes(scheme, norm)),
         tokens=tokens,
-        dim=dim if dim is not None else min(2 * tokens, max(tokens, 512)),
+        dim=dim if dim is not None else _dimension(tokens, start),
         beta=beta,
         start=start,
         delta=delta,
@@ -105,7 +109,7 @@ def simulate(
         times=tuple(reported),
         samples=samples,
         solver="layers" if layers else solver,
-        step=step if step is not None else (1.0 if layers else 0.05),
+        step=stride,
         symmetric=symmetric,
         alpha=alpha,
         weights=weights,
@@ -139,9 +143,9 @@ def _run(simulation: "Simulation", folder: Path, overwrite: bool, json: bool) ->
             from safetensors.torch import save_file
 
             save_file(result.states, run.path / "states.safetensors")
-        for message in result.stopped:
+        if result.stopped:
             run.write_text("stopped.txt", "\n".join(result.stopped) + "\n")
-            say(f"stopped: {message}; what came before is kept")
+            say("\n".join(f"stopped: {message}; what came before is kept" for message in result.stopped))
         with_report(lambda: write_simulation_report(run, setting.summary))
     reported = result.trajectories[result.trajectories["time"].isin(setting.times)]
     if json:
@@ -175,9 +179,14 @@ def _reached(time: Any) -> str:
     return "not reached" if time != time else f"{time:.3f}"
 
 
-def _times(time: float | None, times: str | None, layers: bool) -> tuple[float, list[float]]:
-    """The last time, and those to report."""
-    from normscope.dynamics.simulate import check_times
+def _dimension(tokens: int, start: str) -> int:
+    usual = min(2 * tokens, 512)
+    return max(tokens, usual) if start == "orthogonal" else usual
+
+
+def _times(time: float | None, times: str | None, stride: float | None) -> tuple[float, list[float]]:
+    """The last time, and those to report: with layers of a stride, at some of the layers."""
+    from normscope.dynamics.trajectory import check_times
 
     reported = None if times is None else check_times(numbers(times, "--times"))
     last = time if time is not None else (reported[-1] if reported else 20.0)
@@ -187,6 +196,7 @@ def _times(time: float | None, times: str | None, layers: bool) -> tuple[float, 
     if reported and reported[-1] > last:
         raise InputError(f"--times goes up to {reported[-1]:g}, past --time {last:g}")
     if reported is None:
-        shares = [last * share for share in (0, 0.05, 0.25, 0.5, 1)]
-        reported = sorted({float(round(t)) for t in shares}) if layers else shares
+        reported = [last * share for share in (0, 0.05, 0.25, 0.5, 1)]
+        if stride is not None and stride > 0:
+            reported = sorted({*(round(t / stride) * stride for t in reported[:-1]), last})
     return last, reported

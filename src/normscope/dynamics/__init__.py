@@ -8,9 +8,10 @@ from normscope.dynamics.measures import Measures, interaction_energy, mean_cosin
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import SCHEDULES
 from normscope.dynamics.settings import Simulation, SimulationSetting, run_simulation
-from normscope.dynamics.simulate import Trajectory, crossing_time, simulate
+from normscope.dynamics.simulate import simulate
 from normscope.dynamics.starts import make_start, read_start
 from normscope.dynamics.symmetric import SymmetricFlow
+from normscope.dynamics.trajectory import Milestones, Trajectory
 from normscope.dynamics.weights import random_weights
 
 __all__ = [
@@ -22,12 +23,12 @@ __all__ = [
     "FeedForward",
     "HeadWeights",
     "Measures",
+    "Milestones",
     "Motion",
     "Simulation",
     "SimulationSetting",
     "SymmetricFlow",
     "Trajectory",
-    "crossing_time",
     "gradient_by_depth",
     "interaction_energy",
     "make_start",

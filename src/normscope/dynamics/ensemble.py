@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.attention import Attention
+from normscope.attention import Attention, steady_backend
 from normscope.dynamics.integrators import time_grid
 from normscope.dynamics.measures import mean_cosine
 from normscope.dynamics.motion import check_schemes
@@ -23,6 +23,7 @@ from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Scheme
 from normscope.schemes.flow import Coefficients, coefficients, read, settle, stack, velocity, written
 
+_MOST_STEPS = 1_000_000
 Cosines = npt.NDArray[np.float32]
 
 
@@ -76,6 +77,8 @@ class Ensemble:
             raise InputError(
                 f"weights are one of {', '.join(WEIGHTS)}, not '{self.weights}'{did_you_mean(self.weights, WEIGHTS)}"
             )
+        if self.time / self.step > _MOST_STEPS or (self.redraw and self.time / self.redraw > _MOST_STEPS):
+            raise InputError(f"more than {_MOST_STEPS:,} steps or redraws: choose a longer step or redraw, or a shorter time")
         if self.solver not in STAGES:
             raise InputError(f"an ensemble's solver is one of {', '.join(STAGES)}, not '{self.solver}'")
 
@@ -93,7 +96,7 @@ class Ensemble:
     @property
     def redraws(self) -> list[float]:
         """The times at which new weights are drawn, after 0."""
-        return [i * self.redraw for i in range(1, math.ceil(self.time / self.redraw))] if self.redraw else []
+        return [i * self.redraw for i in range(1, math.ceil(self.time / self.redraw - 1e-9))] if self.redraw else []
 
     def flops(self, schemes: int) -> int:
         """Matrix FLOP of one run as the model is written: x W_Q, x W_K, x W_V, q kᵀ, attention · v, · W_O."""
@@ -148,7 +151,7 @@ def advance(
 ) -> tuple[Tensor, Tensor]:
     """The state after a stage, and what the next stage reads of it (in the precision of the products)."""
     u = written(c, attended.to(x.dtype))
-    state = settle(c, first + weight * velocity(c, x, u))
+    state = settle(following, settle(c, first + weight * velocity(c, x, u)))
     return state, read(following, state).to(attended.dtype)
 
 
@@ -231,15 +234,33 @@ def chunk_sizes(runs: int, chunk: int) -> list[int]:
 
 
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:
-    """Mean and 90% band over runs: a row for each scheme and time, ``mean``, ``low`` (5%), ``high`` (95%), ``stderr``."""
-    tables = []
+    """Mean and 90% band over runs: a row for each scheme and time, ``mean``, ``low`` (5%), ``high`` (95%), ``stderr``.
+
+    Runs that left the finite numbers are left out from there on, and ``runs`` says how many are in a row.
+    """
+    rows = []
     for i, scheme in enumerate(schemes):
-        values = cosines[:, i].astype(np.float64)
-        low, high = np.quantile(values, [0.05, 0.95], axis=0)
-        spread = values.std(0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else np.full(values.shape[1], np.nan)
-        columns = {"time": setting.times, "mean": values.mean(0), "low": low, "high": high, "stderr": spread}
-        tables.append(pd.DataFrame({"scheme": scheme.name, **columns}))
-    return pd.concat(tables, ignore_index=True)
+        for t, values in zip(setting.times, cosines[:, i].astype(np.float64).T, strict=True):
+            finite = values[np.isfinite(values)]
+            low, high = np.quantile(finite, [0.05, 0.95]) if len(finite) else (math.nan, math.nan)
+            stderr = finite.std(ddof=1) / math.sqrt(len(finite)) if len(finite) > 1 else math.nan
+            mean = finite.mean() if len(finite) else math.nan
+            rows.append((scheme.name, t, mean, low, high, stderr, len(finite)))
+    return pd.DataFrame(rows, columns=["scheme", "time", "mean", "low", "high", "stderr", "runs"])
+
+
+def not_finite(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> list[str]:
+    """A line for each scheme with runs that left the finite numbers: how many, and the first run and time."""
+    lines = []
+    for i, scheme in enumerate(schemes):
+        broken = ~np.isfinite(cosines[:, i])
+        if broken.any():
+            sample = int(broken.any(0).argmax())
+            lines.append(
+                f"scheme '{scheme.name}' left the finite numbers in {int(broken.any(1).sum())} of {len(cosines)} runs, first "
+                f"by time {setting.times[sample]:g} in run {int(broken[:, sample].argmax())}"
+            )
+    return lines
 
 
 def _coefficients(scheme: Scheme, t: float, within: float, depth: float) -> Coefficients:
@@ -252,9 +273,12 @@ def _moved(stages: list[Stage], device: torch.device | str) -> list[Stage]:
     names = [f.name for f in fields(Coefficients) if f.name != "kind"]
     sent = {name: torch.stack([getattr(stage.coefficients, name) for stage in stages]).to(device) for name in names}
     weights = torch.stack([stage.weight for stage in stages]).to(device)
-    kind = stages[0].coefficients.kind
     return [
-        replace(stage, weight=weights[i], coefficients=Coefficients(kind=kind, **{name: sent[name][i] for name in names}))
+        replace(
+            stage,
+            weight=weights[i],
+            coefficients=Coefficients(kind=stage.coefficients.kind, **{name: sent[name][i] for name in names}),
+        )
         for i, stage in enumerate(stages)
     ]
 
@@ -268,7 +292,8 @@ def _draw_attention(
     )  # fmt: skip
     if all(stage.attention.heads == "none" for scheme in schemes for stage in scheme.stages):
         weights = weights.folded()
-    return Attention(setting.beta, weights)
+    width = setting.dim // setting.heads
+    return Attention(setting.beta, weights, backend=steady_backend(generator.device, precision, setting.tokens, width))
 
 
 def _attend(attention: Attention, x: Tensor, heads: Sequence[str]) -> Tensor:

@@ -8,7 +8,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from normscope.dynamics.ensemble import PLAIN, Cosines, Ensemble, Kernels, chunk_seeds, chunk_sizes, run_chunk, summarise
+from normscope.dynamics.ensemble import (
+    PLAIN,
+    Cosines,
+    Ensemble,
+    Kernels,
+    chunk_seeds,
+    chunk_sizes,
+    not_finite,
+    run_chunk,
+    summarise,
+)
 from normscope.dynamics.motion import check_schemes
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Scheme
@@ -101,6 +111,10 @@ class EnsembleRun:
             done += size
             progress(done)
         return np.concatenate(chunks)
+
+    def not_finite(self, cosines: Cosines) -> list[str]:
+        """A line for each scheme with runs that left the finite numbers."""
+        return not_finite(self.setting, self.schemes, cosines)
 
     def table(self, cosines: Cosines) -> pd.DataFrame:
         """Mean and 90% band for each scheme and time."""

@@ -38,7 +38,7 @@ def gradient_by_depth(
         layers: L, at least 1.
         late: the token whose final direction is looked at.
         early: the token whose state is moved.
-        probes: random directions to estimate the norm with; None takes all coordinates, which is exact.
+        probes: random orthonormal directions to estimate the norm with; None takes all coordinates, which is exact.
         feedforward: F(X), if a block has a feed-forward layer too.
         alpha: α_t in place of the scheme's own.
         generator: for the probes.
@@ -79,13 +79,13 @@ def gradient_by_depth(
 def _squared_jacobians(
     output: Tensor, states: Sequence[Tensor], probes: int | None, generator: torch.Generator | None
 ) -> list[Tensor]:
-    """‖∂ output / ∂ x_j‖² for every token of every state; a unit probe v gives E |vᵀJ|² = ‖J‖²/d."""
+    """‖∂ output / ∂ x_j‖² for every token of every state; a random unit v gives E |vᵀJ|² = ‖J‖²/d."""
     dim = len(output)
     if probes is None:
         directions, weight = torch.eye(dim, dtype=output.dtype, device=output.device), 1.0
     else:
-        normal = torch.randn(probes, dim, generator=generator, dtype=output.dtype, device=output.device)
-        directions, weight = unit(normal), dim / probes
+        normal = torch.randn(dim, min(probes, dim), generator=generator, dtype=output.dtype, device=output.device)
+        directions, weight = torch.linalg.qr(normal).Q.T, dim / min(probes, dim)
     totals = [torch.zeros(len(state), dtype=output.dtype, device=output.device) for state in states]
     for direction in directions:
         for total, gradient in zip(

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.dynamics.motion import Motion
+from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 
 Tokens = Float[Tensor, "*batch tokens dim"]
@@ -27,16 +28,15 @@ ADAPTIVE = ("dopri5", "dopri8")
 class Tableau:
     """An explicit Runge-Kutta method: k_i = f(t + c_i h, x + h Σ_j a_ij k_j), x ← x + h Σ_i b_i k_i."""
 
-    order: int
     c: tuple[float, ...]
     a: tuple[tuple[float, ...], ...]
     b: tuple[float, ...]
 
 
 TABLEAUS = {
-    "euler": Tableau(1, (0.0,), ((),), (1.0,)),
-    "midpoint": Tableau(2, (0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
-    "rk4": Tableau(4, (0.0, 0.5, 0.5, 1.0), ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+    "euler": Tableau((0.0,), ((),), (1.0,)),
+    "midpoint": Tableau((0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
+    "rk4": Tableau((0.0, 0.5, 0.5, 1.0), ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
 }
 SOLVERS = (*TABLEAUS, *ADAPTIVE, "layers")
 
@@ -64,11 +64,12 @@ def check_solver(solver: str, step: float) -> None:
 
 def time_grid(times: Sequence[float], breaks: Sequence[float], step: float) -> Iterator[tuple[float, float, bool]]:
     """Steps (t, h, whether t is one of ``times``) of length at most ``step`` that end at every time and every break."""
+    wanted = set(times)
     for left, right in itertools.pairwise(_nodes(times, breaks)):
         count = max(1, math.ceil((right - left) / step - 1e-9))
         h = (right - left) / count
         for i in range(count):
-            yield left + i * h, h, i == 0 and left in times
+            yield left + i * h, h, i == 0 and left in wanted
 
 
 def _nodes(times: Sequence[float], breaks: Sequence[float]) -> list[float]:
@@ -96,8 +97,13 @@ def _runge_kutta(
     motion: Motion, x: Tokens, times: Sequence[float], method: Tableau, step: float, watch: Watch
 ) -> Iterator[Moment]:
     x = motion.settle(x, times[0])
+    watch(times[0], x)
+    stage = motion.stage(times[0])
     for t, h, wanted in time_grid(times, motion.breaks, step):
         within = t + h / 2
+        if motion.stage(within) is not stage:
+            stage = motion.stage(within)
+            x = motion.settle(x, within)  # a stage that normalises the stream begins on the sphere
         slope = motion.velocity(x, t, within)
         if wanted:
             yield t, x, slope
@@ -110,6 +116,7 @@ def _runge_kutta(
 def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watch: Watch) -> Iterator[Moment]:
     """Layers at t = 0, stride, 2·stride, ...: the state after each, with the velocity of the flow at that place."""
     x = motion.settle(x, times[0])
+    watch(times[0], x)
     for t, h, wanted in time_grid(times, (), step):
         if not math.isclose(h, step, rel_tol=1e-6):
             raise InputError(f"with layers every time is a multiple of the step {step:g}; {t + h:g} is not")
@@ -129,11 +136,16 @@ def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, wa
     from torchdiffeq import odeint
 
     x = motion.settle(x, times[0])
+    watch(times[0], x)
     yield times[0], x, motion.velocity(x, times[0])
     for left, right in itertools.pairwise(_nodes(times, motion.breaks)):
         within = (left + right) / 2
+        x = motion.settle(x, within)
         span = torch.tensor([left, right], dtype=torch.float64, device=x.device)
-        path = odeint(lambda t, y: motion.velocity(y, float(t), within), x, span, method=solver, rtol=1e-9, atol=1e-9)  # noqa: B023
+        try:
+            path = odeint(lambda t, y: motion.velocity(y, float(t), within), x, span, method=solver, rtol=1e-9, atol=1e-9)  # noqa: B023
+        except AssertionError as error:  # its step has shrunk to nothing
+            raise NotFiniteError(f"scheme '{motion.scheme.name}' outran solver {solver} after time {left:g}") from error
         x = motion.settle(path[-1], within)
         watch(right, x)
         if right in times:

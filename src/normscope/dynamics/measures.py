@@ -1,6 +1,7 @@
 """What is measured of a set of tokens: how clustered they are, how far out, how fast they turn.
 
-No tokens × tokens tensor: with S = Σ_j θ_j the mean cosine over pairs is (|S|² − n)/(n(n − 1)) and Var is 1 − |S|²/n².
+No tokens × tokens tensor: with S = Σ_j θ_j the mean cosine over pairs is (|S|² − n)/(n(n − 1)). Var, which is 1 − |S|²/n², is
+taken from its definition, so that it keeps its digits near collapse.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def measure(x: Tokens, velocity: Tokens) -> Measures:
     pairs = max(n * (n - 1), 1)
     return Measures(
         cosine=(square - n) / pairs if n > 1 else torch.ones_like(square),
-        variance=1 - square / n**2,
+        variance=(theta - theta.mean(-2, keepdim=True)).square().sum((-1, -2), dtype=torch.float64) / n,
         radius=radius.squeeze(-1).mean(-1, dtype=torch.float64),
         speed=length(turning).squeeze(-1).mean(-1, dtype=torch.float64),
         cosine_rate=2 * (total * total_rate).sum(-1) / pairs,

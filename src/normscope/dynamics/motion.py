@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normscope.attention import Attention
 from normscope.dynamics.schedules import Schedule
+from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError
 from normscope.norms import tangent
 from normscope.schemes import Scheme, Slots
@@ -34,6 +35,11 @@ class FeedForward:
 
     W_in: Float[Tensor, "*runs dim hidden"]
     W_out: Float[Tensor, "*runs hidden dim"]
+
+    def __post_init__(self) -> None:
+        for name in ("W_in", "W_out"):
+            if not torch.isfinite(getattr(self, name)).all():
+                raise InputError(f"{name} has an entry that is not a finite number")
 
     def __call__(self, x: Tokens, heads: str = "none") -> Tokens:
         """F of every token; ``heads`` has no meaning here."""
@@ -72,6 +78,20 @@ class Motion:
         """The times at which the scheme changes its slots; an integrator's steps end there."""
         return [stage.until * self.depth for stage in self.scheme.stages if stage.then]
 
+    def stage(self, t: float) -> Scheme:
+        """The stage of the scheme that holds at time t."""
+        return self.scheme.at(t, self.depth)
+
+    def check(self, times: Sequence[float]) -> None:
+        """Refuse slots that have no finite value, or a normalised stream that keeps nothing of x, at one of the times."""
+        for t in times:
+            for slots, _ in self._sublayers(t):
+                c = self._coefficients(slots, t, t)
+                if c.stream_norm and not c.carry > 0:
+                    raise InputError(
+                        f"with a normalised stream carry must be positive; '{self.scheme.name}' has {c.carry:g} at t = {t:g}"
+                    )
+
     def layer(self, x: Tokens, t: float, stride: float = 1.0) -> Tokens:
         """One layer (or an Euler step of length ``stride``): attention, then the feed-forward layer if there is one."""
         for slots, f in self._sublayers(t):
@@ -97,20 +117,26 @@ class Motion:
 
     def settle(self, x: Tokens, t: float) -> Tokens:
         """Tokens where the scheme keeps them: on the unit sphere if its stream is normalised."""
-        return normalise(x, self.scheme.at(t, self.depth).norm) if self._on_sphere(t) else x
+        return normalise(x, self.stage(t).norm) if self._on_sphere(t) else x
 
     def _sublayers(self, t: float) -> Iterator[tuple[Slots, Map]]:
-        stage = self.scheme.at(t, self.depth)
+        stage = self.stage(t)
         yield stage.attention, self.attention
         if self.feedforward is not None:
             yield stage.feedforward, self.feedforward
 
     def _write(self, slots: Slots, f: Map, x: Tokens, t: float, within: float) -> tuple[Coefficients, Tokens, Tokens]:
         """The slots' coefficients at t, x, and what the sublayer writes at x."""
-        stage = self.scheme.at(within, self.depth)
-        at = stage.place(t, self.depth)
-        c = coefficients(slots, stage.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+        c = self._coefficients(slots, t, within)
         return c, x, written(c, f(read(c, x), slots.heads))
+
+    def _coefficients(self, slots: Slots, t: float, within: float) -> Coefficients:
+        stage = self.stage(within)
+        try:
+            at = stage.place(t, self.depth)
+            return coefficients(slots, stage.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
+        except (ArithmeticError, ValueError) as error:
+            raise NotFiniteError(f"a slot of scheme '{self.scheme.name}' has no finite value at time {t:g}") from error
 
     def _total(self, x: Tokens, parts: list[Tensor], t: float) -> Tokens:
         """The sublayers' velocities together."""
@@ -118,7 +144,7 @@ class Motion:
             return parts[0]
         total = parts[0] + parts[1]
         # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
-        return tangent(x, kept_part(total, self.scheme.at(t, self.depth).norm)) if self._on_sphere(t) else total
+        return tangent(x, kept_part(total, self.stage(t).norm)) if self._on_sphere(t) else total
 
     def _on_sphere(self, t: float) -> bool:
         return any(slots.stream == "norm" for slots, _ in self._sublayers(t))

@@ -14,17 +14,19 @@ from torch import Tensor
 from normscope.attention import Attention, HeadWeights
 from normscope.dynamics.gradients import gradient_by_depth
 from normscope.dynamics.integrators import check_solver
-from normscope.dynamics.motion import FeedForward, check_schemes
+from normscope.dynamics.motion import FeedForward, Motion, check_schemes
 from normscope.dynamics.schedules import SCHEDULES, Schedule
-from normscope.dynamics.simulate import check_times, crossing_time, simulate
+from normscope.dynamics.simulate import simulate
 from normscope.dynamics.starts import STARTS, make_start, read_start
 from normscope.dynamics.symmetric import SymmetricFlow
-from normscope.dynamics.weights import random_weights
+from normscope.dynamics.trajectory import Trajectory, check_times
+from normscope.dynamics.weights import WEIGHTS, random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Expression, Scheme
 
 _WORTH_THREADS = 4_000_000
-_PROBES = 16
+_PROBES = 32
+_EXACT_UP_TO = 64
 PRECISIONS: dict[str, tuple[torch.dtype, torch.dtype | None]] = {
     "float64": (torch.float64, None),
     "float32": (torch.float32, None),
@@ -90,7 +92,8 @@ class SimulationSetting:
     def grid(self) -> list[float]:
         """The times of the curves: equally spaced, or every layer, together with those to report."""
         count = round(self.time / self.step) if self.solver == "layers" else self.samples - 1
-        return sorted({*(self.time * i / count for i in range(count + 1)), *self.times})
+        even = (self.time * i / count for i in range(count + 1))
+        return sorted({*self.times, *(t for t in even if not any(math.isclose(t, own, rel_tol=1e-9) for own in self.times))})
 
     @property
     def record(self) -> dict[str, Any]:
@@ -137,9 +140,16 @@ class Simulation:
     def prepare(cls, setting: SimulationSetting) -> "Simulation":
         """Read files, draw start and weights (on the CPU, so that every device gets the same ones), refuse what is wrong."""
         alpha = named_schedule(setting.alpha, setting.grid)
+        uses_alpha = any(
+            "alpha" in formula.names for s in setting.schemes for stage in s.stages for formula in stage.all_formulas
+        )
+        if alpha is not None and not uses_alpha:
+            raise InputError("alpha is given, but none of the schemes has it in a slot (ngpt has)")
+        for scheme in setting.schemes:
+            Motion(scheme, Attention(setting.beta), setting.time, None, alpha).check(setting.grid)
         if setting.symmetric:
             for scheme in setting.schemes:
-                SymmetricFlow(scheme, setting.tokens, setting.beta, setting.time, alpha)
+                SymmetricFlow(scheme, setting.tokens, setting.beta, setting.time, alpha).solve([0.0], radius=setting.radius)
             return cls(setting, alpha)
         start, attention, feedforward = _ingredients(setting)
         return cls(replace(setting, tokens=start.shape[0], dim=start.shape[1]), alpha, start, attention, feedforward)
@@ -148,15 +158,17 @@ class Simulation:
         """All schemes from the same start; ``progress`` hears how many (scheme, time) pairs are done."""
         setting = self.setting
         if self.start is None or self.attention is None:
-            flows = [SymmetricFlow(s, setting.tokens, setting.beta, setting.time, self.alpha) for s in setting.schemes]
-            tables = [flow.solve(setting.grid, radius=setting.radius) for flow in flows]
-            return SimulationResult(pd.concat(tables, ignore_index=True), _milestones(tables))
+            paths = []
+            for number, scheme in enumerate(setting.schemes, 1):
+                flow = SymmetricFlow(scheme, setting.tokens, setting.beta, setting.time, self.alpha)
+                paths.append(flow.solve(setting.grid, radius=setting.radius))
+                progress(number * len(setting.grid))
+            return _result(paths)
         with _threads_for(self.start):
             return self._particles(self.start, self.attention, progress)
 
     def _particles(self, start: Tensor, attention: Attention, progress: Callable[[int], None]) -> SimulationResult:
-        setting, done, tables, gradients = self.setting, 0, [], []
-        result = SimulationResult(pd.DataFrame(), pd.DataFrame())
+        setting, done, paths, gradients = self.setting, 0, [], []
 
         def count(t: float, numbers: dict[str, float]) -> None:
             nonlocal done
@@ -166,26 +178,28 @@ class Simulation:
         for scheme in setting.schemes:
             path = simulate(
                 start, scheme, attention, setting.grid, solver=setting.solver, step=setting.step, depth=setting.time,
-                feedforward=self.feedforward, alpha=self.alpha, keep_states=setting.save_states, on_measures=count,
+                feedforward=self.feedforward, alpha=self.alpha,
+                keep_states=setting.times if setting.save_states else False, on_measures=count,
             )  # fmt: skip
-            tables.append(path.table)
-            if path.stopped:
-                result.stopped.append(path.stopped)
-            for t, state in zip(path.times, path.states, strict=False):
-                if t in setting.times:
-                    result.states[f"{scheme.name}/t={t:g}"] = state.detach().cpu().clone()
+            paths.append(path)
             if setting.gradient:
                 gradients.append(self._gradient(start, scheme, attention))
-        result.trajectories, result.milestones = pd.concat(tables, ignore_index=True), _milestones(tables)
+        result = _result(paths)
         result.gradients = pd.concat(gradients, ignore_index=True) if gradients else None
         return result
 
     def _gradient(self, start: Tensor, scheme: Scheme, attention: Attention) -> pd.DataFrame:
         setting = self.setting
         return gradient_by_depth(
-            start, scheme, attention, round(setting.time), probes=min(setting.dim, _PROBES), feedforward=self.feedforward,
-            alpha=self.alpha, generator=torch.Generator(setting.device).manual_seed(setting.seed),
-        )  # fmt: skip
+            start,
+            scheme,
+            attention,
+            round(setting.time),
+            probes=_PROBES if setting.dim > _EXACT_UP_TO else None,
+            feedforward=self.feedforward,
+            alpha=self.alpha,
+            generator=torch.Generator(setting.device).manual_seed(setting.seed),
+        )
 
 
 def run_simulation(setting: SimulationSetting) -> SimulationResult:
@@ -199,9 +213,13 @@ def named_schedule(text: str | None, times: Sequence[float]) -> Schedule | None:
         return None
     if text in SCHEDULES:
         return SCHEDULES[text]
-    formula = Expression.parse(text)
+    allowed = f"alpha is one of {', '.join(SCHEDULES)}, or a formula in t, not '{text}'{did_you_mean(text, SCHEDULES)}"
+    try:
+        formula = Expression.parse(text)
+    except InputError as error:
+        raise InputError(allowed) from error
     if formula.names - {"t"}:
-        raise InputError(f"alpha is one of {', '.join(SCHEDULES)}, or a formula in t alone, not '{text}'")
+        raise InputError(allowed)
     for t in times:
         try:
             value = formula({"t": t})
@@ -253,16 +271,22 @@ def _weights(setting: SimulationSetting, dim: int, generator: torch.Generator) -
         return HeadWeights()
     if setting.weights.endswith(".safetensors"):
         return HeadWeights.read(Path(setting.weights), dim)
+    _require(setting.weights, ("identity", *WEIGHTS), "weights without the ending .safetensors")
     return random_weights(setting.weights, dim, setting.heads, generator)
 
 
-def _milestones(tables: list[pd.DataFrame]) -> pd.DataFrame:
-    rows = [
-        {"scheme": table["scheme"][0], "half": crossing_time(table, 0.5), "ninety": crossing_time(table, 0.9)}
-        for table in tables
-        if len(table)
-    ]
-    return pd.DataFrame(rows)
+def _result(paths: list[Trajectory]) -> SimulationResult:
+    states = {
+        f"{path.scheme}/t={t:.12g}": state.detach().cpu().clone()
+        for path in paths
+        for t, state in zip(path.kept, path.states, strict=True)
+    }
+    return SimulationResult(
+        pd.concat([path.table for path in paths], ignore_index=True),
+        pd.DataFrame([{"scheme": p.scheme, "half": p.milestones.half, "ninety": p.milestones.ninety} for p in paths]),
+        states=states,
+        stopped=[path.stopped for path in paths if path.stopped],
+    )
 
 
 def _require(value: str, allowed: tuple[str, ...], what: str) -> None:

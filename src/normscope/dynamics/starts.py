@@ -1,6 +1,7 @@
 """Where tokens start: orthogonal, uniform, gaussian, in a cone, or from a file."""
 
 import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -55,6 +56,10 @@ def read_start(path: Path) -> Float[Tensor, "tokens dim"]:
         raise
     except Exception as error:
         raise InputError(f"cannot read the start file '{path}': {error}") from error
+    if tokens.ndim != 2 or tokens.is_complex():
+        raise InputError(
+            f"a start file holds real numbers, tokens × dim; '{path}' has {tokens.dtype} of shape {tuple(tokens.shape)}"
+        )
     return check_start(tokens.to(torch.float64))
 
 
@@ -77,7 +82,9 @@ def _read_array(path: Path) -> Tensor:
     if path.suffix == ".csv":
         import numpy as np
 
-        return torch.from_numpy(np.loadtxt(path, delimiter=",", ndmin=2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty file is refused below
+            return torch.from_numpy(np.loadtxt(path, delimiter=",", ndmin=2))
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -9,20 +9,20 @@ The state is (ln(1−γ), ln r), so that the approach to collapse keeps its digi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from normscope.dynamics.integrators import TABLEAUS, runge_kutta_step, time_grid
 from normscope.dynamics.schedules import Schedule
-from normscope.dynamics.simulate import check_times
+from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.errors import InputError
 from normscope.schemes import Scheme, derive
 
 State = npt.NDArray[np.float64]
+MEASURES = ("cosine", "variance", "radius", "speed", "cosine_rate")
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class SymmetricFlow:
         rates = self.rates(t, state, within)
         return np.array([-rates["closing"], rates["radial_rate"] / rates["radius"]])
 
-    def solve(self, times: Sequence[float], *, cosine: float = 0.0, radius: float = 1.0, step: float = 0.005) -> pd.DataFrame:
-        """Measures at ``times`` from γ(0) = ``cosine`` and r(0) = ``radius``; the columns are a trajectory's.
+    def solve(self, times: Sequence[float], *, cosine: float = 0.0, radius: float = 1.0, step: float = 0.005) -> Trajectory:
+        """Measures at ``times`` from γ(0) = ``cosine`` and r(0) = ``radius``.
 
         Fourth-order steps in u = ln(1 + t), of at most ``step``: late times, where everything slows down, cost no more than
         early ones.
@@ -92,29 +92,37 @@ class SymmetricFlow:
         times = check_times(times)
         if not -1 / (self.tokens - 1) < cosine < 1:
             raise InputError(f"n tokens can have one common cosine above −1/(n−1) and below 1, not {cosine}")
-        grid = times if times[0] == 0 else [0.0, *times]
-        state = np.array([math.log1p(-cosine), math.log(self._start_radius(radius, 0.0))])
-        rows = []
-        logarithms = [math.log1p(t) for t in grid]
+        if not (math.isfinite(radius) and radius > 0):
+            raise InputError(f"the radius of a start is a positive number, not {radius}")
+        path, wanted = Trajectory(self.scheme.name), set(times)
+        try:
+            for t, state in self._states(times if times[0] == 0 else [0.0, *times], cosine, radius, step):
+                rates = self.rates(t, state)
+                path.milestones.see(t, rates["cosine"])
+                if t in wanted:
+                    path.times.append(t)
+                    path.measures.append({name: rates[name] for name in MEASURES})
+        except ArithmeticError:
+            path.stopped = (
+                f"scheme '{self.scheme.name}' left the finite numbers after time {path.times[-1] if path.times else 0:g}"
+            )
+        return path
+
+    def _states(self, grid: list[float], cosine: float, radius: float, step: float) -> Iterator[tuple[float, State]]:
+        """(t, (ln(1−γ), ln r)) at every step and at every time of the grid."""
+        state = np.array([math.log1p(-cosine), math.log(radius)])
         breaks = [math.log1p(stage.until * self.depth) for stage in self.scheme.stages if stage.then]
-        wanted = dict(zip(logarithms, grid, strict=True))
-        for u, h, asked in time_grid(logarithms, breaks, step):
-            if asked:
-                rows.append(self._row(wanted[u], state))
+        exact = {math.log1p(t): t for t in grid}
+        for u, h, _ in time_grid(list(exact), breaks, step):
             within = math.expm1(u + h / 2)
+            if derive(self.scheme.at(within, self.depth).attention).radius_fixed:
+                state = np.array([state[0], 0.0])
+            yield exact.get(u, math.expm1(u)), state
 
             def moving(u: float, y: State, within: float = within) -> State:
                 return math.exp(u) * self.derivative(math.expm1(u), y, within)
 
             state = runge_kutta_step(moving, u, state, h, TABLEAUS["rk4"], moving(u, state))
-        rows.append(self._row(grid[-1], state))
-        table = pd.DataFrame(rows)
-        return table[table["time"].isin(times)].reset_index(drop=True)
-
-    def _start_radius(self, radius: float, t: float) -> float:
-        return 1.0 if derive(self.scheme.at(t, self.depth).attention).radius_fixed else radius
-
-    def _row(self, t: float, state: State) -> dict[str, float | str]:
-        rates = self.rates(t, state)
-        names = ("cosine", "variance", "radius", "speed", "cosine_rate")
-        return {"scheme": self.scheme.name, "time": t, **{name: rates[name] for name in names}}
+            if not np.isfinite(state).all():
+                raise FloatingPointError
+        yield grid[-1], state

@@ -1,5 +1,6 @@
 """Line charts, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
 
+import errno
 from pathlib import Path
 
 from normscope.errors import InputError
@@ -28,5 +29,7 @@ def save_chart(chart: Chart, folder: Path, name: str) -> tuple[Path, Path]:
         page.write_text(draw_html(chart), encoding="utf-8")
         write_script(folder)
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
         raise InputError(f"cannot write the chart '{picture}': {error.strerror or error}") from error
     return picture, page

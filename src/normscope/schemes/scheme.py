@@ -177,6 +177,13 @@ class Scheme:
         """The slots of one sublayer."""
         return self.attention if sublayer == "attention" else self.feedforward
 
+    @property
+    def all_formulas(self) -> tuple[Expression, ...]:
+        """Step and carry of both sublayers, and the factors on their inputs."""
+        both = (self.attention, self.feedforward)
+        factors = tuple(Expression(atom) for slots in both for atom, _ in slots.input_factor.factors)
+        return (*self.attention.formulas, *self.feedforward.formulas, *factors)
+
     def place(self, t: float, depth: float) -> At:
         """The variables of the slots at time t."""
         return At(t, depth, self.schedule({"t": t, "depth": depth}))
