@@ -115,13 +115,13 @@ def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: boo
     """Plain attention on as many queries at a time as keep the block of scores small."""
     tokens = q.shape[-2]
     rows = max(1, _BLOCK_ENTRIES[q.device.type] // (k.shape[-2] * math.prod(q.shape[:-2])))
-    blocks = []
+    out = v.new_empty(*q.shape[:-1], v.shape[-1])  # filled in place: small pieces kept between large ones fragment the heap
     for first in range(0, tokens, rows):
         scores = scale * (q[..., first : first + rows, :] @ k.mT)
         if causal:
             scores = scores.masked_fill(_later(scores.shape[-2], k.shape[-2], first, q.device), -math.inf)
-        blocks.append(scores.softmax(-1) @ v)
-    return torch.cat(blocks, -2)
+        out[..., first : first + rows, :] = scores.softmax(-1) @ v
+    return out
 
 
 def _later(queries: int, keys: int, first: int, device: torch.device) -> Tensor:

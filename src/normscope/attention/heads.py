@@ -17,7 +17,7 @@ class HeadWeights:
     """Weights of an attention layer under their usual names, for one model or for many at once (``runs``).
 
     q = x W_Q, k = x W_K, v = x W_V per head; the update is Σ_heads (attention · v) W_O. None is the identity, one head.
-    Shapes are (runs…, heads, dim, head) for W_Q and W_K, (runs…, heads, dim, value) for W_V, (runs…, heads, value, dim) for W_O.
+    Shapes are (runs…, heads, dim, head) for W_Q and W_K, (runs…, heads, dim, value) for W_V, and W_O transposed.
     """
 
     W_Q: Float[Tensor, "... _ _ _"] | None = None
