@@ -170,6 +170,7 @@ def projections(chunk: int) -> list[dict[str, Any]]:
     """Minutes that 100,000 runs of each panel take, from a tenth of its time."""
     rows: list[dict[str, Any]] = []
     for panel in ("5a", "5b", "5c", "5d", "5e", "5f", "5g"):
+        torch.compiler.reset()  # every panel has shapes of its own, and the compiler keeps only so many
         setting = PANELS[panel]
         short = replace(setting, time=setting.time / 10, samples=11)
         size = chunk * 4 if setting.dim <= 128 else chunk

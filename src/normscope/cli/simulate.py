@@ -63,7 +63,7 @@ def simulate(
         bool, typer.Option("--symmetric", help="Solve the two-variable reduction of the orthogonal start.")
     ] = False,
     solver: Annotated[str, typer.Option(help="euler, midpoint, rk4, dopri5 or dopri8.")] = "rk4",
-    step: Annotated[float | None, typer.Option(help="Longest step in time.", show_default="0.05; 1 with --layers")] = None,
+    step: Annotated[float | None, typer.Option(help="Longest step in time.", show_default="0.025; 1 with --layers")] = None,
     samples: Annotated[int, typer.Option(min=2, help="Times at which the curves are taken.")] = 201,
     norm: Annotated[str | None, typer.Option(help="The norm in every slot: rms or layer.", show_default="rms")] = None,
     alpha: Annotated[
@@ -95,7 +95,7 @@ def simulate(
     from normscope.dynamics.settings import Simulation, SimulationSetting
     from normscope.results import check_writable, fresh_path
 
-    stride = step if step is not None else (1.0 if layers else 0.05)
+    stride = step if step is not None else (1.0 if layers else 0.025)
     last, reported = _times(time, times, stride if layers else None)
     setting = SimulationSetting(
         schemes=tuple(named_schemes(scheme, norm)),

@@ -192,7 +192,8 @@ def run_chunk(
     x, seen = first, read(stages[0].coefficients, first).to(precision)
     attention = _draw_attention(setting, schemes, runs, generator, precision)
     cosines = [kernels.mean_cosine(first)]
-    for stage, following in zip(stages, [*stages[1:], stages[-1]], strict=True):
+    last = _moved(stages[-1:], device)  # a copy: the compiler would take one tensor in two places for another function
+    for stage, following in zip(stages, [*stages[1:], *last], strict=True):
         if stage.draws:
             attention = _draw_attention(setting, schemes, runs, generator, precision)
         attended = _attend(attention, seen, stage.heads)

@@ -49,7 +49,7 @@ class SimulationSetting:
     times: tuple[float, ...] = (0.0, 1.0, 5.0, 10.0, 20.0)
     samples: int = 201
     solver: str = "rk4"
-    step: float = 0.05
+    step: float = 0.025
     symmetric: bool = False
     alpha: str | None = None
     weights: str = "identity"

@@ -26,7 +26,7 @@ def simulate(
     times: Sequence[float],
     *,
     solver: str = "rk4",
-    step: float = 0.05,
+    step: float = 0.025,
     depth: float | None = None,
     feedforward: FeedForward | None = None,
     alpha: Schedule | None = None,
