@@ -129,3 +129,14 @@ def test_a_file_that_is_no_weights_file_is_refused(tmp_path: Path) -> None:
 def test_beta_must_be_finite() -> None:
     with pytest.raises(InputError, match="beta is a finite number"):
         Attention(float("inf"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    ("shape", "causal"), [((7, 128, 512), False), ((7, 100, 128), True), ((3, 256, 64), False), ((3, 5, 64), True)]
+)
+def test_the_kernel_for_few_tokens_agrees_with_float64(shape: tuple[int, ...], causal: bool) -> None:
+    q, k, v = (random(*shape, seed=s).to("cuda", torch.bfloat16) for s in (1, 2, 3))
+    expected = attention_weights(q.double(), k.double(), 0.3, causal) @ v.double()
+    got = attend(q, k, v, 0.3, causal, "tile").double()
+    assert (got - expected).norm() < 0.01 * expected.norm()
