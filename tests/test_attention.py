@@ -131,12 +131,23 @@ def test_beta_must_be_finite() -> None:
         Attention(float("inf"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    ("shape", "causal"), [((7, 128, 512), False), ((7, 100, 128), True), ((3, 256, 64), False), ((3, 5, 64), True)]
-)
-def test_the_kernel_for_few_tokens_agrees_with_float64(shape: tuple[int, ...], causal: bool) -> None:
-    q, k, v = (random(*shape, seed=s).to("cuda", torch.bfloat16) for s in (1, 2, 3))
+TILE = """
+import torch
+from normscope.attention import attend, attention_weights
+
+generator = torch.Generator("cuda").manual_seed(0)
+for shape, causal in (((7, 128, 512), False), ((7, 100, 128), True), ((3, 256, 64), False), ((3, 5, 64), True)):
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in "qkv")
     expected = attention_weights(q.double(), k.double(), 0.3, causal) @ v.double()
     got = attend(q, k, v, 0.3, causal, "tile").double()
-    assert (got - expected).norm() < 0.01 * expected.norm()
+    print(float((got - expected).norm() / expected.norm()))
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_kernel_for_few_tokens_agrees_with_float64() -> None:
+    """In a process of its own: Triton compiles the source as it is, not as the run-time type checks rewrite it."""
+    result = subprocess.run([sys.executable, "-c", TILE], capture_output=True, text=True, check=True)
+    errors = [float(line) for line in result.stdout.split()]
+    assert len(errors) == 4
+    assert max(errors) < 0.01
