@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.output import JsonOption, OverwriteOption, SeedOption, examples, print_json, progress, say
+from normscope.cli.output import (
+    SIX_SCHEMES,
+    JsonOption,
+    OverwriteOption,
+    SeedOption,
+    examples,
+    named_schemes,
+    print_json,
+    progress,
+    say,
+)
 
 EXAMPLES = examples("normscope demo", "normscope demo --out /tmp/first-look --overwrite")
 
@@ -25,7 +35,7 @@ def demo(
     from normscope.schemes import NAMED, block_records, scheme_record
 
     schemes = list(NAMED.values())
-    six = tuple(NAMED[name] for name in ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling"))
+    six = tuple(named_schemes(SIX_SCHEMES))
     simulation = Simulation.prepare(SimulationSetting(six, tokens=64, dim=64, seed=seed))
     ensemble = EnsembleRun(PANELS["5d"], six, runs=64, chunk=16, seed=seed)
     configuration = {"schemes": list(NAMED), "simulation": simulation.setting.record, "ensemble": ensemble.record}

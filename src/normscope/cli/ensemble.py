@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.output import (
+    SIX_SCHEMES,
     DeviceOption,
     JsonOption,
     OutOption,
@@ -44,9 +45,7 @@ def ensemble(
         typer.Option(help="A published panel, 4 or 5a to 5g; the options below then change it.", show_default=False),
     ] = None,
     runs: Annotated[int, typer.Option(help="Number of independent runs.")] = 100,
-    scheme: Annotated[
-        str, typer.Option(help="Schemes with commas: names, or paths of TOML files.")
-    ] = "post,pre,mix,peri,ngpt,sqrt-scaling",
+    scheme: Annotated[str, typer.Option(help="Schemes with commas: names, or paths of TOML files.")] = SIX_SCHEMES,
     tokens: Annotated[int | None, typer.Option(help="Number of tokens n.", show_default="128")] = None,
     dim: Annotated[int | None, typer.Option(help="Dimension d.", show_default="512")] = None,
     heads: Annotated[int | None, typer.Option(help="Number of heads, each of width d/heads.", show_default="1")] = None,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document, a list of records, on stdout.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run folder if it exists.")]
 
+SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
 OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="The run folder to write.", show_default="runs/COMMAND, or the next free number"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.cli.output import (
+    SIX_SCHEMES,
     DeviceOption,
     JsonOption,
     OutOption,
@@ -40,9 +41,7 @@ EXAMPLES = examples(
 
 
 def simulate(
-    scheme: Annotated[
-        str, typer.Option(help="Schemes with commas: names, or paths of TOML files.")
-    ] = "post,pre,mix,peri,ngpt,sqrt-scaling",
+    scheme: Annotated[str, typer.Option(help="Schemes with commas: names, or paths of TOML files.")] = SIX_SCHEMES,
     tokens: Annotated[int, typer.Option(help="Number of tokens n.")] = 256,
     dim: Annotated[
         int | None,

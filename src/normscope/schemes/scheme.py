@@ -16,7 +16,6 @@ from normscope.schemes.expressions import ONE, Expression, Product
 
 NormKind = Literal["rms", "layer"]
 NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
-Sublayer = Literal["attention", "feedforward"]
 
 
 @dataclass(frozen=True)
@@ -172,10 +171,6 @@ class Scheme:
         yield self
         if self.then is not None:
             yield from self.then.stages
-
-    def slots(self, sublayer: Sublayer) -> Slots:
-        """The slots of one sublayer."""
-        return self.attention if sublayer == "attention" else self.feedforward
 
     @property
     def all_formulas(self) -> tuple[Expression, ...]:
