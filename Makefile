@@ -23,7 +23,7 @@ tests: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,dev]'
 	touch $@
 
 clean:

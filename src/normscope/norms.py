@@ -5,6 +5,7 @@ the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an el
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,9 @@ def layer_norm(
     """RMSNorm of the centred vector: rms_norm(x − mean(x)·1)."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     return _affine(rms_norm(centre(wide), eps=eps).to(x.dtype), gain, bias)
+
+
+NORMS: dict[str, Callable[..., Tensor]] = {"rms": rms_norm, "layer": layer_norm}
 
 
 def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:

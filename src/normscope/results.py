@@ -151,6 +151,18 @@ def fresh_path(path: Path | str) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
+def fingerprint(configuration: Mapping[str, Any]) -> str:
+    """A short text that two configurations share only if they are the same."""
+    text = json.dumps(dict(configuration), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def unfinished_folder(path: Path | str, configuration: Mapping[str, Any]) -> Path:
+    """Where a long run of that configuration keeps what it has, until it is whole and stands under ``path``."""
+    final = run_path(path)
+    return final.with_name(f".{final.name}.unfinished-{fingerprint(configuration)}")
+
+
 @dataclass(frozen=True)
 class Parts:
     """The finished parts of a long run, kept beside its final folder until the whole is there.
@@ -163,10 +175,7 @@ class Parts:
     @classmethod
     def of(cls, path: Path | str, configuration: Mapping[str, Any]) -> "Parts":
         """The parts of the run that is to end up under ``path``."""
-        final = run_path(path)
-        text = json.dumps(dict(configuration), sort_keys=True, default=str)
-        key = hashlib.sha256(text.encode()).hexdigest()[:12]
-        return cls(final.with_name(f".{final.name}.unfinished-{key}"))
+        return cls(unfinished_folder(path, configuration))
 
     def save(self, index: int, values: npt.NDArray[Any]) -> None:
         """Keep part ``index``, whole even if the process dies in the middle."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli import demo, ensemble, schemes, simulate
+from normscope.cli import demo, ensemble, evaluate, schemes, simulate, train
 from normscope.cli.output import examples
 from normscope.errors import InputError
 
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.command("schemes", epilog=schemes.EXAMPLES)(schemes.schemes)
 app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
 app.command("ensemble", epilog=ensemble.EXAMPLES)(ensemble.ensemble)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
 
 

@@ -140,9 +140,7 @@ class Simulation:
     def prepare(cls, setting: SimulationSetting) -> "Simulation":
         """Read files, draw start and weights (on the CPU, so that every device gets the same ones), refuse what is wrong."""
         alpha = named_schedule(setting.alpha, setting.grid)
-        uses_alpha = any(
-            "alpha" in formula.names for s in setting.schemes for stage in s.stages for formula in stage.all_formulas
-        )
+        uses_alpha = any(stage.learns_alpha for scheme in setting.schemes for stage in scheme.stages)
         if alpha is not None and not uses_alpha:
             raise InputError("alpha is given, but none of the schemes has it in a slot (ngpt has)")
         for scheme in setting.schemes:

@@ -1,25 +1,21 @@
 """Figures and page sections of simulations and ensembles, from their tables."""
 
-from pathlib import Path
-
 import pandas as pd
 
-from normscope.errors import MissingExtraError
-from normscope.report.charts import Chart, Line, save_chart
-from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.charts import Chart, Line
+from normscope.report.figures import save_picture, write_page
+from normscope.report.page import PageTable, Section
 from normscope.results import RunFolder
-
-FIGURES = "figures"
 
 
 def write_simulation_report(run: RunFolder, settings: str) -> None:
     """Draw the pictures of a simulation and its page, ``report.html``."""
-    _write_page(run, "Tokens as particles", settings, [simulation_section(run, settings)])
+    write_page(run, "Tokens as particles", settings, [simulation_section(run, settings)])
 
 
 def write_ensemble_report(run: RunFolder, settings: str) -> None:
     """Draw the picture of an ensemble and its page, ``report.html``."""
-    _write_page(run, "Ensemble with random weights", settings, [ensemble_section(run, settings)])
+    write_page(run, "Ensemble with random weights", settings, [ensemble_section(run, settings)])
 
 
 def simulation_section(run: RunFolder, settings: str) -> Section:
@@ -75,7 +71,7 @@ def simulation_section(run: RunFolder, settings: str) -> Section:
             settings,
             log_y=True,
         )
-    pictures = tuple(_save(run, name, chart) for name, chart in charts.items())
+    pictures = tuple(save_picture(run, name, chart) for name, chart in charts.items())
     text = (
         "Tokens are particles on a sphere: attention pulls them together, and the scheme regulates how fast. A good scheme "
         "moves them far in early layers and still moves them in late ones.",
@@ -98,7 +94,7 @@ def ensemble_section(run: RunFolder, settings: str) -> Section:
         "Lines are means over runs, bands hold 90% of them; all schemes saw the same starts and weights.",
         settings,
     )
-    return Section("Random weights", (), (), (_save(run, "ensemble", chart),))
+    return Section("Random weights", (), (), (save_picture(run, "ensemble", chart),))
 
 
 def _chart(
@@ -109,15 +105,6 @@ def _chart(
     return Chart(title, x_label, y_label, lines, caption, settings, log_y=log_y)
 
 
-def _save(run: RunFolder, name: str, chart: Chart) -> Picture:
-    folder = run.path / FIGURES
-    try:
-        save_chart(chart, folder, name)
-    except MissingExtraError:
-        return Picture(chart.title, folder / f"{name}.png", chart.caption, None, chart.settings)
-    return Picture(chart.title, folder / f"{name}.png", chart.caption, f"{FIGURES}/{name}.html", chart.settings)
-
-
 def _milestones(table: pd.DataFrame) -> PageTable:
     rows = tuple((str(row.scheme), _number(row.half), _number(row.ninety)) for row in table.itertuples(index=False))
     return PageTable("Time to collapse", ("scheme", "half way", "90% of the way"), rows)
@@ -126,8 +113,3 @@ def _milestones(table: pd.DataFrame) -> PageTable:
 def _number(value: object) -> str:
     number = float(str(value))
     return "not reached" if number != number else f"{number:.3g}"
-
-
-def _write_page(run: RunFolder, title: str, lead: str, sections: list[Section]) -> Path:
-    page = render_page(title, lead, sections, footer="The tables lie beside this page as Parquet files.")
-    return run.write_text("report.html", page)

@@ -84,7 +84,12 @@ class Expression:
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor, where a value is one) for the given variables."""
-        return _evaluate(self.tree, values)
+        return self.function(values)
+
+    @property
+    def function(self) -> Callable[[Mapping[str, Any]], Any]:
+        """The formula as a plain function of its variables, which a compiler can look through."""
+        return _function_of(self.source)
 
     def less_one(self) -> "Expression":
         """The formula minus 1, simplified where that is plain: 0.5 gives -0.5, and 1 − α gives −α."""
@@ -182,18 +187,27 @@ def _check(node: ast.AST, text: str, extra: frozenset[str]) -> None:
             )
 
 
-def _evaluate(node: ast.AST, values: Mapping[str, Any]) -> Any:
+@lru_cache(maxsize=1024)
+def _function_of(source: str) -> Callable[[Mapping[str, Any]], Any]:
+    return _function(_parse(source))
+
+
+def _function(node: ast.AST) -> Callable[[Mapping[str, Any]], Any]:
     match node:
         case ast.Constant(value=value):
-            return float(value)  # type: ignore[arg-type]  # a float, so that 9**9**9 overflows at once
+            number = float(value)  # type: ignore[arg-type]  # a float, so that 9**9**9 overflows at once
+            return lambda values: number
         case ast.Name(id=name):
-            return values[name]
+            return lambda values: values[name]
         case ast.UnaryOp(operand=operand):
-            return -_evaluate(operand, values)
+            negated = _function(operand)
+            return lambda values: -negated(values)
         case ast.BinOp(left=left, op=op, right=right):
-            return _OPERATORS[type(op)][2](_evaluate(left, values), _evaluate(right, values))
+            combine, first, second = _OPERATORS[type(op)][2], _function(left), _function(right)
+            return lambda values: combine(first(values), second(values))
         case ast.Call(func=ast.Name(id=name), args=[argument]):
-            return FUNCTIONS[name](_evaluate(argument, values))
+            apply, inner = FUNCTIONS[name], _function(argument)
+            return lambda values: apply(inner(values))
     raise AssertionError(f"unchecked node {ast.dump(node)}")
 
 
@@ -265,7 +279,7 @@ def _constant(node: ast.expr) -> float | None:
     if any(isinstance(part, ast.Name) and part.id not in FUNCTIONS for part in ast.walk(node)):
         return None
     try:
-        value = _evaluate(node, {})
+        value = _function(node)({})
     except (ArithmeticError, ValueError):
         return None
     return value if isinstance(value, float) and math.isfinite(value) else None

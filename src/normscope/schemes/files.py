@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, did_you_mean
+from normscope.schemes.expressions import Expression
 from normscope.schemes.named import NAMED
 from normscope.schemes.scheme import Scheme, Slots
 
@@ -42,6 +43,38 @@ def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
         raise InputError(f"in '{path}': {error}") from error
 
 
+def scheme_values(scheme: Scheme) -> dict[str, Any]:
+    """A scheme as plain values, such as JSON holds; ``scheme_from`` makes the same scheme of them."""
+    return {f.name: _plain(getattr(scheme, f.name)) for f in fields(Scheme)}
+
+
+def scheme_from(values: dict[str, Any]) -> Scheme:
+    """The scheme that ``scheme_values`` wrote down."""
+    _check_keys(values, _SCHEME_KEYS, "a scheme")
+    then = values.get("then")
+    given = {
+        **values,
+        "attention": _slots(values.get("attention"), "attention"),
+        "feedforward": _slots(values.get("feedforward"), "feedforward"),
+        "then": None if then is None else scheme_from(then),
+        "papers": tuple(values.get("papers", ())),
+    }
+    return Scheme(**given)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Scheme():
+            return scheme_values(value)
+        case Slots():
+            return {key: _plain(getattr(value, key)) for key in _SLOT_KEYS}
+        case Expression():
+            return value.source
+        case tuple():
+            return list(value)
+    return value
+
+
 def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> Scheme:
     _check_keys(content, _SCHEME_KEYS, "a scheme")
     if "attention" not in content:
@@ -58,7 +91,7 @@ def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> S
         given["then"] = read_scheme(path.parent / then, readers) if is_file else find_scheme(then)
     if "until" in given and (isinstance(given["until"], bool) or not isinstance(given["until"], int | float)):
         raise InputError(f"'until' is a number, not {given['until']!r}")
-    for key in ("name", "norm", "title", "users", "note"):
+    for key in ("name", "norm", "weights", "title", "users", "note"):
         if not isinstance(given.get(key, ""), str):
             raise InputError(f"'{key}' is a text, not {given[key]!r}")
     papers = given.get("papers", [])

@@ -59,6 +59,7 @@ NGPT_LERP = Scheme(
     "ngpt-lerp",
     Slots(heads="qk", output="norm", step="alpha", carry="1 - alpha", stream="norm"),
     alpha=0.05,
+    weights="normalised",
     title="nGPT, as trained",
     users="NVIDIA nGPT",
     papers=(_NGPT,),

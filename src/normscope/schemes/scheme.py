@@ -16,6 +16,7 @@ from normscope.schemes.expressions import ONE, Expression, Product
 
 NormKind = Literal["rms", "layer"]
 NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
+WEIGHTS = ("free", "normalised")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Scheme:
         feedforward: slots of the feed-forward sublayer; the same as attention's (heads aside) unless given.
         norm: RMSNorm or LayerNorm, wherever a slot says norm.
         alpha: the value of ``alpha`` in the slots, a formula in t: the start of a learned step, or its schedule.
+        weights: ``free``, or ``normalised``: every matrix keeps unit length along the stream's dimension while it is trained.
         until: share of the depth for which these slots hold, when ``then`` follows.
         then: the scheme of the remaining layers.
         title, users, papers, note: for people.
@@ -110,6 +112,7 @@ class Scheme:
     feedforward: Slots = None  # type: ignore[assignment]
     norm: NormKind = "rms"
     alpha: str | float | Expression = ONE
+    weights: str = "free"
     until: float = 1.0
     then: "Scheme | None" = None
     title: str = field(default="", compare=False)
@@ -125,6 +128,7 @@ class Scheme:
         if self.feedforward.heads != "none":
             raise InputError("a feed-forward layer has no q, k, v: its slot 'heads' is 'none'")
         _require(self.norm, tuple(NORM_TITLES), "norm")
+        _require(self.weights, WEIGHTS, "weights")
         alpha = Expression.parse(self.alpha)
         if "alpha" in alpha.names:
             raise InputError("alpha is a number or a formula in t, layer and depth; it cannot refer to itself")
@@ -139,6 +143,8 @@ class Scheme:
             raise InputError("'then' needs 'until' below 1: the share of the depth before it")
         if self.then is not None and self.then.then is not None and self.then.until <= self.until:
             raise InputError(f"'{self.then.name}' holds until {self.then.until:g}, which is over when it would begin")
+        if self.then is not None and self.then.weights != self.weights:
+            raise InputError("all stages of a scheme have the same 'weights', free or normalised")
 
     def _check_formulas(self, slots: Slots) -> None:
         """Every formula is a finite number at the first layer and at later ones; a normalised stream keeps some x."""
@@ -187,6 +193,11 @@ class Scheme:
     def schedule(self) -> Expression:
         """``alpha`` as an expression in t."""
         return Expression.parse(self.alpha)
+
+    @property
+    def learns_alpha(self) -> bool:
+        """Whether alpha stands in a slot of this stage, as the step that training learns."""
+        return any("alpha" in formula.names for formula in self.all_formulas)
 
     def with_heads(self, heads: str) -> "Scheme":
         """The same scheme with q, k (and v) normalised: ``peri.with_heads("qk")`` is called ``peri+qk``."""

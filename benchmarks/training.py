@@ -1,0 +1,73 @@
+"""Training speed of the baseline shape on one GPU, against other people's decoders of the same shape.
+
+    python benchmarks/training.py                      # batches of 128 and 8192; about five minutes, most of it compiling
+    python benchmarks/training.py --batch 1024 --peers "plain PyTorch"
+
+Every step is a whole one: forward pass, loss, backward pass, AdamW; bfloat16 products. Peers get their data ready made, padded to 32
+characters (the mean is 22, the longest example has 36, so that padding to all of it would cost them more), each eager and compiled;
+normscope makes its data as it goes. The last line of each batch is normscope's rate over the best peer's.
+"""
+
+import argparse
+import gc
+import time
+
+import torch
+from peers import PEERS, Shape, compiled_rates, train_rate
+
+from normscope.tasks import MASK
+from normscope.training import Recipe, Training, read_recipe
+
+_LENGTH = 32
+
+
+def padded_batch(recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of the task as a peer reads it: characters and targets of the first 32 places."""
+    drawn = recipe.task.train.draw(recipe.batch, torch.Generator("cuda").manual_seed(0))
+    targets = drawn.targets[:, :_LENGTH]
+    return drawn.inputs[:, :_LENGTH].contiguous(), torch.where(targets == MASK, -100, targets).contiguous()
+
+
+def own_rate(recipe: Recipe, seconds: float) -> float:
+    """Examples a second of ``Training``, data included, after compilation."""
+    rows = Training(recipe, "cuda").run()
+    first = last = next(rows)
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        last = next(rows)
+    return (last.examples - first.examples) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[128, 8192])
+    parser.add_argument("--scheme", nargs="+", default=["pre"])
+    parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=2.0)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "this benchmark needs a GPU\n")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; examples a second")
+    for batch in chosen.batch:
+        peers: dict[str, float] = {}
+        for name in chosen.peers:
+            recipe = read_recipe("baseline", {"batch": batch})
+            tokens, targets = padded_batch(recipe)
+            build = PEERS[name]
+            peers[f"{name}, eager"] = train_rate(build(Shape()).cuda(), tokens, targets, compiled=False, seconds=chosen.seconds)
+            for mode, rate in compiled_rates(build(Shape()).cuda(), tokens, targets, seconds=chosen.seconds).items():
+                peers[f"{name}, compiled ({mode})"] = rate
+            gc.collect()
+            torch.cuda.empty_cache()
+        for name, rate in peers.items():
+            print(f"batch {batch:5}  {name:40} {rate:9,.0f}", flush=True)
+        for scheme in chosen.scheme:
+            recipe = read_recipe("baseline", {"batch": batch, "scheme": scheme, "examples": 10**12})
+            rate = own_rate(recipe, 3 * chosen.seconds)
+            ratio = f"  {rate / max(peers.values()):.2f} × the best peer" if peers else ""
+            print(f"batch {batch:5}  {'normscope, ' + scheme:40} {rate:9,.0f}{ratio}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Which keys a query may see: all before it in its row, those that are there, or those of its own example in a packed row."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.attention.packed import attend_packed, in_tiles
+
+Heads = Float[Tensor, "rows heads tokens head"]
+ByToken = Float[Tensor, "rows tokens 3 heads head"]
+Scale = Float[Tensor, ""]
+
+
+@runtime_checkable
+class Reach(Protocol):
+    """softmax(scale · q kᵀ) v over the keys within reach, for trained attention: differentiable, on any device."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
+
+    def stacked(self, qkv: Tensor, scale: Tensor) -> Tensor:
+        """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head)."""
+
+    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q kᵀ for pairs that include all within reach, and which of them those are."""
+
+
+class _Rectangle:
+    """What attention over whole rows has in common."""
+
+    def stacked(self, qkv: ByToken, scale: Scale) -> Heads:
+        """The mixed values of q, k, v in one tensor."""
+        mixed: Tensor = self(*(x.transpose(1, 2) for x in qkv.unbind(2)), scale)  # type: ignore[operator]
+        return mixed
+
+
+@dataclass(frozen=True)
+class Causal(_Rectangle):
+    """Every token sees itself and those before it in its row; what follows, padding included, changes nothing."""
+
+    def __call__(self, q: Heads, k: Heads, v: Heads, scale: Scale) -> Heads:
+        """The mixed values."""
+        return F.scaled_dot_product_attention(_scaled(q, scale), k, v, is_causal=True, scale=1.0)
+
+    def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "rows heads tokens tokens"], Bool[Tensor, "tokens tokens"]]:
+        """All scores, and which are not of later keys."""
+        tokens = q.shape[-2]
+        return q @ k.mT, torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
+
+
+@dataclass(frozen=True)
+class Present(_Rectangle):
+    """Every query sees all keys that are there: an encoder's tokens, or a decoder's look at them."""
+
+    keys: Bool[Tensor, "rows keys"]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Scale) -> Tensor:
+        """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
+        return F.scaled_dot_product_attention(_scaled(q, scale), k, v, attn_mask=self._mask, scale=1.0)
+
+    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Bool[Tensor, "rows 1 1 keys"]]:
+        """All scores, and which are of keys that are there."""
+        return q @ k.mT, self._mask
+
+    @property
+    def _mask(self) -> Tensor:
+        return self.keys[:, None, None, :]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Examples one after another in one row, no padding between: a token sees its own example up to itself.
+
+    Attributes:
+        segments: the number of each token's example.
+        tiles: where each tile begins, and at the end the number of tokens; a tile holds whole examples (``pack_tiles``).
+        tile: the most tokens of a tile.
+    """
+
+    segments: Int[Tensor, " tokens"]
+    tiles: Int[Tensor, " tiles_and_one"]
+    tile: int
+
+    def __call__(self, q: Heads, k: Heads, v: Heads, scale: Scale) -> Heads:
+        """The mixed values, for one row."""
+        return self.stacked(torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2), scale)
+
+    def stacked(self, qkv: ByToken, scale: Scale) -> Heads:
+        """The mixed values of q, k, v in one tensor, for one row."""
+        return attend_packed(qkv.squeeze(0), self.segments, self.tiles, scale, self.tile).transpose(0, 1)[None]
+
+    def scores(
+        self, q: Heads, k: Heads
+    ) -> tuple[Float[Tensor, "tiles heads tile tile"], Bool[Tensor, "tiles 1 tile tile"]]:
+        """The scores within each tile, and which are within reach."""
+        by_token = torch.stack((q[0].transpose(0, 1), k[0].transpose(0, 1)), 1)
+        (queries, keys), seen, place, there = in_tiles(by_token, self.segments, self.tiles, self.tile)
+        return queries @ keys.mT, (seen & there[:, :, None])[:, None]
+
+
+def _scaled(q: Tensor, scale: Tensor) -> Tensor:
+    return (q * scale).to(q.dtype)

@@ -1,0 +1,223 @@
+"""normscope train: a transformer of any scheme on the addition task."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli.evaluate import print_accuracy
+from normscope.cli.output import (
+    DeviceOption,
+    JsonOption,
+    OverwriteOption,
+    chosen_device,
+    console,
+    examples,
+    print_folder,
+    print_json,
+    progress,
+    say,
+    with_report,
+)
+from normscope.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from normscope.training import Checkpoints, Evaluation, Recipe, Training
+    from normscope.training.log import TensorBoardLog
+    from normscope.training.loop import Metrics
+
+EXAMPLES = examples(
+    "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
+    "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
+    "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; interrupted, it goes on)",
+    "normscope train --preset small --show > mine.toml && normscope train mine.toml --scheme ./mine-scheme.toml",
+)
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe file (TOML).", show_default=False)] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="A recipe of the package: tiny, small, baseline, alternative or large.", show_default=False),
+    ] = None,
+    scheme: Annotated[
+        str | None, typer.Option(help="A scheme's name, or the path of its TOML file.", show_default="the recipe's, pre")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value in place of the recipe's; again for more.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Seed of weights and data.", show_default="the recipe's, 100")
+    ] = None,
+    device: DeviceOption = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder to write.", show_default="runs/train-PRESET-SCHEME, or the next free number"),
+    ] = None,
+    overwrite: OverwriteOption = False,
+    checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints.")] = 60.0,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe as TOML and stop.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a transformer to add integers, and test it within and beyond what it saw.
+
+    The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page with the
+    curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
+    """
+    from normscope.results import fresh_path
+    from normscope.training.recipe import parse_change, read_recipe
+
+    if (recipe is None) == (preset is None):
+        raise InputError("give either a recipe file or --preset: normscope train --preset tiny")
+    given = dict(parse_change(change) for change in changes or [])
+    given |= {key: value for key, value in (("scheme", scheme), ("seed", seed)) if value is not None}
+    wanted = read_recipe(preset or str(recipe), given)
+    if show:
+        typer.echo(wanted.toml, nl=False)
+        return
+    name = f"runs/train-{preset or Path(str(recipe)).stem}-{wanted.found_scheme.name}"
+    _run(wanted, chosen_device(device), out or fresh_path(name), overwrite, checkpoint_every, json)
+
+
+def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: float, json: bool) -> None:
+    from normscope.report.training import write_training_report
+    from normscope.results import check_writable, new_run, run_path
+    from normscope.training import Checkpoints
+    from normscope.training.log import FOLDER
+    from normscope.transformer import save_model
+
+    check_writable(folder, overwrite=overwrite)
+    configuration = {**recipe.record, "device": device.partition(":")[0]}
+    checkpoints = Checkpoints.of(folder, configuration)
+    started = datetime.now(UTC)
+    with checkpoints.alone():
+        training = _prepared(recipe, device, checkpoints)
+        say(recipe.summary)
+        try:
+            _train(training, checkpoints, every)
+        except KeyboardInterrupt:
+            say(f"interrupted; the same command with --out {folder} goes on from the last checkpoint in {checkpoints.folder}")
+            raise
+        evaluation = _evaluated(training)
+        with new_run(folder, "train", configuration, seed=recipe.seed, device=device, overwrite=overwrite, started=started) as run:
+            about = {"recipe": recipe.values, "accuracy": evaluation.accuracy.to_dict("records")}
+            save_model(run.path, training.model, about)
+            run.write_table("metrics", training.table)
+            run.write_table("accuracy", evaluation.accuracy)
+            run.write_table("positions", evaluation.positions)
+            if (checkpoints.folder / FOLDER).is_dir():
+                shutil.copytree(checkpoints.folder / FOLDER, run.path / FOLDER)
+            with_report(lambda: write_training_report(run, recipe.summary, recipe.found_scheme.name))
+        shutil.rmtree(checkpoints.folder, ignore_errors=True)
+    if json:
+        print_json(evaluation.accuracy.to_dict("records"))
+    else:
+        print_accuracy(evaluation)
+        print_folder(run_path(folder))
+
+
+def _prepared(recipe: "Recipe", device: str, checkpoints: "Checkpoints") -> "Training":
+    """The run, at its last checkpoint if it has one."""
+    from normscope.training import Training
+
+    training = Training(recipe, device)
+    checkpoint, refused = checkpoints.load(device)
+    for line in refused:
+        say(line)
+    if checkpoint is not None:
+        training.restore(checkpoint)
+        say(f"going on from step {checkpoint.step:,} of {recipe.steps:,}")
+    elif refused:
+        say("no checkpoint can be used: starting from the beginning")
+    return training
+
+
+def _train(training: "Training", checkpoints: "Checkpoints", every: float) -> None:
+    from normscope.training import DivergedError
+
+    log = _log(checkpoints.folder, training.step)
+    if training.device.type == "cuda" and training.step < training.recipe.steps:
+        say("compiling the model for this GPU, half a minute or so")
+    try:
+        with _training_progress(training) as advance:
+            for metrics in training.run(checkpoints, every):
+                advance(metrics)
+                if log is not None:
+                    log.add(metrics)
+    except DivergedError as error:
+        kept = checkpoints.paths
+        last = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint before it"
+        say(f"stopped: {error} of {training.recipe.steps:,}; {last}. A lower rate, a warmup or clip=1.0 may help (--set)")
+        raise typer.Exit(1) from None
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _log(folder: Path, step: int) -> "TensorBoardLog | None":
+    from normscope.training.log import TensorBoardLog
+
+    try:
+        return TensorBoardLog(folder, step)
+    except MissingExtraError as error:
+        say(f"no TensorBoard log: {error}")
+        return None
+
+
+def _evaluated(training: "Training") -> "Evaluation":
+    from normscope.training import evaluate
+
+    recipe = training.recipe
+    splits = list(recipe.task.splits)
+    with progress("testing", total=len(splits) * recipe.test_examples) as advance:
+        return evaluate(
+            training.model.eval(),
+            recipe.task,
+            splits,
+            recipe.test_examples,
+            seed=recipe.seed,
+            offsets=recipe.offsets,
+            precision=recipe.precision,
+            progress=advance,
+        )
+
+
+@contextmanager
+def _training_progress(training: "Training") -> "Iterator[Callable[[Metrics], None]]":
+    """A bar with loss, accuracy, examples a second and the time left, on stderr."""
+    from rich import progress as bars
+
+    columns: tuple[Any, ...] = (
+        bars.TextColumn("training"),
+        bars.BarColumn(),
+        bars.TaskProgressColumn(),
+        bars.TextColumn("loss {task.fields[loss]} accuracy {task.fields[accuracy]} {task.fields[speed]} examples/s"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+    )
+    before = training.metrics[-1] if training.metrics else None
+    with bars.Progress(*columns, console=console(stderr=True)) as bar:
+        task = bar.add_task(
+            "", total=training.recipe.steps, completed=training.step, loss="–", accuracy="–", speed="–"
+        )
+
+        def advance(now: "Metrics") -> None:
+            nonlocal before
+            examples, seconds = (now.examples, now.seconds) if before is None else (
+                now.examples - before.examples, now.seconds - before.seconds
+            )  # fmt: skip
+            before = now
+            bar.update(
+                task,
+                completed=now.step,
+                loss=f"{now.loss:.3f}",
+                accuracy=f"{100 * now.accuracy:.1f}%",
+                speed=f"{examples / seconds:,.0f}" if seconds > 0 else "–",
+            )
+
+        yield advance

@@ -1,0 +1,132 @@
+"""Figures and page sections of training and evaluation, from their tables."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from normscope.report.charts import Chart, Line
+from normscope.report.figures import save_picture, write_page
+from normscope.report.page import PageTable, Section
+from normscope.results import RunFolder
+
+_POINTS = 400  # more than these would not show in a picture 1200 pixels wide
+
+
+def write_training_report(run: RunFolder, settings: str, name: str) -> None:
+    """Draw the curves of a training run and its page, ``report.html``; ``name`` is the scheme."""
+    write_page(run, "Training", settings, [training_section(run, settings, name)])
+
+
+def write_evaluation_report(run: RunFolder, settings: str) -> None:
+    """Draw the picture of an evaluation and its page, ``report.html``."""
+    write_page(run, "Evaluation", settings, [evaluation_section(run, settings)])
+
+
+def training_section(run: RunFolder, settings: str, name: str) -> Section:
+    """Loss, accuracy and learning rate against examples seen, each a line called ``name``, and the accuracy after training."""
+    metrics = run.table("metrics")
+    accuracy = _accuracy_table(run.table("accuracy"))
+    block = math.ceil(len(metrics) / _POINTS)
+    small_print = f"{settings}; every point is a mean over {block} rows of the table" if block > 1 else settings
+    drawn = _block_means(metrics[["examples", "loss", "accuracy", "rate"]], block)
+    charts = {
+        "loss": Chart(
+            "Loss",
+            "examples",
+            "loss",
+            (Line(name, list(drawn["examples"]), list(drawn["loss"])),),
+            "Spikes are instability; a curve that still falls at its end was stopped early.",
+            small_print,
+            log_y=True,
+        ),
+        "accuracy": Chart(
+            "Accuracy per answer token",
+            "examples",
+            "accuracy in %",
+            (Line(name, list(drawn["examples"]), list(100 * drawn["accuracy"])),),
+            "On the training batches; a long plateau and then a rise is a rule found late.",
+            small_print,
+        ),
+        "learning-rate": Chart(
+            "Learning rate",
+            "examples",
+            "learning rate",
+            (Line(name, list(drawn["examples"]), list(drawn["rate"])),),
+            "Where this curve bends, a bend in the curves above may be its doing.",
+            small_print,
+        ),
+    }
+    pictures = tuple(save_picture(run, file, chart) for file, chart in charts.items())
+    return Section("Training", _progress(metrics, name), (accuracy,), pictures)
+
+
+def evaluation_section(run: RunFolder, settings: str) -> Section:
+    """Accuracy of each split, and by position in the answer."""
+    accuracy = _accuracy_table(run.table("accuracy"))
+    lines = tuple(
+        _position_line(str(split), rows.sort_values("position"))
+        for split, rows in run.table("positions").groupby("split", sort=False)
+    )
+    chart = Chart(
+        "Accuracy by position in the answer",
+        "position from the left",
+        "accuracy in %",
+        lines,
+        "A dip shows which characters are hard; lines that part show what does not carry over from training. "
+        "Bands are one standard error.",
+        settings,
+    )
+    text = ("An answer counts as exact if every character of it is right; ± is one standard error.",)
+    return Section("Evaluation", text, (accuracy,), (save_picture(run, "positions", chart),))
+
+
+def _progress(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
+    """How far the run came, and where it diverged if it did."""
+    if metrics.empty:
+        return (f"{name} has no recorded step.",)
+    last = metrics.iloc[-1]
+    text = f"{name} saw {last['examples']:,.0f} examples up to step {last['step']:,.0f}."
+    broken = metrics[~np.isfinite(metrics["loss"])]
+    if broken.empty:
+        return (text,)
+    return (text, f"The loss was first not finite at {broken['examples'].iloc[0]:,.0f} examples; its curve has gaps there.")
+
+
+def _block_means(table: pd.DataFrame, block: int) -> pd.DataFrame:
+    """Means over blocks of consecutive rows, the last perhaps shorter; what is not finite makes its block so too."""
+    if block <= 1:
+        return table
+    starts = np.arange(0, len(table), block)
+    sizes = np.diff(starts, append=len(table))
+    return pd.DataFrame({str(name): np.add.reduceat(_floats(column), starts) / sizes for name, column in table.items()})
+
+
+def _floats(column: "pd.Series[float]") -> npt.NDArray[np.float64]:
+    return np.asarray(column, dtype=np.float64)
+
+
+def _position_line(split: str, rows: pd.DataFrame) -> Line:
+    middle, error = 100 * _floats(rows["accuracy"]), 100 * _floats(rows["stderr"])
+    return Line(split, list(rows["position"]), list(middle), list(middle - error), list(middle + error))
+
+
+def _accuracy_table(table: pd.DataFrame) -> PageTable:
+    columns = [table[name] for name in ("split", "accuracy", "stderr", "exact", "exact_stderr", "examples")]
+    rows = tuple(
+        (str(split), _percent(right, error), _percent(exact, exact_error), f"{examples:,}")
+        for split, right, error, exact, exact_error, examples in zip(*columns, strict=True)
+    )
+    return PageTable("Accuracy by split", ("split", "per answer token", "exact answers", "examples"), rows)
+
+
+def _percent(share: float, error: float) -> str:
+    """``91.38 ± 0.04 %``, with more places if the error would else read as zero."""
+    value, spread = 100 * share, 100 * error
+    if not math.isfinite(value):
+        return "–"
+    if not math.isfinite(spread):
+        return f"{value:.2f} %"
+    places = max(2, -math.floor(math.log10(spread))) if spread > 0 else 2
+    return f"{value:.{places}f} ± {spread:.{places}f} %"

@@ -1,0 +1,164 @@
+"""What a trained model is worth: accuracy per character with its standard error, by position, and whole answers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.tasks import MASK, Addition, AdditionTask, Examples, stream_seed, as_text
+from normscope.training.batches import Feed, PaddedFeed, SplitFeed, one_batch
+from normscope.training.loop import precision_of
+from normscope.transformer import Transformer
+
+_ROWS = {"cpu": 512, "cuda": 8192}
+_DRAWN = 16_384
+
+
+@dataclass(frozen=True)
+class Worked:
+    """An example with what the model made of it: the text up to the answer, the answer, and the model's character at each place."""
+
+    split: str
+    asked: str
+    answer: str
+    given: str
+
+
+@dataclass
+class Evaluation:
+    """The tables of an evaluation, and some examples."""
+
+    accuracy: pd.DataFrame
+    positions: pd.DataFrame
+    worked: list[Worked] = field(default_factory=list)
+
+
+def evaluate(
+    model: Transformer,
+    task: AdditionTask,
+    splits: Sequence[str],
+    examples: int,
+    *,
+    seed: int = 0,
+    offsets: int = 50,
+    precision: str = "auto",
+    worked: int = 6,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Every split on that many examples of its own, the right characters before each given (as in training).
+
+    The answer that the model would write by itself is the right one exactly if all its characters are right here, so ``exact`` is also
+    the rate of right answers it writes. Standard errors treat characters of one answer as dependent.
+    """
+    accuracy, positions, shown, done = [], [], [], 0
+    for split in splits:
+        tally = _Tally(task.splits[split].longest_answer)
+        for chunk, start in enumerate(range(0, examples, _DRAWN)):
+            count = min(_DRAWN, examples - start)
+            chunk_seed = stream_seed(seed, split, chunk)
+            for part in _predict(model, task.splits[split], count, chunk_seed, offsets, precision):
+                tally.add(part)
+                done += len(part.right)
+                progress(done)
+        if worked:
+            some = _predict(model, task.splits[split], worked, stream_seed(seed, f"{split}, worked"), offsets, precision)
+            shown += [one for part in some for one in part.worked(split)]
+        accuracy.append({"split": split, **tally.accuracy})
+        positions += [{"split": split, **row} for row in tally.positions]
+    return Evaluation(pd.DataFrame(accuracy), pd.DataFrame(positions), shown)
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """Some rows: what was to be predicted, what was, and which characters are right, from the answer's first place on."""
+
+    examples: Examples
+    targets: Tensor
+    predictions: Tensor
+
+    @property
+    def wanted(self) -> Tensor:
+        return self.targets != MASK
+
+    @property
+    def right(self) -> Tensor:
+        return (self.predictions == self.targets) & self.wanted
+
+    def worked(self, split: str) -> list[Worked]:
+        """Every row in words."""
+        asked = [as_text(row[:end]) for row, end in zip(self.examples.characters, self.examples.answers, strict=True)]
+        answers = zip(asked, self.targets, self.predictions, self.wanted, strict=True)
+        return [Worked(split, question, as_text(right[w]), as_text(given[w])) for question, right, given, w in answers]
+
+
+class _Tally:
+    """Running sums over examples: right and all characters of each, their squares, and by position."""
+
+    def __init__(self, places: int) -> None:
+        self.examples = self.exact = 0
+        self.sums = torch.zeros(5, dtype=torch.float64)
+        self.by_place = torch.zeros(2, places, dtype=torch.float64)
+
+    def add(self, part: _Predicted) -> None:
+        right, wanted = part.right, part.wanted
+        hits, tokens = right.sum(1).double().cpu(), wanted.sum(1).double().cpu()
+        self.examples += len(hits)
+        self.exact += int((hits == tokens).sum())
+        self.sums += torch.stack([x.sum() for x in (hits, tokens, hits * hits, hits * tokens, tokens * tokens)])
+        self.by_place += torch.stack((right.sum(0).double().cpu(), wanted.sum(0).double().cpu()))
+
+    @property
+    def accuracy(self) -> dict[str, float | int]:
+        hits, tokens, hit_squares, products, token_squares = self.sums.tolist()
+        share, exact = hits / tokens, self.exact / self.examples
+        residual = hit_squares - 2 * share * products + share**2 * token_squares
+        return {
+            "accuracy": share,
+            "stderr": max(residual, 0.0) ** 0.5 / tokens,
+            "exact": exact,
+            "exact_stderr": (exact * (1 - exact) / self.examples) ** 0.5,
+            "tokens": int(tokens),
+            "examples": self.examples,
+        }
+
+    @property
+    def positions(self) -> list[dict[str, float | int]]:
+        rows: list[dict[str, float | int]] = []
+        for place, (hits, tokens) in enumerate(zip(*self.by_place.tolist(), strict=True), 1):
+            if tokens:
+                share = hits / tokens
+                stderr = (share * (1 - share) / tokens) ** 0.5
+                rows.append({"position": place, "accuracy": share, "stderr": stderr, "tokens": int(tokens)})
+        return rows
+
+
+def _predict(
+    model: Transformer, task: Addition, examples: int, seed: int, offsets: int, precision: str
+) -> Iterator[_Predicted]:
+    """The model's characters for examples from a seed, the shortest first, so that rows of alike length go together."""
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    drawn = task.draw(examples, generator)
+    shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
+    order = drawn.lengths.argsort(stable=True)
+    feed: Feed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
+    dtype = precision_of(precision, device)
+    for rows in order.split(_ROWS[device.type]):
+        part = drawn[rows]
+        batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))
+        with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            predictions = feed.logits(model, batch).argmax(-1).view_as(batch["targets"])
+        targets, predictions = (_from_answer(part, task, x) for x in (batch["targets"], predictions))
+        yield _Predicted(part, targets, predictions)
+
+
+def _from_answer(examples: Examples, task: Addition, values: Tensor) -> Tensor:
+    """The columns of each row from the one that predicts the answer's first character; an encoder-decoder's begin there."""
+    width = task.longest_answer
+    if values.shape[1] == width:
+        return values
+    place = examples.answers[:, None] - 1 + torch.arange(width, device=values.device)
+    there = place < values.shape[1]
+    return torch.where(there, values.gather(1, place.clamp(max=values.shape[1] - 1)), MASK)

@@ -1,0 +1,176 @@
+"""The training loop: blocks of steps between which a run can be looked at, stopped and taken up again.
+
+The data of a block is a function of the seed and of the step at which it begins, so that weights, the optimiser's averages and the
+table of metrics are all the state there is.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import pandas as pd
+import torch
+
+from normscope.attention import tile_for
+from normscope.tasks import stream_seed
+from normscope.training.batches import PackedFeed, PaddedFeed, draw_batches, feed_for, one_batch
+from normscope.training.checkpoints import Checkpoint, Checkpoints
+from normscope.training.recipe import Recipe
+from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
+from normscope.transformer import Transformer, calibrating
+
+_EXAMPLES_A_BLOCK = {"cpu": 2048, "cuda": 1 << 16}
+_CALIBRATED_ON = 128
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A row of the table of metrics: what the steps of one block came to."""
+
+    step: int
+    examples: int
+    seconds: float
+    loss: float
+    accuracy: float
+    rate: float
+
+
+class DivergedError(Exception):
+    """The loss left the finite numbers."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss is not a finite number at step {step}")
+        self.step = step
+
+
+class Training:
+    """A run of a recipe on a device."""
+
+    def __init__(self, recipe: Recipe, device: torch.device | str = "cpu") -> None:
+        self.recipe, self.device = recipe, torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(recipe.seed, "weights"))
+            model = Transformer(recipe.model)  # drawn on the CPU, so that every device starts from the same weights
+        if recipe.calibrate:
+            self._calibrate(model)
+        self.model = model.to(self.device)
+        self.optimiser = optimiser_for(self.model, recipe, self.device)
+        self.metrics: list[Metrics] = []
+        self.precision = precision_of(recipe.precision, self.device)
+
+    @property
+    def step(self) -> int:
+        """The number of steps taken."""
+        return self.metrics[-1].step if self.metrics else 0
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The metrics so far."""
+        return pd.DataFrame([asdict(row) for row in self.metrics], columns=[f.name for f in fields(Metrics)])
+
+    def run(self, checkpoints: Checkpoints | None = None, every: float = 60.0) -> Iterator[Metrics]:
+        """Train to the end, a row of metrics at a time, with a checkpoint at most every so many seconds and at the end.
+
+        Raises:
+            DivergedError: if the loss is no longer finite; the last checkpoint is from before that.
+        """
+        recipe = self.recipe
+        feed = feed_for(recipe.task.train, self.model, recipe.batch, self.device, self.precision)
+        size = max(1, min(_EXAMPLES_A_BLOCK[self.device.type] // recipe.batch, recipe.epoch, recipe.steps))
+        stepper = None
+        last_saved = began = time.monotonic()
+        before = self.metrics[-1].seconds if self.metrics else 0.0
+        self.model.train()
+        while self.step < recipe.steps:
+            start = self.step
+            steps = min(size, recipe.epoch - start % recipe.epoch, recipe.steps - start)
+            seed = stream_seed(recipe.seed, "training", start)
+            batches = draw_batches(recipe.task.train, feed, size, recipe.batch, recipe.offsets, seed, self.device)
+            if stepper is None:
+                stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches)
+                began = time.monotonic()  # compiling is no training
+            rates = self._rates(start, steps)
+            rows = stepper.run({name: values[:steps] for name, values in batches.items()}, rates)
+            broken = ~rows[:, 0].isfinite()
+            if broken.any():
+                raise DivergedError(start + int(broken.nonzero()[0]) + 1)
+            self.metrics.append(
+                Metrics(
+                    step=start + steps,
+                    examples=(start + steps) * recipe.batch,
+                    seconds=before + time.monotonic() - began,
+                    loss=float(rows[:, 0].double().mean()),
+                    accuracy=float(rows[:, 1].double().sum() / rows[:, 2].double().sum()),
+                    rate=rates[-1],
+                )
+            )
+            ended = self.step == recipe.steps
+            if checkpoints is not None and (ended or time.monotonic() - last_saved >= every):
+                checkpoints.save(self.checkpoint)
+                last_saved = time.monotonic()
+            yield self.metrics[-1]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Everything that the rest of the run depends on."""
+        weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        averages = optimiser_state(self.model, self.optimiser)
+        rows = torch.tensor([list(asdict(row).values()) for row in self.metrics], dtype=torch.float64)
+        return Checkpoint(self.step, {**weights, **averages, "metrics": rows})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take a run up where a checkpoint left it."""
+        prefix = "model."
+        weights = {name[len(prefix) :]: v for name, v in checkpoint.tensors.items() if name.startswith(prefix)}
+        self.model.load_state_dict(weights)
+        restore_optimiser(self.model, self.optimiser, checkpoint.tensors)
+        rows = checkpoint.tensors["metrics"].tolist()
+        self.metrics = [Metrics(int(step), int(examples), *others) for step, examples, *others in rows]
+
+    def _rates(self, start: int, steps: int) -> list[float]:
+        """The learning rates of the steps of a block (0 is the run's first), which lies within one epoch."""
+        recipe, halvings = self.recipe, 0
+        if recipe.schedule == "plateau":
+            halvings = plateaus(epoch_losses(self.metrics, recipe.epoch)[: start // recipe.epoch], recipe.patience)
+        return [recipe.rate_at(step) * 0.5**halvings for step in range(start, start + steps)]
+
+    def _calibrate(self, model: Transformer) -> None:
+        """Fix the factors on some examples of the training distribution, packed so that no padding counts where that can be."""
+        recipe, cpu = self.recipe, torch.device("cpu")
+        task, seed = recipe.task.train, stream_seed(recipe.seed, "calibration")
+        feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
+        tile = tile_for(task.longest - 1)
+        if isinstance(feed, PaddedFeed) and tile is not None:
+            lengths = task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)).lengths - 1
+            feed = PackedFeed(int(lengths.sum()), tile, fillers=0)
+        batches = draw_batches(task, feed, 1, _CALIBRATED_ON, recipe.offsets, seed, cpu)
+        with calibrating(model):
+            feed.logits(model, one_batch(batches, 0))
+
+
+def plateaus(losses: Sequence[float], patience: int) -> int:
+    """How often a loss had not improved on the best before it for ``patience`` epochs in a row."""
+    halvings, best, waited = 0, math.inf, 0
+    for loss in losses:
+        best, waited = (loss, 0) if loss < best else (best, waited + 1)
+        if waited == patience:
+            halvings, waited = halvings + 1, 0
+    return halvings
+
+
+def epoch_losses(metrics: Sequence[Metrics], epoch: int) -> list[float]:
+    """The mean loss of each epoch of so many steps."""
+    steps_and_losses: dict[int, list[tuple[int, float]]] = {}
+    before = 0
+    for row in metrics:
+        steps_and_losses.setdefault(before // epoch, []).append((row.step - before, row.loss))
+        before = row.step
+    return [sum(n * loss for n, loss in rows) / sum(n for n, _ in rows) for rows in steps_and_losses.values()]
+
+
+def precision_of(name: str, device: torch.device) -> torch.dtype:
+    """The precision of matrix products: bfloat16 on a GPU and float32 on a CPU, unless named."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32

@@ -1,0 +1,173 @@
+"""Training steps: many at a time, one by one on a CPU, or as one captured graph that a GPU replays without the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from normscope.tasks import MASK
+from normscope.training.batches import Batches, Feed, one_batch
+from normscope.training.recipe import Recipe
+from normscope.transformer import Transformer
+
+_WARMUPS = 3
+
+
+class Stepper(Protocol):
+    """Something that trains on several batches in a row."""
+
+    def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
+        """A step for each batch and learning rate; loss, right characters and all characters of each, (steps, 3), on the CPU."""
+
+
+def optimiser_for(model: Transformer, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
+    """AdamW; the decay pulls at matrices alone, not at gains, biases and frequencies."""
+    matrices = {id(weight) for weight, _ in model.matrices()}
+    decayed = [p for p in model.parameters() if id(p) in matrices]
+    others = [p for p in model.parameters() if id(p) not in matrices]
+    captured = device.type == "cuda"
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=torch.tensor(recipe.rate, device=device) if captured else recipe.rate,
+        betas=(0.9, recipe.beta2),
+        fused=True,
+        capturable=captured,
+    )
+
+
+def optimiser_state(model: Transformer, optimiser: torch.optim.AdamW) -> dict[str, Tensor]:
+    """The optimiser's averages by the names of their parameters."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {
+        f"{what}.{names[id(parameter)]}": value
+        for parameter, state in optimiser.state.items()
+        for what, value in state.items()
+    }
+
+
+def restore_optimiser(model: Transformer, optimiser: torch.optim.AdamW, saved: dict[str, Tensor]) -> None:
+    """Put the averages of ``optimiser_state`` back, in place where they exist already."""
+    for name, parameter in model.named_parameters():
+        state: dict[str, Any] = optimiser.state[parameter]
+        for what in ("step", "exp_avg", "exp_avg_sq"):
+            value = saved.get(f"{what}.{name}")
+            if what in state:
+                state[what].zero_() if value is None else state[what].copy_(value)
+            elif value is not None:
+                # the counter of steps stays on the CPU where the optimiser is not captured
+                state[what] = value.to(parameter.device).clone()
+
+
+@dataclass
+class _Step:
+    """One step: the loss of a batch, its gradient, the optimiser, and the norms of the weights."""
+
+    model: Transformer
+    feed: Feed
+    optimiser: torch.optim.AdamW
+    recipe: Recipe
+    precision: torch.dtype
+
+    def measures(self, batch: Batches) -> tuple[Tensor, Tensor]:
+        """The loss, mean cross-entropy of the characters to predict, and (loss, right, all)."""
+        targets = batch["targets"].flatten()
+        with torch.autocast(targets.device.type, self.precision, enabled=self.precision != torch.float32):
+            logits = self.feed.logits(self.model, batch)
+        logits = logits.float()
+        loss = F.cross_entropy(logits, targets, ignore_index=MASK)
+        wanted = targets != MASK
+        right = (logits.argmax(-1) == targets) & wanted
+        return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
+
+    def update(self) -> None:
+        """Follow the gradient."""
+        if self.recipe.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
+        self.optimiser.step()
+        self.model.renormalise()
+
+
+class EagerStepper:
+    """Step by step, for CPUs."""
+
+    def __init__(self, step: _Step) -> None:
+        self.step = step
+
+    def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
+        """A step for each batch."""
+        step, rows = self.step, []
+        for index, rate in enumerate(rates):
+            for group in step.optimiser.param_groups:
+                group["lr"] = rate
+            step.optimiser.zero_grad()
+            loss, row = step.measures(step.feed.trimmed(one_batch(batches, index)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            step.update()
+            rows.append(row)
+        return torch.stack(rows)
+
+
+class CapturedStepper:
+    """The whole step, data to weights, as one graph of fused kernels; the host only says go."""
+
+    def __init__(self, step: _Step, batches: Batches) -> None:
+        self.step = step
+        self.batches = {name: values.clone() for name, values in batches.items()}
+        steps, device = len(batches["targets"]), batches["targets"].device
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        self.rates = torch.zeros(steps, device=device)
+        self.rows = torch.zeros(steps, 3, device=device)
+        self.measures = torch.compile(step.measures, fullgraph=True, dynamic=False)
+        self.graph = self._capture()
+
+    def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
+        """Replays of the graph, one for each batch."""
+        for name, values in batches.items():
+            self.batches[name][: len(rates)].copy_(values)
+        self.rates[: len(rates)].copy_(torch.tensor(rates))
+        self.index.zero_()
+        for _ in rates:
+            self.graph.replay()
+        return self.rows[: len(rates)].cpu()
+
+    def _once(self) -> None:
+        step = self.step
+        batch = {name: values.index_select(0, self.index).squeeze(0) for name, values in self.batches.items()}
+        for group in step.optimiser.param_groups:
+            group["lr"].copy_(self.rates.index_select(0, self.index).squeeze(0))
+        loss, row = self.measures(batch)
+        loss.backward()
+        step.update()
+        self.rows.index_copy_(0, self.index, row[None])
+        self.index.add_(1).remainder_(len(self.rows))
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up, capture, and put everything back as it was."""
+        step = self.step
+        weights = {name: value.clone() for name, value in step.model.state_dict().items()}
+        averages = {name: value.clone() for name, value in optimiser_state(step.model, step.optimiser).items()}
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARMUPS):
+                step.optimiser.zero_grad(set_to_none=True)
+                self._once()
+        torch.cuda.current_stream().wait_stream(stream)
+        step.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._once()
+        step.model.load_state_dict(weights)
+        restore_optimiser(step.model, step.optimiser, averages)
+        return graph
+
+
+def stepper_for(
+    model: Transformer, feed: Feed, optimiser: torch.optim.AdamW, recipe: Recipe, precision: torch.dtype, batches: Batches
+) -> Stepper:
+    """Captured on a GPU, eager on a CPU; ``batches`` are as many as will come at a time."""
+    step = _Step(model, feed, optimiser, recipe, precision)
+    return CapturedStepper(step, batches) if batches["targets"].is_cuda else EagerStepper(step)

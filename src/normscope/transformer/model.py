@@ -1,0 +1,299 @@
+"""The model, top to bottom: embedding and cyclic positions, blocks of residual sublayers, a small readout.
+
+A sublayer at depth t is x ← stream(carry·x + step·output(f(input(x)))), built from its scheme's slots; norms have radius √d.
+A gain g in front of a matrix is folded into it, W diag(g) Norm(x), so that q, k and v have gains of their own and still are one
+product.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from normscope.attention import HeadWeights, Reach, unproject
+from normscope.errors import InputError
+from normscope.norms import NORMS
+from normscope.schemes import At, Scheme, Slots
+from normscope.transformer.calibration import Calibrated
+from normscope.transformer.config import TransformerConfig
+
+EPSILON = 1e-12  # against 0/0 alone: a norm does not otherwise notice it
+_SHORTEST_PERIOD, _LONGEST_PERIOD = 3.0, 1000.0
+States = Float[Tensor, "rows tokens dim"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a stack of blocks reads: characters, their positions, and whom each of them sees."""
+
+    characters: Int[Tensor, "rows tokens"]
+    positions: Int[Tensor, "rows tokens"]
+    reach: Reach
+
+
+class Transformer(nn.Module):
+    """A decoder, or an encoder and a decoder, for any scheme."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        encoder, decoder = config.encoder_layers, config.layers
+        self.embed = Embedding(config)
+        self.encoder = nn.ModuleList(Block(config, t, encoder, crossed=False) for t in range(encoder))
+        self.decoder = nn.ModuleList(Block(config, t, decoder, crossed=encoder > 0) for t in range(decoder))
+        self.readout = Readout(config)
+        self.renormalise()
+
+    def forward(
+        self, row: Row, source: Row | None = None, across: Reach | None = None
+    ) -> Float[Tensor, "rows tokens characters"]:
+        """Logits of the next character at every place.
+
+        An encoder-decoder also takes the ``source`` that its encoder reads, and whom of it the decoder sees (``across``).
+        """
+        if (source is None) != (len(self.encoder) == 0):
+            raise InputError("an encoder-decoder needs a source, and a decoder alone takes none")
+        memory = None
+        if source is not None:
+            memory = self.embed(source)
+            for block in self.encoder:
+                memory = block(memory, source.reach)
+        x = self.embed(row)
+        for block in self.decoder:
+            x = block(x, row.reach, memory, across)
+        logits: Tensor = self.readout(x)
+        return logits
+
+    @torch.no_grad()
+    def renormalise(self) -> None:
+        """Where the scheme's weights are normalised, bring every matrix back to unit length along the stream; else nothing."""
+        if self.config.scheme.weights == "normalised":
+            for weight, axis in self.matrices():
+                weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True))
+
+    def matrices(self) -> Iterator[tuple[Tensor, int]]:
+        """Every matrix with the axis along which it reads from the stream or writes to it."""
+        yield self.embed.types, -1
+        for module in self.modules():
+            if isinstance(module, Attention):
+                yield from ((module.W_QKV, 0), (module.W_O, -1))
+            elif isinstance(module, FeedForward):
+                yield from ((module.W_in, -2), (module.W_out, -1))
+            elif isinstance(module, Readout):
+                yield from ((weight, -2) for weight in module.weights)
+
+
+class Embedding(nn.Module):
+    """Type plus position: sine and cosine of learned frequencies in the first components, zero in the others."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.types = _glorot(config.vocabulary, config.dim)
+        share = torch.linspace(0, 1, config.frequencies, dtype=torch.float64)
+        periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
+        self.frequencies = nn.Parameter((2 * math.pi / periods).float())
+        self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
+        first = config.scheme.at(0, config.layers)
+        self.settle = Norm(first.norm) if first.attention.stream == "norm" else nn.Identity()
+
+    def forward(self, row: Row) -> States:
+        """The initial states, on the sphere where the stream is kept there."""
+        one_hot = F.one_hot(row.characters, len(self.types)).to(self.types.dtype)
+        types = (one_hot @ self.types).to(self.types.dtype)  # a product's gradient adds up in the same order every time
+        angles = row.positions[..., None] * self.frequencies
+        waves = torch.cat((angles.sin(), angles.cos()), -1)
+        positions = F.pad(waves, (0, self.types.shape[1] - waves.shape[-1]))
+        states: Tensor = self.settle(self.scale(self.type_scale(types) + positions))
+        return states
+
+
+class Block(nn.Module):
+    """Attention, attention to the encoder where there is one, and a feed-forward layer, each a residual sublayer."""
+
+    def __init__(self, config: TransformerConfig, t: int, depth: int, crossed: bool) -> None:
+        super().__init__()
+        stage = config.scheme.at(t, depth)
+        at = stage.place(t, depth)
+
+        def attention() -> Sublayer:
+            return Sublayer(Attention(config, stage), stage.attention, stage.norm, at, config)
+
+        self.attention = attention()
+        self.cross = attention() if crossed else None
+        kind = config.feedforward_norm or stage.norm
+        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, kind, at, config)
+
+    def forward(self, x: States, reach: Reach, memory: Tensor | None = None, across: Reach | None = None) -> States:
+        """The states after the block."""
+        x = self.attention(x, reach)
+        if self.cross is not None:
+            x = self.cross(x, across, memory)
+        x = self.feedforward(x)
+        return x
+
+
+class Sublayer(nn.Module):
+    """x ← stream(carry·x + step·output(f(input(x)))) for the slots at one depth."""
+
+    def __init__(self, f: nn.Module, slots: Slots, kind: str, at: At, config: TransformerConfig) -> None:
+        super().__init__()
+        free = config.scheme.weights == "free"  # matrices of unit length have their scale: nothing to calibrate, and no gains
+
+        def norm(slot: str, gained: bool = True) -> nn.Module:
+            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(config.dim) if gained and free else None)
+
+        self.f, self.at = f, at.values
+        self.step_and_carry = [formula.function for formula in slots.formulas]
+        self.input_factor = slots.input_factor(at.values)
+        self.input, self.output, self.stream = norm(slots.input, gained=False), norm(slots.output), norm(slots.stream)
+        self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
+        self.write_scale = Calibrated(0.05 if free else None)
+        learned = any("alpha" in formula.names for formula in slots.formulas)
+        self.alpha = LearnedScale(config.dim, start=float(at.alpha), base=config.dim**-0.5) if learned else None
+
+    def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
+        """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
+        values = self.at if self.alpha is None else {**self.at, "alpha": self.alpha().abs()}
+        step, carry = (formula(values) for formula in self.step_and_carry)
+        read = self.read_scale(self.input(x)) * self.input_factor
+        if senders is not None:
+            senders = self.sender_scale(self.input(senders)) * self.input_factor
+        update = step * self.write_scale(self.output(self.f(read, reach, senders)))
+        states: Tensor = self.stream(carry * x + update)
+        return states
+
+
+class Attention(nn.Module):
+    """Σ_heads softmax(scale·q kᵀ) v W_O; W_Q, W_K and W_V are one matrix, read in one product."""
+
+    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
+        super().__init__()
+        heads, dim, head, slots = config.heads, config.dim, config.head, stage.attention
+        free = stage.weights == "free"
+        like_scores = math.sqrt(3) * (0.1 / head**3) ** 0.25
+        most = torch.tensor([like_scores, like_scores, math.sqrt(3 / head)])[:, None, None]
+        self.W_QKV = nn.Parameter(most * torch.empty(dim, 3, heads, head).uniform_(-1, 1))
+        self.W_O = _uniform(math.sqrt(3 / (heads * head)), heads, head, dim)
+        self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if slots.reads_norm and free else None
+        letters = [] if slots.heads == "none" else list(slots.heads)
+        base = 1.0 if free else dim**-0.5
+        self.norms = nn.ModuleDict({letter: Norm(stage.norm, LearnedScale(heads, head, base=base)) for letter in letters})
+        self.score_scale = Calibrated(0.1 if free else None, start=head**-0.5)
+
+    def forward(self, receivers: States, reach: Reach, senders: Tensor | None = None) -> States:
+        """The update of every receiver from those within its reach; without ``senders`` they are the receivers."""
+        weights = self.W_QKV
+        if self.input_gains is not None:
+            weights = weights * self.input_gains().T[:, :, None, None]
+        if senders is None:
+            qkv = _by_token(receivers, weights)
+            if self.norms:
+                qkv = torch.stack([self._normalise(letter, x) for letter, x in zip("qkv", qkv.unbind(2), strict=True)], 2)
+            self._calibrate(reach, *qkv.unbind(2)[:2])
+            mixed = reach.stacked(qkv, self.score_scale.factor)
+        else:
+            q, kv = _by_token(receivers, weights[:, 0]), _by_token(senders, weights[:, 1:])
+            q, k, v = (self._normalise(letter, x) for letter, x in zip("qkv", (q, *kv.unbind(2)), strict=True))
+            self._calibrate(reach, q, k)
+            mixed = reach(*(x.transpose(1, 2) for x in (q, k, v)), self.score_scale.factor)
+        return unproject(mixed, self.W_O)
+
+    @property
+    def head_weights(self) -> HeadWeights:
+        """The weights by head under their usual names; the gains in front of them are not in them."""
+        W_Q, W_K, W_V = self.W_QKV.permute(1, 2, 0, 3).unbind()
+        return HeadWeights(W_Q, W_K, W_V, self.W_O)
+
+    def _normalise(self, letter: str, x: Float[Tensor, "rows tokens heads head"]) -> Float[Tensor, "rows tokens heads head"]:
+        return self.norms[letter](x) if letter in self.norms else x
+
+    def _calibrate(self, reach: Reach, q: Tensor, k: Tensor) -> None:
+        if self.score_scale.measuring:
+            scores, seen = reach.scores(q.transpose(1, 2), k.transpose(1, 2))
+            self.score_scale.fit(scores[seen.expand_as(scores)])
+
+
+class FeedForward(nn.Module):
+    """relu(x W_in + b_in) W_out + b_out; weights of unit length have a learned scale in place of the biases."""
+
+    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
+        super().__init__()
+        dim, hidden, free = config.dim, config.feedforward, stage.weights == "free"
+        self.W_in, self.W_out = _glorot(dim, hidden), _glorot(hidden, dim)
+        self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if free else None for n in (hidden, dim))
+        self.input_gain = LearnedScale(dim) if stage.feedforward.reads_norm and free else None
+        self.hidden_scale = None if free else LearnedScale(hidden, base=dim**-0.5)
+
+    def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
+        """The update of every token from itself alone."""
+        W_in = self.W_in if self.input_gain is None else self.W_in * self.input_gain()[:, None]
+        hidden = F.linear(x, W_in.T, self.b_in)
+        if self.hidden_scale is not None:
+            hidden = hidden * self.hidden_scale()
+        return F.linear(F.relu(hidden), self.W_out.T, self.b_out)
+
+
+class Readout(nn.Module):
+    """The last norm, hidden ReLU layers, and logits."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        free = config.scheme.weights == "free"
+        widths = (config.dim, *config.readout, config.vocabulary)
+        self.norm = Norm(config.final_norm, LearnedScale(config.dim) if free else None)
+        self.weights = nn.ParameterList(_glorot(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if free else None
+        self.scale = None if free else LearnedScale(config.vocabulary, base=config.dim**-0.5)
+
+    def forward(self, x: States) -> Float[Tensor, "rows tokens characters"]:
+        """Logits of every character."""
+        x = self.norm(x)
+        for i, weight in enumerate(self.weights):
+            x = F.linear(F.relu(x) if i else x, weight.T, self.biases[i] if self.biases is not None else None)
+        return x if self.scale is None else x * self.scale()
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm over the last dimension, with a gain or without."""
+
+    def __init__(self, kind: str, gain: "LearnedScale | None" = None) -> None:
+        super().__init__()
+        self.kind, self.gain = kind, gain
+
+    def forward(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+        """gain · √d · x/|x|, with LayerNorm of the centred x."""
+        normalised = NORMS[self.kind](x, eps=EPSILON)
+        return normalised if self.gain is None else normalised * self.gain().to(x.dtype)
+
+
+class LearnedScale(nn.Module):
+    """A learned factor for each component, started at ``start``.
+
+    It is kept as base/start times itself: an optimiser that moves all parameters at one rate moves it 1/base times as fast.
+    """
+
+    def __init__(self, *shape: int, start: float = 1.0, base: float = 1.0) -> None:
+        super().__init__()
+        self.ratio = start / base
+        self.value = nn.Parameter(torch.full(shape, base))
+
+    def forward(self) -> Tensor:
+        """The factors."""
+        return self.value * self.ratio
+
+
+def _by_token(x: States, weights: Float[Tensor, "dim *parts head"]) -> Float[Tensor, "rows tokens *parts head"]:
+    """x W for all parts and heads in one product, left as it is written: token by token."""
+    return (x @ weights.flatten(1)).unflatten(-1, weights.shape[1:])
+
+
+def _uniform(most: float, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-most, most))
+
+
+def _glorot(rows: int, columns: int) -> nn.Parameter:
+    return _uniform(math.sqrt(6 / (rows + columns)), rows, columns)

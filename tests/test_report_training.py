@@ -1,0 +1,172 @@
+"""The pages of training and evaluation say what their tables say, also for runs that went wrong."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from normscope.errors import InputError
+from normscope.report.training import (
+    evaluation_section,
+    training_section,
+    write_evaluation_report,
+    write_training_report,
+)
+from normscope.results import RunFolder
+from test_report import Reader, traces
+
+ACCURACY = pd.DataFrame(
+    {
+        "split": ["in-distribution", "ood-interpolation", "ood-extrapolation"],
+        "accuracy": [0.91379, 0.8, 0.031],
+        "stderr": [0.00041, 0.0123, 0.000004],
+        "exact": [0.5, 1.0, math.nan],
+        "exact_stderr": [math.nan, 0.0, math.nan],
+        "tokens": [460_000, 900, 2_000_000],
+        "examples": [65536, 128, 300_000],
+    }
+)
+POSITIONS = pd.DataFrame(
+    {
+        "split": ["in-distribution"] * 3 + ["ood-extrapolation"] * 2,
+        "position": [3, 1, 2, 1, 2],
+        "accuracy": [0.5, 1.0, 0.75, 0.25, 0.125],
+        "stderr": [0.25, 0.0, 0.125, 0.125, math.nan],
+        "tokens": [4, 4, 4, 12, 1],
+    }
+)
+
+
+def metrics(rows: int) -> pd.DataFrame:
+    steps = np.arange(1, rows + 1)
+    noise = np.random.default_rng(0).uniform(0.8, 1.25, rows)
+    return pd.DataFrame(
+        {
+            "step": steps,
+            "examples": steps * 256,
+            "seconds": steps * 0.1,
+            "loss": noise * (0.01 + 2.5 * np.exp(-steps / 300)),
+            "accuracy": 1 - 0.9 * np.exp(-steps / 300),
+            "rate": 1e-3 * np.minimum(steps / 100, 1),
+        }
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.write_table("metrics", metrics(50))
+    folder.write_table("accuracy", ACCURACY)
+    folder.write_table("positions", POSITIONS)
+    return folder
+
+
+def drawn(run: RunFolder, name: str) -> tuple[list[float], list[float | None]]:
+    """The points of the one line in an interactive chart."""
+    curve = next(trace for trace in traces(run.path / "figures" / f"{name}.html") if trace["mode"] != "markers")
+    return curve["x"], curve["y"]
+
+
+def test_a_training_page_shows_the_curves_and_the_accuracy(run: RunFolder) -> None:
+    write_training_report(run, "peri, 4 blocks, seed 7", "peri")
+    reader = Reader((run.path / "report.html").read_text(encoding="utf-8"))
+    assert len(reader.every("img")) == 3
+    for words in ("peri, 4 blocks, seed 7", "peri saw 12,800 examples up to step 50.", "91.38 ± 0.04 %", "Learning rate"):
+        assert words in reader.text
+    for name, column, scale in (("loss", "loss", 1), ("accuracy", "accuracy", 100), ("learning-rate", "rate", 1)):
+        assert (run.path / "figures" / f"{name}.png").stat().st_size > 0
+        assert f"figures/{name}.html" in [link["href"] for link in reader.every("a")]
+        x, y = drawn(run, name)
+        assert x == list(metrics(50)["examples"])
+        assert y == pytest.approx(list(scale * metrics(50)[column]))
+        assert [trace["name"] for trace in traces(run.path / "figures" / f"{name}.html")] == ["peri"]
+
+
+def test_an_evaluation_page_shows_accuracy_by_split_and_by_position(run: RunFolder) -> None:
+    write_evaluation_report(run, "64 problems of each length")
+    reader = Reader((run.path / "report.html").read_text(encoding="utf-8"))
+    assert len(reader.every("img")) == 1
+    for words in (*ACCURACY["split"], "64 problems of each length", "91.38 ± 0.04 %", "65,536"):
+        assert words in reader.text
+    lines = [trace for trace in traces(run.path / "figures" / "positions.html") if not trace.get("fill")]
+    assert [(line["name"], line["x"], line["y"]) for line in lines] == [
+        ("in-distribution", [1, 2, 3], [100, 75, 50]),
+        ("ood-extrapolation", [1, 2], [25, 12.5]),
+    ]
+    band = next(trace for trace in traces(run.path / "figures" / "positions.html") if trace.get("fill"))
+    assert band["y"][:6] == [100, 87.5, 75, 25, 62.5, 100]
+
+
+def test_percentages_show_their_error_and_leave_out_what_is_unknown(run: RunFolder) -> None:
+    (table,) = evaluation_section(run, "").tables
+    assert table.columns == ("split", "per answer token", "exact answers", "examples")
+    assert table.rows == (
+        ("in-distribution", "91.38 ± 0.04 %", "50.00 %", "65,536"),
+        ("ood-interpolation", "80.00 ± 1.23 %", "100.00 ± 0.00 %", "128"),
+        ("ood-extrapolation", "3.1000 ± 0.0004 %", "–", "300,000"),
+    )
+    assert training_section(run, "", "peri").tables == (table,)
+
+
+@pytest.mark.parametrize("rows", [400, 401, 4000, 4321])
+def test_a_thinned_curve_keeps_the_mean_of_the_loss(run: RunFolder, rows: int) -> None:
+    table = metrics(rows)
+    run.write_table("metrics", table)
+    section = training_section(run, "seed 0", "peri")
+    x, y = drawn(run, "loss")
+    block = math.ceil(rows / 400)
+    assert len(x) == len(y) == math.ceil(rows / block) <= 400
+    sizes = [min(block, rows - start) for start in range(0, rows, block)]
+    assert np.average(np.array(y, dtype=float), weights=sizes) == pytest.approx(table["loss"].mean())
+    assert np.average(x, weights=sizes) == pytest.approx(table["examples"].mean())
+    assert f"{rows * 256:,} examples" in section.text[0]
+    thinned = f"seed 0; every point is a mean over {block} rows of the table"
+    assert {picture.settings for picture in section.pictures} == {thinned if block > 1 else "seed 0"}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("rows", [50, 2000])
+def test_a_diverged_run_is_drawn_up_to_where_it_diverged_and_says_so(run: RunFolder, rows: int, value: float) -> None:
+    table = metrics(rows)
+    first = rows // 2 + 1
+    table.loc[first:, "loss"] = value
+    run.write_table("metrics", table)
+    write_training_report(run, "seed 0", "post")
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert f"The loss was first not finite at {(first + 1) * 256:,} examples" in page
+    x, y = drawn(run, "loss")
+    finite = [value is not None for value in y]
+    # A block with one bad step in it is a gap: a mean over the others would hide the step.
+    assert finite == [i < first // math.ceil(rows / 400) for i in range(len(x))]
+
+
+@pytest.mark.parametrize("loss", [math.nan, 0.0, 2.5])
+def test_one_row_is_enough(run: RunFolder, loss: float) -> None:
+    run.write_table("metrics", metrics(1).assign(loss=loss))
+    section = training_section(run, "", "peri")
+    assert section.text[0] == "peri saw 256 examples up to step 1."
+    assert all(picture.png.stat().st_size > 0 for picture in section.pictures)
+
+
+def test_a_run_too_short_to_be_recorded_has_a_page(run: RunFolder) -> None:
+    run.write_table("metrics", metrics(0))
+    assert training_section(run, "", "peri").text == ("peri has no recorded step.",)
+
+
+@pytest.mark.parametrize(
+    ("missing", "write"),
+    [
+        ("metrics", lambda run: write_training_report(run, "", "peri")),
+        ("accuracy", lambda run: write_training_report(run, "", "peri")),
+        ("accuracy", lambda run: write_evaluation_report(run, "")),
+        ("positions", lambda run: write_evaluation_report(run, "")),
+    ],
+)
+def test_a_missing_table_is_named(run: RunFolder, missing: str, write: Callable[[RunFolder], None]) -> None:
+    (run.path / f"{missing}.parquet").unlink()
+    with pytest.raises(InputError, match=rf"no table '{missing}' in .*; it has: "):
+        write(run)
+    assert not (run.path / "figures").exists()
