@@ -13,10 +13,10 @@ import gc
 import time
 
 import torch
-from peers import PEERS, Shape, compiled_rates, train_rate
 
 from normscope.tasks import MASK
 from normscope.training import Recipe, Training, read_recipe
+from peers import PEERS, Shape, train_rate
 
 _LENGTH = 32
 
@@ -43,30 +43,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 8192])
     parser.add_argument("--scheme", nargs="+", default=["pre"])
-    parser.add_argument("--peers", nargs="*", default=list(PEERS))
+    parser.add_argument("--peers", nargs="*", default=["plain PyTorch", "x-transformers", "Qwen3"])
     parser.add_argument("--seconds", type=float, default=2.0)
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(1, "this benchmark needs a GPU\n")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; examples a second")
     for batch in chosen.batch:
-        peers: dict[str, float] = {}
+        own = {f"normscope, {scheme}": own_rate(_recipe(batch, scheme), 3 * chosen.seconds) for scheme in chosen.scheme}
+        _show(batch, own)
+        tokens, targets = padded_batch(_recipe(batch))
+        best = 0.0
         for name in chosen.peers:
-            recipe = read_recipe("baseline", {"batch": batch})
-            tokens, targets = padded_batch(recipe)
             build = PEERS[name]
-            peers[f"{name}, eager"] = train_rate(build(Shape()).cuda(), tokens, targets, compiled=False, seconds=chosen.seconds)
-            for mode, rate in compiled_rates(build(Shape()).cuda(), tokens, targets, seconds=chosen.seconds).items():
-                peers[f"{name}, compiled ({mode})"] = rate
+            eager = train_rate(build(Shape()).cuda(), tokens, targets, compiled=False, seconds=chosen.seconds)
+            compiled = train_rate(build(Shape()).cuda(), tokens, targets, compiled=True, seconds=chosen.seconds)
+            _show(batch, {f"{name}, eager": eager, f"{name}, compiled": compiled})
+            best = max(best, eager, compiled)
             gc.collect()
             torch.cuda.empty_cache()
-        for name, rate in peers.items():
-            print(f"batch {batch:5}  {name:40} {rate:9,.0f}", flush=True)
-        for scheme in chosen.scheme:
-            recipe = read_recipe("baseline", {"batch": batch, "scheme": scheme, "examples": 10**12})
-            rate = own_rate(recipe, 3 * chosen.seconds)
-            ratio = f"  {rate / max(peers.values()):.2f} × the best peer" if peers else ""
-            print(f"batch {batch:5}  {'normscope, ' + scheme:40} {rate:9,.0f}{ratio}", flush=True)
+        for name, rate in own.items():
+            print(f"batch {batch:5}  {name} is {rate / best:.2f} times as fast as the best peer" if best else "", flush=True)
+
+
+def _recipe(batch: int, scheme: str = "pre") -> Recipe:
+    return read_recipe("baseline", {"batch": batch, "scheme": scheme, "examples": 10**12})
+
+
+def _show(batch: int, rates: dict[str, float]) -> None:
+    for name, rate in rates.items():
+        print(f"batch {batch:5}  {name:28} {rate:9,.0f}", flush=True)
 
 
 if __name__ == "__main__":

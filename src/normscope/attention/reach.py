@@ -26,7 +26,7 @@ class Reach(Protocol):
         """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head)."""
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """q kᵀ for pairs that include all within reach, and which of them those are."""
+        """Q kᵀ for pairs that include all within reach, and which of them those are."""
 
 
 class _Rectangle:

@@ -181,7 +181,6 @@ def _evaluated(training: "Training") -> "Evaluation":
             recipe.test_examples,
             seed=recipe.seed,
             offsets=recipe.offsets,
-            precision=recipe.precision,
             progress=advance,
         )
 

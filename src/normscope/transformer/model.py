@@ -265,7 +265,7 @@ class Norm(nn.Module):
         self.kind, self.gain = kind, gain
 
     def forward(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """gain · √d · x/|x|, with LayerNorm of the centred x."""
+        """Gain · √d · x/|x|, with LayerNorm of the centred x."""
         normalised = NORMS[self.kind](x, eps=EPSILON)
         return normalised if self.gain is None else normalised * self.gain().to(x.dtype)
 
@@ -287,7 +287,7 @@ class LearnedScale(nn.Module):
 
 
 def _by_token(x: States, weights: Float[Tensor, "dim *parts head"]) -> Float[Tensor, "rows tokens *parts head"]:
-    """x W for all parts and heads in one product, left as it is written: token by token."""
+    """X W for all parts and heads in one product, left as it is written: token by token."""
     return (x @ weights.flatten(1)).unflatten(-1, weights.shape[1:])
 
 
