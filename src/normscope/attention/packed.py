@@ -1,7 +1,7 @@
 """Attention within examples that lie packed in one row, several to a tile, so that no padding is ever computed.
 
-A tile holds whole examples, so a tile's queries need only its own keys: one program a tile and head does the forward pass, and one
-the whole backward pass, without a second look at memory and without atomic additions, so that results are the same every time.
+A tile holds whole examples, so a tile's queries need only its own keys: one program a tile and head does the forward pass, and
+one the whole backward pass, without a second look at memory and without atomic additions: results are the same every time.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def pack_tiles(lengths: Int[Tensor, "rows examples"], tokens: int, tile: int) ->
     Next-fit, without going through the examples one by one: every example knows who would begin the tile after its own, and
     whoever is reached from the first by following that is a beginning; doubling the jumps reaches all in log₂ steps.
     """
-    rows, examples = lengths.shape
+    examples = lengths.shape[1]
     ends = lengths.cumsum(1)
     starts = torch.cat((torch.zeros_like(ends[:, :1]), ends), 1)
     following = torch.searchsorted(ends, starts + tile, right=True)
@@ -56,7 +56,8 @@ def attend_packed(
 ) -> Float[Tensor, "tokens heads head"]:
     """Causal softmax(scale · q kᵀ) v among the tokens of each segment; a fused kernel on a GPU."""
     if has_kernel(qkv.device, qkv.dtype, qkv.shape[-1]):
-        return _fused()(qkv, segments, tiles, scale, tile)
+        mixed: Tensor = _fused()(qkv, segments, tiles, scale, tile)
+        return mixed
     return _attend_plainly(qkv, segments, tiles, scale, tile)
 
 

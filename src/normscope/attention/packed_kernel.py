@@ -87,9 +87,7 @@ def packed_attention(qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor
 
 
 @triton_op("normscope::packed_attention_backward", mutates_args={})
-def packed_attention_backward(
-    d_out: Tensor, qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor, tile: int
-) -> Tensor:
+def packed_attention_backward(d_out: Tensor, qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor, tile: int) -> Tensor:
     """The gradient of qkv."""
     qkv, d_out = qkv.contiguous(), d_out.contiguous()
     heads, head = qkv.shape[2:]
@@ -105,12 +103,12 @@ def _warps(tile: int) -> int:
     return 8 if tile > 64 else 4
 
 
-def _remember(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _remember(ctx, inputs, output):
     *tensors, ctx.tile = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx, d_out):  # type: ignore[no-untyped-def]
+def _differentiate(ctx, d_out):
     return packed_attention_backward(d_out, *ctx.saved_tensors, ctx.tile), None, None, None, None
 
 

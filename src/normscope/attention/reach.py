@@ -93,12 +93,10 @@ class Packed:
         """The mixed values of q, k, v in one tensor, for one row."""
         return attend_packed(qkv.squeeze(0), self.segments, self.tiles, scale, self.tile).transpose(0, 1)[None]
 
-    def scores(
-        self, q: Heads, k: Heads
-    ) -> tuple[Float[Tensor, "tiles heads tile tile"], Bool[Tensor, "tiles 1 tile tile"]]:
+    def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "tiles heads tile tile"], Bool[Tensor, "tiles 1 tile tile"]]:
         """The scores within each tile, and which are within reach."""
         by_token = torch.stack((q[0].transpose(0, 1), k[0].transpose(0, 1)), 1)
-        (queries, keys), seen, place, there = in_tiles(by_token, self.segments, self.tiles, self.tile)
+        (queries, keys), seen, _, there = in_tiles(by_token, self.segments, self.tiles, self.tile)
         return queries @ keys.mT, (seen & there[:, :, None])[:, None]
 
 

@@ -80,10 +80,14 @@ def evaluate(
 def print_accuracy(result: "Evaluation") -> None:
     """The tables of an evaluation, and worked examples with right and wrong characters coloured."""
     rows = [
-        [row.split, f"{100 * row.accuracy:.2f} ± {100 * row.stderr:.2f} %", f"{100 * row.exact:.2f} ± {100 * row.exact_stderr:.2f} %",
-         f"{row.examples:,}"]
-        for row in result.accuracy.itertuples(index=False)
-    ]  # fmt: skip
+        [
+            row["split"],
+            _percent(row["accuracy"], row["stderr"]),
+            _percent(row["exact"], row["exact_stderr"]),
+            f"{row['examples']:,}",
+        ]
+        for row in result.accuracy.to_dict("records")
+    ]
     print_table(("split", "accuracy per character", "exact answers", "examples"), rows)
     places = sorted(set(result.positions["position"]))
     by_place = result.positions.set_index(["split", "position"])["accuracy"]
@@ -93,6 +97,10 @@ def print_accuracy(result: "Evaluation") -> None:
     ]
     print_table(("accuracy in % at place", *map(str, places)), rows)
     _print_worked(result)
+
+
+def _percent(share: float, stderr: float) -> str:
+    return f"{100 * share:.2f} ± {100 * stderr:.2f} %"
 
 
 def _print_worked(result: "Evaluation") -> None:

@@ -65,8 +65,8 @@ def train(
 ) -> None:
     """Train a transformer to add integers, and test it within and beyond what it saw.
 
-    The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page with the
-    curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
+    The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
+    with the curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
     """
     from normscope.results import fresh_path
     from normscope.training.recipe import parse_change, read_recipe
@@ -103,7 +103,9 @@ def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: fl
             say(f"interrupted; the same command with --out {folder} goes on from the last checkpoint in {checkpoints.folder}")
             raise
         evaluation = _evaluated(training)
-        with new_run(folder, "train", configuration, seed=recipe.seed, device=device, overwrite=overwrite, started=started) as run:
+        with new_run(
+            folder, "train", configuration, seed=recipe.seed, device=device, overwrite=overwrite, started=started
+        ) as run:
             about = {"recipe": recipe.values, "accuracy": evaluation.accuracy.to_dict("records")}
             save_model(run.path, training.model, about)
             run.write_table("metrics", training.table)
@@ -201,9 +203,7 @@ def _training_progress(training: "Training") -> "Iterator[Callable[[Metrics], No
     )
     before = training.metrics[-1] if training.metrics else None
     with bars.Progress(*columns, console=console(stderr=True)) as bar:
-        task = bar.add_task(
-            "", total=training.recipe.steps, completed=training.step, loss="–", accuracy="–", speed="–"
-        )
+        task = bar.add_task("", total=training.recipe.steps, completed=training.step, loss="–", accuracy="–", speed="–")
 
         def advance(now: "Metrics") -> None:
             nonlocal before

@@ -1,8 +1,7 @@
 """A whole simulation as one value: several schemes from one start, with everything that a user can choose."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.dynamics.weights import WEIGHTS, random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Expression, Scheme
+from normscope.threads import one_thread
 
 _WORTH_THREADS = 4_000_000
 _PROBES = 32
@@ -162,7 +162,7 @@ class Simulation:
                 paths.append(flow.solve(setting.grid, radius=setting.radius))
                 progress(number * len(setting.grid))
             return _result(paths)
-        with _threads_for(self.start):
+        with one_thread(self.start.shape[-2] ** 2 * self.start.shape[-1] < _WORTH_THREADS):
             return self._particles(self.start, self.attention, progress)
 
     def _particles(self, start: Tensor, attention: Attention, progress: Callable[[int], None]) -> SimulationResult:
@@ -250,18 +250,6 @@ def _ingredients(setting: SimulationSetting) -> tuple[Tensor, Attention, FeedFor
         feedforward = FeedForward(drawn.W_in.to(setting.device, dtype), drawn.W_out.to(setting.device, dtype))
     attention = Attention(setting.beta, weights, setting.causal, products)
     return start.to(setting.device, dtype), attention, feedforward
-
-
-@contextmanager
-def _threads_for(start: Tensor) -> Iterator[None]:
-    """One thread for few tokens: on a busy machine, threads that wait for each other cost more than they bring."""
-    threads = torch.get_num_threads()
-    if start.shape[-2] ** 2 * start.shape[-1] < _WORTH_THREADS:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _weights(setting: SimulationSetting, dim: int, generator: torch.Generator) -> HeadWeights:

@@ -1,7 +1,7 @@
 """Addition and subtraction of several integers, written as text: ``[453+16+17-N846=1332]``.
 
-Digits, ``+ - =``, ``N`` before a negative integer, begin ``[``, end ``]`` and the mask ``*``: 17 characters. Examples are made on
-the device that trains on them, the same ones from the same seed.
+Digits, ``+ - =``, ``N`` before a negative integer, begin ``[``, end ``]`` and the mask ``*``: 17 characters. Examples are made
+on the device that trains on them, the same ones from the same seed.
 """
 
 from dataclasses import dataclass
@@ -106,7 +106,9 @@ class Addition:
         counts = torch.tensor(self.counts, device=device)[uniform(len(self.counts), examples)]
         digits = torch.tensor(self.digits, device=device)[uniform(len(self.digits), examples, most)]
         smallest = 10 ** (digits - 1)
-        sizes = smallest + uniform(1 << 62, examples, most) % (9 * smallest)  # 2⁶² is so many times the range that no bias shows
+        sizes = smallest + uniform(1 << 62, examples, most) % (
+            9 * smallest
+        )  # 2⁶² is so many times the range that no bias shows
         negative = uniform(2, examples, most).bool()
         subtracted = uniform(2, examples, most).bool()
         used = torch.arange(most, device=device) < counts[:, None]
@@ -181,9 +183,7 @@ def encode(line: str) -> Int[Tensor, " length"]:
     return torch.tensor([CHARACTERS.index(c) for c in line])
 
 
-def _decimal(
-    numbers: Int[Tensor, "*shape"], width: int
-) -> tuple[Int[Tensor, "*shape width"], Bool[Tensor, "*shape width"]]:
+def _decimal(numbers: Int[Tensor, "*shape"], width: int) -> tuple[Int[Tensor, "*shape width"], Bool[Tensor, "*shape width"]]:
     """Digits of each number, right-aligned, and which of them are written (no leading zeros, but 0 itself is)."""
     powers = 10 ** torch.arange(width - 1, -1, -1, device=numbers.device)
     quotients = numbers[..., None] // powers

@@ -1,12 +1,11 @@
 """Batches of examples as a model reads them: packed in one row without padding, in rows of their own, or split in two.
 
-A ``Feed`` draws several batches at once, each a function of the seed and its place in the run alone, and says how one of them enters
-the model.
+A ``Feed`` arranges several batches at once, and says how one of them enters the model.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,10 +16,11 @@ from normscope.transformer import Row, Transformer
 
 Batches = dict[str, Tensor]
 _SAMPLE = 20_000
-_MARGIN = 4.0  # standard deviations: a batch overflows about once in 30,000
-_ROUND = 128
+_MARGIN = 3.0  # standard deviations: one batch in a thousand is longer
+_ROUND = 64
 
 
+@runtime_checkable
 class Feed(Protocol):
     """How examples become batches, and a batch becomes logits."""
 
@@ -46,7 +46,7 @@ class PaddedFeed:
             "positions": places + offsets[:, None],
             "targets": examples.targets,
         }
-        return {name: part.unflatten(0, (batches, -1)) for name, part in parts.items()}
+        return {name: _by_batch(part, batches) for name, part in parts.items()}
 
     def trimmed(self, batch: Batches) -> Batches:
         """The batch up to the end of its longest example."""
@@ -55,12 +55,13 @@ class PaddedFeed:
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
         """Logits of every place."""
-        return model(Row(batch["characters"], batch["positions"], Causal())).flatten(0, 1)
+        logits: Tensor = model(Row(batch["characters"], batch["positions"], Causal()))
+        return logits.flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class SplitFeed:
-    """The question for an encoder; ``[`` and the answer, at most ``answer`` places, for a decoder; each in rows of their own."""
+    """The question for an encoder; ``[`` and the answer, at most ``answer`` places, for a decoder; in rows of their own."""
 
     answer: int
 
@@ -80,7 +81,7 @@ class SplitFeed:
             "answer": torch.cat((examples.characters[:, :1], targets[:, :-1]), 1),
             "targets": targets,
         }
-        return {name: part.unflatten(0, (batches, -1)) for name, part in parts.items()}
+        return {name: _by_batch(part, batches) for name, part in parts.items()}
 
     def trimmed(self, batch: Batches) -> Batches:
         """The batch as it is."""
@@ -91,53 +92,60 @@ class SplitFeed:
         seen = Present(batch["question_there"])
         source = Row(batch["question"], batch["positions"], seen)
         answer = Row(batch["answer"], batch["positions"][:, : self.answer], Causal())
-        return model(answer, source, seen).flatten(0, 1)
+        logits: Tensor = model(answer, source, seen)
+        return logits.flatten(0, 1)
 
 
 @dataclass(frozen=True)
 class PackedFeed:
-    """All examples of a batch one after another in one row of ``tokens`` places.
+    """All examples of a batch one after another in one row of ``tokens`` places; logits only where an answer is predicted.
 
-    The row is a little longer than a batch is on average; examples that do not fit, about one in as many batches as ``_MARGIN`` says,
-    are left out, and places that stay empty are examples of masks without targets.
+    Row and answers have a little more room than a batch needs on average. An example that does not fit even so is left out,
+    about one in a hundred thousand; places that stay empty are examples of masks without targets.
     """
 
     tokens: int
+    answers: int
     tile: int
-    fillers: int
 
     @classmethod
     def of(cls, task: Addition, batch: int, tile: int) -> "PackedFeed":
-        """The row for batches of that many examples, from the lengths of a fixed sample."""
-        lengths = (task.draw(_SAMPLE, torch.Generator().manual_seed(0)).lengths - 1).double()
-        expected = batch * float(lengths.mean()) + _MARGIN * math.sqrt(batch) * float(lengths.std())
-        tokens = math.ceil(min(expected, batch * (task.longest - 1)) / _ROUND) * _ROUND
-        return cls(tokens, tile, fillers=math.ceil(tokens / tile))
+        """Room for batches of that many examples, from the lengths of a fixed sample."""
+        drawn = task.draw(_SAMPLE, torch.Generator().manual_seed(0))
+        return cls(_room(drawn.lengths - 1, batch), _room(drawn.lengths - drawn.answers, batch), tile)
+
+    @classmethod
+    def exactly(cls, examples: Examples, tile: int) -> "PackedFeed":
+        """Room for these examples and no more."""
+        return cls(int(examples.read.sum()), int(examples.predicted.sum()), tile)
 
     def arrange(self, examples: Examples, offsets: Tensor, batches: int) -> Batches:
-        """Characters, positions, targets and segments (batches, tokens), and where tiles begin."""
-        read, places = examples.read, torch.arange(examples.read.shape[1], device=offsets.device)
-        lengths = (examples.lengths - 1).unflatten(0, (batches, -1))
+        """Characters, positions and segments (batches, tokens), where tiles begin, and places and targets of the answers."""
+        device, places = offsets.device, torch.arange(examples.read.shape[1], device=offsets.device)
+
+        def by_batch(values: Tensor) -> Tensor:
+            return _by_batch(values, batches)
+
+        lengths = by_batch(examples.lengths - 1)
         lengths = lengths * (lengths.cumsum(1) <= self.tokens)
-        begins = lengths.cumsum(1) - lengths
-        target = begins.flatten()[:, None] + places
-        target = torch.where(read & (lengths.flatten()[:, None] > 0), target, self.tokens).unflatten(0, (batches, -1)).flatten(1)
-
-        def packed(values: Tensor, empty: int) -> Tensor:
-            row = torch.full((batches, self.tokens + 1), empty, device=offsets.device)
-            return row.scatter_(1, target, values.unflatten(0, (batches, -1)).flatten(1))[:, :-1].contiguous()
-
-        numbers = torch.arange(lengths.shape[1], device=offsets.device).repeat(batches)[:, None].expand_as(read)
+        begins = (lengths.cumsum(1) - lengths)[..., None] + places
+        read = by_batch(examples.read) & (lengths[..., None] > 0)
+        row = torch.where(read, begins, self.tokens).flatten(1)
+        predicted = (by_batch(examples.predicted) & read).flatten(1)
+        turn = predicted.cumsum(1) - 1
+        asked = torch.where(predicted & (turn < self.answers), turn, self.answers)
+        numbers = torch.arange(lengths.shape[1], device=device)[:, None].expand_as(read[0]).expand_as(read)
         left = self.tokens - lengths.sum(1, keepdim=True)
-        fillers = (left - self.tile * torch.arange(self.fillers, device=offsets.device)).clamp(0, self.tile)
-        along = torch.arange(self.tokens, device=offsets.device) - (self.tokens - left)
-        segments = torch.where(along < 0, packed(numbers, 0), lengths.shape[1] + along // self.tile)
+        along = torch.arange(self.tokens, device=device) - (self.tokens - left)
+        fillers = (left - self.tile * torch.arange(-(-self.tokens // self.tile), device=device)).clamp(0, self.tile)
+        segments = torch.where(along < 0, _moved(numbers, row, self.tokens, 0), lengths.shape[1] + along // self.tile)
         return {
-            "characters": packed(examples.inputs, MASK),
-            "positions": packed(places + offsets[:, None], 0),
-            "targets": packed(examples.targets, MASK),
+            "characters": _moved(by_batch(examples.inputs), row, self.tokens, MASK),
+            "positions": _moved(by_batch(places + offsets[:, None]), row, self.tokens, 0),
             "segments": segments.int(),
             "tiles": pack_tiles(torch.cat((lengths, fillers), 1), self.tokens, self.tile),
+            "places": _moved(begins, asked, self.answers, 0),
+            "targets": _moved(by_batch(examples.targets), asked, self.answers, MASK),
         }
 
     def trimmed(self, batch: Batches) -> Batches:
@@ -145,9 +153,11 @@ class PackedFeed:
         return batch
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
-        """Logits of every place of the row."""
+        """Logits of the places that predict an answer."""
         reach = Packed(batch["segments"], batch["tiles"], self.tile)
-        return model(Row(batch["characters"][None], batch["positions"][None], reach))[0]
+        row = Row(batch["characters"][None], batch["positions"][None], reach)
+        logits: Tensor = model(row, places=batch["places"])
+        return logits
 
 
 def feed_for(task: Addition, model: Transformer, batch: int, device: torch.device, precision: torch.dtype) -> Feed:
@@ -173,3 +183,20 @@ def draw_batches(
 def one_batch(batches: Batches, index: int) -> Batches:
     """One of several batches."""
     return {name: values[index] for name, values in batches.items()}
+
+
+def _by_batch(values: Tensor, batches: int) -> Tensor:
+    return values.reshape(batches, -1, *values.shape[1:])
+
+
+def _moved(values: Tensor, places: Tensor, width: int, empty: int) -> Tensor:
+    """Each batch's values at their new places, ``empty`` where none comes; place ``width`` is nowhere."""
+    row = torch.full((len(values), width + 1), empty, device=values.device)
+    return row.scatter_(1, places, values.flatten(1))[:, :-1].contiguous()
+
+
+def _room(lengths: Tensor, batch: int) -> int:
+    """Places that almost every batch of so many examples of such lengths fits in."""
+    sample = lengths.double()
+    expected = batch * float(sample.mean()) + _MARGIN * math.sqrt(batch) * float(sample.std())
+    return math.ceil(min(expected, batch * int(lengths.max())) / _ROUND) * _ROUND

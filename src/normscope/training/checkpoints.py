@@ -51,7 +51,9 @@ class Checkpoints:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(f"another process is training into '{self.folder}'; wait for it, or choose another --out") from None
+                raise InputError(
+                    f"another process is training into '{self.folder}'; wait for it, or choose another --out"
+                ) from None
             yield
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -61,7 +63,9 @@ class Checkpoints:
         tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
         target = self.folder / f"checkpoint-{checkpoint.step:09d}.safetensors"
         partial = target.with_suffix(".partial")
-        save_file(tensors, partial, {"run": self.run, "step": str(checkpoint.step), "digest": _digest(tensors, checkpoint.step)})
+        save_file(
+            tensors, partial, {"run": self.run, "step": str(checkpoint.step), "digest": _digest(tensors, checkpoint.step)}
+        )
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.rename(target)
@@ -76,7 +80,7 @@ class Checkpoints:
 
     def load(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
         """The last checkpoint that is sound, and a line for each later one that was refused."""
-        refused = []
+        refused: list[str] = []
         for path in reversed(self.paths):
             try:
                 return self._read(path, device), refused

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from normscope.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
@@ -17,7 +18,7 @@ _DRAWN = 16_384
 
 @dataclass(frozen=True)
 class Worked:
-    """An example with what the model made of it: the text up to the answer, the answer, and the model's character at each place."""
+    """An example with what the model made of it: the question, the answer, and the model's character at each of its places."""
 
     split: str
     asked: str
@@ -48,18 +49,18 @@ def evaluate(
 ) -> Evaluation:
     """Every split on that many examples of its own, the right characters before each given (as in training).
 
-    The answer that the model would write by itself is the right one exactly if all its characters are right here, so ``exact`` is also
-    the rate of right answers it writes. Standard errors treat characters of one answer as dependent. Sums are made of small
-    differences: bfloat16 costs a trained model points of accuracy, so float32 is the default on every device.
+    The answer that the model would write by itself is the right one exactly if all its characters are right here, so ``exact``
+    is also the rate of right answers it writes. Standard errors treat characters of one answer as dependent. Sums are made of
+    small differences: bfloat16 costs a trained model points of accuracy, so float32 is the default on every device.
     """
     accuracy, positions, shown, done = [], [], [], 0
     for split in splits:
-        tally = _Tally(task.splits[split].longest_answer)
+        tally = Tally(task.splits[split].longest_answer)
         for chunk, start in enumerate(range(0, examples, _DRAWN)):
             count = min(_DRAWN, examples - start)
             chunk_seed = stream_seed(seed, split, chunk)
             for part in _predict(model, task.splits[split], count, chunk_seed, offsets, precision):
-                tally.add(part)
+                tally.add(part.right, part.wanted)
                 done += len(part.right)
                 progress(done)
         if worked:
@@ -93,7 +94,7 @@ class _Predicted:
         return [Worked(split, question, as_text(right[w]), as_text(given[w])) for question, right, given, w in answers]
 
 
-class _Tally:
+class Tally:
     """Running sums over examples: right and all characters of each, their squares, and by position."""
 
     def __init__(self, places: int) -> None:
@@ -101,8 +102,8 @@ class _Tally:
         self.sums = torch.zeros(5, dtype=torch.float64)
         self.by_place = torch.zeros(2, places, dtype=torch.float64)
 
-    def add(self, part: _Predicted) -> None:
-        right, wanted = part.right, part.wanted
+    def add(self, right: Bool[Tensor, "rows places"], wanted: Bool[Tensor, "rows places"]) -> None:
+        """Count some more examples: which places hold a character, and which of those are right."""
         hits, tokens = right.sum(1).double().cpu(), wanted.sum(1).double().cpu()
         self.examples += len(hits)
         self.exact += int((hits == tokens).sum())
@@ -144,7 +145,7 @@ def _predict(
     shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
     order = drawn.lengths.argsort(stable=True)
     feed: Feed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
-    for rows in order.split(_ROWS[device.type]):
+    for rows in torch.split(order, _ROWS[device.type]):
         part = drawn[rows]
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))
         with torch.no_grad(), torch.autocast(device.type, precision, enabled=precision != torch.float32):

@@ -18,7 +18,7 @@ class TensorBoardLog:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise MissingExtraError("a TensorBoard log needs tensorboard; pip install 'normscope[training]'") from error
-        self.writer: Any = SummaryWriter(str(folder / FOLDER), purge_step=from_step + 1)  # type: ignore[no-untyped-call]
+        self.writer: Any = SummaryWriter(str(folder / FOLDER), purge_step=from_step + 1)
         self.before: Metrics | None = None
 
     def add(self, metrics: Metrics) -> None:

@@ -1,7 +1,7 @@
 """The training loop: blocks of steps between which a run can be looked at, stopped and taken up again.
 
-The data of a block is a function of the seed and of the step at which it begins, so that weights, the optimiser's averages and the
-table of metrics are all the state there is.
+The data of a block is a function of the seed and of the step at which it begins, so that weights, the optimiser's averages and
+the table of metrics are all the state there is.
 """
 
 import math
@@ -14,6 +14,7 @@ import torch
 
 from normscope.attention import tile_for
 from normscope.tasks import stream_seed
+from normscope.threads import one_thread
 from normscope.training.batches import PackedFeed, PaddedFeed, draw_batches, feed_for, one_batch
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.recipe import Recipe
@@ -22,6 +23,7 @@ from normscope.transformer import Transformer, calibrating
 
 _EXAMPLES_A_BLOCK = {"cpu": 2048, "cuda": 1 << 16}
 _CALIBRATED_ON = 128
+_WORTH_THREADS = 1_000_000_000  # multiplications a step
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Training:
                 stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches)
                 began = time.monotonic()  # compiling is no training
             rates = self._rates(start, steps)
-            rows = stepper.run({name: values[:steps] for name, values in batches.items()}, rates)
+            with one_thread(self._small):
+                rows = stepper.run({name: values[:steps] for name, values in batches.items()}, rates)
             broken = ~rows[:, 0].isfinite()
             if broken.any():
                 raise DivergedError(start + int(broken.nonzero()[0]) + 1)
@@ -128,6 +131,12 @@ class Training:
         rows = checkpoint.tensors["metrics"].tolist()
         self.metrics = [Metrics(int(step), int(examples), *others) for step, examples, *others in rows]
 
+    @property
+    def _small(self) -> bool:
+        """Whether a step is too little work to share among threads."""
+        weights = sum(parameter.numel() for parameter in self.model.parameters())
+        return weights * self.recipe.batch * self.recipe.task.train.longest < _WORTH_THREADS
+
     def _rates(self, start: int, steps: int) -> list[float]:
         """The learning rates of the steps of a block (0 is the run's first), which lies within one epoch."""
         recipe, halvings = self.recipe, 0
@@ -142,8 +151,7 @@ class Training:
         feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
         tile = tile_for(task.longest - 1)
         if isinstance(feed, PaddedFeed) and tile is not None:
-            lengths = task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)).lengths - 1
-            feed = PackedFeed(int(lengths.sum()), tile, fillers=0)
+            feed = PackedFeed.exactly(task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
         batches = draw_batches(task, feed, 1, _CALIBRATED_ON, recipe.offsets, seed, cpu)
         with calibrating(model):
             feed.logits(model, one_batch(batches, 0))

@@ -132,9 +132,9 @@ class Recipe:
         """One line for people."""
         depth = f"{self.encoder_layers}+{self.layers}" if self.encoder_layers else f"{self.layers}"
         return (
-            f"{self.scheme}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; {_joined(self.integers)} integers of "
-            f"{_joined(self.digits)} digits; {self.examples:,} examples in batches of {self.batch}; rate {self.rate:g}, "
-            f"{self.schedule}; seed {self.seed}"
+            f"{self.scheme}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; "
+            f"{_joined(self.integers)} integers of {_joined(self.digits)} digits; {self.examples:,} examples in batches of "
+            f"{self.batch}; rate {self.rate:g}, {self.schedule}; seed {self.seed}"
         )
 
 
@@ -145,9 +145,7 @@ def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> 
     elif "." in name_or_path or "/" in name_or_path:
         text = _read(Path(name_or_path))
     else:
-        raise InputError(
-            f"unknown preset '{name_or_path}'; allowed: {', '.join(PRESETS)}{did_you_mean(name_or_path, PRESETS)}"
-        )
+        raise InputError(f"unknown preset '{name_or_path}'; allowed: {', '.join(PRESETS)}{did_you_mean(name_or_path, PRESETS)}")
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

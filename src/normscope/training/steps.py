@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,12 @@ from normscope.transformer import Transformer
 _WARMUPS = 3
 
 
+@runtime_checkable
 class Stepper(Protocol):
     """Something that trains on several batches in a row."""
 
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
-        """A step for each batch and learning rate; loss, right characters and all characters of each, (steps, 3), on the CPU."""
+        """A step for each batch and rate: loss, right characters and all characters of each, (steps, 3), on the CPU."""
 
 
 def optimiser_for(model: Transformer, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
@@ -42,9 +43,7 @@ def optimiser_state(model: Transformer, optimiser: torch.optim.AdamW) -> dict[st
     """The optimiser's averages by the names of their parameters."""
     names = {id(p): name for name, p in model.named_parameters()}
     return {
-        f"{what}.{names[id(parameter)]}": value
-        for parameter, state in optimiser.state.items()
-        for what, value in state.items()
+        f"{what}.{names[id(parameter)]}": value for parameter, state in optimiser.state.items() for what, value in state.items()
     }
 
 
@@ -139,7 +138,7 @@ class CapturedStepper:
         for group in step.optimiser.param_groups:
             group["lr"].copy_(self.rates.index_select(0, self.index).squeeze(0))
         loss, row = self.measures(batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         step.update()
         self.rows.index_copy_(0, self.index, row[None])
         self.index.add_(1).remainder_(len(self.rows))

@@ -48,13 +48,19 @@ class TransformerConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is at least 1, not {getattr(self, name)}")
         if self.encoder_layers < 0 or any(width < 1 for width in self.readout):
-            raise InputError(f"encoder_layers is 0 or more and readout widths at least 1, not {self.encoder_layers}, {self.readout}")
+            raise InputError(
+                f"encoder_layers is 0 or more and readout widths at least 1, not {self.encoder_layers}, {self.readout}"
+            )
         if not 0 <= 2 * self.frequencies <= self.dim:
-            raise InputError(f"frequencies come in pairs of components: from 0 to dim/2 = {self.dim // 2}, not {self.frequencies}")
+            raise InputError(
+                f"frequencies come in pairs of components: from 0 to dim/2 = {self.dim // 2}, not {self.frequencies}"
+            )
         for name in ("feedforward_norm", "final_norm"):
             kind = getattr(self, name)
             if kind is not None and kind not in NORM_TITLES:
-                raise InputError(f"{name} is one of {', '.join(NORM_TITLES)}, not '{kind}'{did_you_mean(str(kind), NORM_TITLES)}")
+                raise InputError(
+                    f"{name} is one of {', '.join(NORM_TITLES)}, not '{kind}'{did_you_mean(str(kind), NORM_TITLES)}"
+                )
 
     @property
     def values(self) -> dict[str, Any]:

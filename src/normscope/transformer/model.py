@@ -8,6 +8,7 @@ product.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +50,9 @@ class Transformer(nn.Module):
         self.renormalise()
 
     def forward(
-        self, row: Row, source: Row | None = None, across: Reach | None = None
-    ) -> Float[Tensor, "rows tokens characters"]:
-        """Logits of the next character at every place.
+        self, row: Row, source: Row | None = None, across: Reach | None = None, places: Int[Tensor, " places"] | None = None
+    ) -> Float[Tensor, "*places characters"]:
+        """Logits of the next character at every place, or at some ``places``, counted through all rows.
 
         An encoder-decoder also takes the ``source`` that its encoder reads, and whom of it the decoder sees (``across``).
         """
@@ -65,7 +66,7 @@ class Transformer(nn.Module):
         x = self.embed(row)
         for block in self.decoder:
             x = block(x, row.reach, memory, across)
-        logits: Tensor = self.readout(x)
+        logits: Tensor = self.readout(x if places is None else x.flatten(0, 1)[places])
         return logits
 
     @torch.no_grad()
@@ -199,7 +200,7 @@ class Attention(nn.Module):
             q, kv = _by_token(receivers, weights[:, 0]), _by_token(senders, weights[:, 1:])
             q, k, v = (self._normalise(letter, x) for letter, x in zip("qkv", (q, *kv.unbind(2)), strict=True))
             self._calibrate(reach, q, k)
-            mixed = reach(*(x.transpose(1, 2) for x in (q, k, v)), self.score_scale.factor)
+            mixed = reach(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
         return unproject(mixed, self.W_O)
 
     @property
@@ -245,11 +246,11 @@ class Readout(nn.Module):
         free = config.scheme.weights == "free"
         widths = (config.dim, *config.readout, config.vocabulary)
         self.norm = Norm(config.final_norm, LearnedScale(config.dim) if free else None)
-        self.weights = nn.ParameterList(_glorot(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.weights = nn.ParameterList(_glorot(a, b) for a, b in pairwise(widths))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if free else None
         self.scale = None if free else LearnedScale(config.vocabulary, base=config.dim**-0.5)
 
-    def forward(self, x: States) -> Float[Tensor, "rows tokens characters"]:
+    def forward(self, x: Float[Tensor, "*places dim"]) -> Float[Tensor, "*places characters"]:
         """Logits of every character."""
         x = self.norm(x)
         for i, weight in enumerate(self.weights):
@@ -288,7 +289,7 @@ class LearnedScale(nn.Module):
 
 def _by_token(x: States, weights: Float[Tensor, "dim *parts head"]) -> Float[Tensor, "rows tokens *parts head"]:
     """X W for all parts and heads in one product, left as it is written: token by token."""
-    return (x @ weights.flatten(1)).unflatten(-1, weights.shape[1:])
+    return (x @ weights.flatten(1)).reshape(*x.shape[:-1], *weights.shape[1:])
 
 
 def _uniform(most: float, *shape: int) -> nn.Parameter:

@@ -1,0 +1,536 @@
+"""The trainable model: equal to a plain one, blind to padding, calibrated, saved and read back."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from normscope import InputError
+from normscope.attention import Causal, Packed, Present, Reach
+from normscope.schemes import NAMED, Scheme, Slots
+from normscope.tasks import MASK, Addition, Examples, as_text, encode
+from normscope.training import Training, evaluate, read_recipe
+from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
+from normscope.training.recipe import task_of
+from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
+
+SMALL = {"dim": 12, "layers": 2, "heads": 3, "head": 4, "feedforward": 10, "readout": (9, 8), "frequencies": 4}
+TASK = Addition((2, 4), (1, 2))
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def model_of(scheme: str | Scheme, **changes: Any) -> Transformer:
+    """A small model in float64, as it is first drawn."""
+    found = NAMED[scheme] if isinstance(scheme, str) else scheme
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Transformer(TransformerConfig(found, **{**SMALL, **changes})).double()
+
+
+def shaken(model: Transformer) -> Transformer:
+    """Every gain, bias and fixed factor away from where it starts, so that each of them matters."""
+    with torch.no_grad():
+        for seed, value in enumerate((*model.parameters(), *model.buffers())):
+            value += 0.2 * random(*value.shape, seed=seed)
+    model.renormalise()
+    return model
+
+
+def row_of(characters: Tensor, reach: Reach | None = None) -> Row:
+    positions = torch.arange(characters.shape[1]).expand_as(characters)
+    return Row(characters, positions, Causal() if reach is None else reach)
+
+
+def some_characters(rows: int = 2, tokens: int = 7, seed: int = 0) -> Tensor:
+    return torch.randint(17, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def plain_norm(x: Tensor, kind: str, gain: Tensor | float = 1.0) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    return gain * math.sqrt(x.shape[-1]) * centred / centred.norm(dim=-1, keepdim=True)
+
+
+class Plain:
+    """A decoder for no, pre-, post- and QKV-norm as a textbook has it, on the parameters of ``model``."""
+
+    def __init__(self, model: Transformer, placement: str) -> None:
+        self.config, self.placement = model.config, placement
+        self.weights = {name.removesuffix(".value"): value for name, value in model.named_parameters()}
+        self.factors = {name.removesuffix(".factor"): value for name, value in model.named_buffers()}
+
+    def __call__(self, characters: Tensor) -> Tensor:
+        x = self.embed(characters)
+        for layer in range(self.config.layers):
+            x = self.sublayer(f"decoder.{layer}.attention", x, self.attention, "rms", self.placement)
+            ahead = "pre" if self.placement == "qkv" else self.placement
+            x = self.sublayer(f"decoder.{layer}.feedforward", x, self.feedforward, "layer", ahead)
+        x = plain_norm(x, "layer", self.weights["readout.norm.gain"])
+        widths = len(self.config.readout)
+        for i in range(widths + 1):
+            x = x @ self.weights[f"readout.weights.{i}"] + self.weights[f"readout.biases.{i}"]
+            x = x.clamp(min=0) if i < widths else x
+        return x
+
+    def embed(self, characters: Tensor) -> Tensor:
+        positions = torch.arange(characters.shape[1], dtype=torch.float64)
+        angles = torch.outer(positions, self.weights["embed.frequencies"])
+        still = torch.zeros(len(positions), self.config.dim - 2 * self.config.frequencies, dtype=torch.float64)
+        waves = torch.cat((angles.sin(), angles.cos(), still), 1)
+        x = self.factors["embed.type_scale"] * self.weights["embed.types"][characters] + waves
+        x = self.factors["embed.scale"] * x
+        return plain_norm(x, "rms") if self.placement == "post" else x
+
+    def sublayer(self, name: str, x: Tensor, f: Callable[[str, Tensor], Tensor], kind: str, placement: str) -> Tensor:
+        read = plain_norm(x, kind) if placement == "pre" else x
+        update = f(f"{name}.f", self.factors[f"{name}.read_scale"] * read)
+        x = x + self.factors[f"{name}.write_scale"] * update
+        return plain_norm(x, kind, self.weights[f"{name}.stream.gain"]) if placement == "post" else x
+
+    def attention(self, name: str, x: Tensor) -> Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        total = torch.zeros_like(x)
+        for head in range(self.config.heads):
+            q, k, v = (self.projected(name, x, i, head) for i in range(3))
+            scores = self.factors[f"{name}.score_scale"] * (q @ k.mT)
+            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+            total = total + weights @ v @ self.weights[f"{name}.W_O"][head]
+        return total
+
+    def projected(self, name: str, x: Tensor, which: int, head: int) -> Tensor:
+        if self.placement == "pre":
+            gains = self.weights[f"{name}.input_gains"]
+            x = x * gains[0 if len(gains) == 1 else which]
+        y = x @ self.weights[f"{name}.W_QKV"][:, which, head]
+        return plain_norm(y, "rms", self.weights[f"{name}.norms.{'qkv'[which]}.gain"][head]) if self.placement == "qkv" else y
+
+    def feedforward(self, name: str, x: Tensor) -> Tensor:
+        x = x * self.weights[f"{name}.input_gain"] if self.placement in ("pre", "qkv") else x
+        hidden = (x @ self.weights[f"{name}.W_in"] + self.weights[f"{name}.b_in"]).clamp(min=0)
+        return hidden @ self.weights[f"{name}.W_out"] + self.weights[f"{name}.b_out"]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shared"), [("pre", False), ("pre", True), ("post", False), ("qkv", False), ("none", False)]
+)
+def test_a_model_is_the_plain_one_with_the_same_weights(scheme: str, shared: bool) -> None:
+    model = shaken(model_of(scheme, feedforward_norm="layer", shared_gains=shared))
+    characters, parameters = some_characters(), dict(model.named_parameters())
+    got, expected = model(row_of(characters)), Plain(model, scheme)(characters)
+    assert torch.allclose(got, expected, rtol=0, atol=1e-11)
+    upstream = random(*got.shape)
+    gradients = (torch.autograd.grad((out * upstream).sum(), list(parameters.values())) for out in (got, expected))
+    for name, mine, theirs in zip(parameters, *gradients, strict=True):
+        assert theirs.abs().max() > 0, name
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-11), name
+
+
+def test_q_k_and_v_have_gains_of_their_own_unless_they_share_one() -> None:
+    assert model_of("pre").decoder[0].attention.f.input_gains().shape == (3, 12)
+    assert model_of("pre", shared_gains=True).decoder[0].attention.f.input_gains().shape == (1, 12)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A reach that remembers what it was asked: q, k, v by token, and the factor of the scores."""
+
+    inner: Reach
+    asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        return self.inner(q, k, v, scale)
+
+    def stacked(self, qkv: Tensor, scale: Tensor) -> Tensor:
+        self.asked.append((qkv, scale))
+        return self.inner.stacked(qkv, scale)
+
+    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner.scores(q, k)
+
+    def scaled_scores(self, layer: int) -> Tensor:
+        """All scores within reach, as they enter the softmax of a layer."""
+        qkv, scale = self.asked[layer]
+        q, k, _ = (x.transpose(1, 2) for x in qkv.unbind(2))
+        scores, seen = self.scores(q, k)
+        return (scale * scores)[seen.expand_as(scores)]
+
+
+@pytest.mark.parametrize(("scheme", "same"), [("qkv", True), ("pre", True), ("qk", True), ("none", False), ("res-post", False)])
+def test_scores_notice_the_length_of_an_embedding_only_without_a_norm(scheme: str, same: bool) -> None:
+    sublayer, x, reach = shaken(model_of(scheme)).decoder[0].attention, random(2, 5, 12), Recording(Causal())
+    lengths = 0.2 + 5 * random(2, 5, 1, seed=1).abs()
+    for states in (x, lengths * x):
+        sublayer(states, reach)
+    assert torch.allclose(reach.scaled_scores(0), reach.scaled_scores(1), rtol=0, atol=1e-9) == same
+
+
+def test_head_weights_make_q_k_and_v_of_every_head() -> None:
+    attention, x, reach = model_of("none").decoder[0].attention.f, random(2, 5, 12), Recording(Causal())
+    attention(x, reach)
+    w = attention.head_weights
+    assert w.W_Q.shape == w.W_K.shape == w.W_V.shape == (3, 12, 4)
+    assert w.W_O.shape == (3, 4, 12)
+    for found, weight in zip(reach.asked[0][0].unbind(2), (w.W_Q, w.W_K, w.W_V), strict=True):
+        for head in range(3):
+            assert torch.allclose(found[:, :, head], x @ weight[head], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("scheme", NAMED)
+def test_earlier_logits_do_not_know_later_characters(scheme: str) -> None:
+    model, characters = shaken(model_of(scheme)), some_characters()
+    changed = torch.cat((characters[:, :4], (characters[:, 4:] + 1) % 17), 1)
+    before, after = (model(row_of(x)) for x in (characters, changed))
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert not torch.isclose(before[:, 4:], after[:, 4:]).all(-1).any()
+
+
+def drawn(task: Addition = TASK, examples: int = 9) -> tuple[Examples, Tensor]:
+    """Some examples, and an offset of positions for each."""
+    generator = torch.Generator().manual_seed(3)
+    return task.draw(examples, generator), torch.randint(20, (examples,), generator=generator)
+
+
+def fed(feed: PaddedFeed | SplitFeed | PackedFeed, model: Transformer, examples: Examples, offsets: Tensor) -> Tensor:
+    """The logits of all places that predict a character of an answer."""
+    batch = one_batch(feed.arrange(examples, offsets, 1), 0)
+    return feed.logits(model, batch)[batch["targets"].flatten() != MASK]
+
+
+@pytest.mark.parametrize("scheme", NAMED)
+def test_an_example_has_the_same_logits_alone_padded_and_packed(scheme: str) -> None:
+    model, (examples, offsets) = shaken(model_of(scheme)), drawn()
+    among = fed(PaddedFeed(), model, examples, offsets)
+    alone = []
+    for i, length in enumerate(examples.lengths.tolist()):
+        own = Examples(examples.characters[i : i + 1, :length], *(x[i : i + 1] for x in (examples.lengths, examples.answers)))
+        alone.append(fed(PaddedFeed(), model, own, offsets[i : i + 1]))
+    assert torch.allclose(torch.cat(alone), among, rtol=0, atol=1e-12)
+    for feed in (PackedFeed.exactly(examples, 32), PackedFeed(300, 60, 64)):  # without room to spare, and with
+        assert torch.allclose(fed(feed, model, examples, offsets), among, rtol=0, atol=1e-12)
+
+
+def test_logits_of_some_places_are_those_of_all() -> None:
+    model, characters = shaken(model_of("pre")), some_characters()
+    places = torch.tensor([12, 0, 5])
+    some = model(row_of(characters), places=places)
+    assert torch.allclose(some, model(row_of(characters)).flatten(0, 1)[places], rtol=0, atol=1e-12)
+
+
+def trained_from(scheme: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Transformer, Row]:
+    """A model as training starts from it, and the row on which its factors were fixed."""
+    rows: list[Row] = []
+    forward = Transformer.forward
+
+    def remembering(self: Transformer, row: Row, **options: Any) -> Tensor:
+        rows.append(row)
+        return forward(self, row, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Transformer, "forward", remembering)
+        model = Training(read_recipe("tiny", {"scheme": scheme})).model
+    assert len(rows) == 1
+    return model.double(), rows[0]
+
+
+def outputs(module: nn.Module) -> list[Tensor]:
+    """A list that everything the module gives is put into."""
+    given: list[Tensor] = []
+    module.register_forward_hook(lambda module, arguments, output: given.append(output))
+    return given
+
+
+def inputs(module: nn.Module) -> list[Tensor]:
+    """A list that everything the module reads is put into."""
+    taken: list[Tensor] = []
+    module.register_forward_pre_hook(lambda module, arguments: taken.append(arguments[0]))
+    return taken
+
+
+@pytest.mark.parametrize("scheme", ["pre", "qkv", "post", "none"])
+def test_all_schemes_start_with_the_stated_sizes(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, row = trained_from(scheme, monkeypatch)
+    assert isinstance(row.reach, Packed)
+    reach = Recording(row.reach)
+    sublayers = [part for block in model.decoder for part in (block.attention, block.feedforward)]
+    types, initial = outputs(model.embed.type_scale), outputs(model.embed.scale)
+    before, read, after = (
+        [inputs(m) for m in ms] for ms in (sublayers, [s.f for s in sublayers], [s.stream for s in sublayers])
+    )
+    with torch.no_grad():
+        model(Row(row.characters, row.positions, reach))
+    assert float(types[0].std()) == pytest.approx(0.5, rel=1e-4)
+    assert float(initial[0].std()) == pytest.approx(1.0, rel=1e-4)
+    for (x,), (y,), (z,) in zip(before, read, after, strict=True):
+        assert float(y.std()) == pytest.approx(1.0, rel=1e-4)  # what W_Q or W_in reads
+        assert float((z - x).std()) == pytest.approx(0.05, rel=1e-4)  # what is written
+    assert len(reach.asked) == len(model.decoder)
+    for layer in range(len(model.decoder)):
+        assert float(reach.scaled_scores(layer).std()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_factors_are_fixed_once_and_are_no_parameters() -> None:
+    model, row = model_of("pre"), row_of(some_characters())
+    with calibrating(model):
+        model(row)
+    factors = {name: value.clone() for name, value in model.named_buffers()}
+    model(row_of(some_characters(seed=1)))
+    assert all(torch.equal(value, factors[name]) for name, value in model.named_buffers())
+    assert not any("scale.factor" in name for name, _ in model.named_parameters())
+    assert all(name in model.state_dict() for name in factors)
+
+
+def test_without_calibration_factors_are_one() -> None:
+    model = Training(read_recipe("tiny", {"calibrate": False})).model
+    factors = dict(model.named_buffers())
+    assert {float(v) for name, v in factors.items() if "score_scale" not in name} == {1.0}
+    assert {float(v) for name, v in factors.items() if "score_scale" in name} == {0.25}  # 1/√head
+
+
+@pytest.mark.parametrize("scheme", ["pre", "qkv"])
+def test_first_weights_fill_the_stated_ranges(scheme: str) -> None:
+    heads, head = 6, 16
+    weights = model_of(scheme, dim=128, heads=heads, head=head).decoder[1].attention.f.head_weights
+    like_scores = math.sqrt(3) * (0.1 / head**3) ** 0.25
+    ranges = {"W_Q": like_scores, "W_K": like_scores, "W_V": math.sqrt(3 / head), "W_O": math.sqrt(3 / (heads * head))}
+    for name, most in ranges.items():
+        weight = getattr(weights, name).detach()
+        assert 0.999 * most < weight.abs().max() <= most * (1 + 1e-6), name
+        assert float(weight.std()) == pytest.approx(most / math.sqrt(3), rel=0.03), name
+
+
+def lengths_along_the_stream(model: Transformer) -> dict[str, Tensor]:
+    """Lengths of what each matrix reads from the stream or writes to it, by the names of its parameter."""
+    axes = {"embed.types": 1, "W_QKV": 0, "W_O": 2, "W_in": 0, "W_out": 1, "weights.0": 0}
+    return {
+        name: value.norm(dim=axis)
+        for name, value in model.named_parameters()
+        for ending, axis in axes.items()
+        if name.endswith(ending)
+    }
+
+
+def test_ngpt_keeps_every_matrix_at_unit_length_while_it_learns_its_step() -> None:
+    training = Training(read_recipe("tiny", {"scheme": "ngpt-lerp", "examples": 96, "batch": 32, "rate": 0.01, "warmup": 0}))
+    model = training.model
+    sublayers = [part for block in model.decoder for part in (block.attention, block.feedforward)]
+    first = {name: value.clone() for name, value in model.named_parameters()}
+    assert all(torch.allclose(sublayer.alpha(), torch.tensor(0.05)) for sublayer in sublayers)
+    assert len(lengths_along_the_stream(model)) == 2 + 4 * len(model.decoder)
+    assert [metrics.step for metrics in training.run()] == [3]
+    for name, lengths in lengths_along_the_stream(model).items():
+        assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-6), name
+        assert not torch.equal(dict(model.named_parameters())[name], first[name]), name
+    for sublayer in sublayers:
+        assert sublayer.alpha.value.grad.abs().max() > 0
+        assert not torch.isclose(sublayer.alpha(), torch.tensor(0.05), rtol=1e-3).all()
+
+
+def test_renormalising_brings_matrices_back_and_leaves_free_ones_alone() -> None:
+    normalised, free = model_of("ngpt-lerp"), model_of("pre")
+    for model in (normalised, free):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= 3.0
+        before = {name: value.clone() for name, value in model.named_parameters()}
+        model.renormalise()
+        assert all(torch.equal(before[name], value) for name, value in model.named_parameters()) == (model is free)
+    for name, lengths in lengths_along_the_stream(normalised).items():
+        assert torch.allclose(lengths, torch.ones_like(lengths), rtol=0, atol=1e-12), name
+
+
+def split(texts: list[str], model: Transformer, spare: int = 0) -> Tensor:
+    """Logits for whole examples such as ``[1+2=3]``, their questions padded by ``spare`` places more than they need."""
+    rows = torch.nn.utils.rnn.pad_sequence([encode(text) for text in texts], batch_first=True, padding_value=MASK)
+    rows = torch.nn.functional.pad(rows, (0, spare), value=MASK)
+    answers = torch.tensor([text.index("=") + 1 for text in texts])
+    examples = Examples(rows, torch.tensor([len(text) for text in texts]), answers)
+    batch = one_batch(SplitFeed(5).arrange(examples, torch.full((len(texts),), 2), 1), 0)
+    return SplitFeed(5).logits(model, batch).unflatten(0, (len(texts), 5))
+
+
+@pytest.mark.parametrize("scheme", ["pre", "qkv", "ngpt-lerp", "post"])
+def test_an_encoder_decoder_sees_its_question_and_no_padding(scheme: str) -> None:
+    model = shaken(model_of(scheme, encoder_layers=2))
+    alone = split(["[1+2=3]"], model)
+    assert torch.allclose(split(["[1+2=3]"], model, spare=6), alone, rtol=0, atol=1e-12)
+    assert torch.allclose(split(["[1+2=3]", "[12+345-N67=424]"], model)[:1], alone, rtol=0, atol=1e-12)
+    assert not torch.isclose(split(["[1+4=3]"], model), alone).all(-1).any()  # another question, the same answer before it
+
+
+@pytest.mark.parametrize("scheme", ["pre", "qkv", "ngpt-lerp"])
+def test_the_decoder_of_two_is_causal_and_the_encoder_is_not(scheme: str) -> None:
+    model = shaken(model_of(scheme, encoder_layers=1))
+    first, second = split(["[1+2=345]"], model), split(["[1+2=367]"], model)
+    assert torch.equal(first[:, :2], second[:, :2])  # [ and 3 are read before
+    assert not torch.isclose(first[:, 2:4], second[:, 2:4]).all(-1).any()
+    question = some_characters(1)
+    changed = torch.cat((question[:, :-1], (question[:, -1:] + 1) % 17), 1)
+    there = Present(torch.ones(1, question.shape[1], dtype=torch.bool))
+    states = [model.encoder[0](model.embed(row_of(x, there)), there) for x in (question, changed)]
+    assert not torch.isclose(*states).all(-1).any()
+
+
+@pytest.mark.parametrize("encoder_layers", [0, 1])
+def test_a_source_is_for_an_encoder_alone(encoder_layers: int) -> None:
+    model, characters = model_of("pre", encoder_layers=encoder_layers), some_characters()
+    there = Present(torch.ones(characters.shape, dtype=torch.bool))
+    with pytest.raises(InputError, match="an encoder-decoder needs a source, and a decoder alone takes none"):
+        model(row_of(characters), *(() if encoder_layers else (row_of(characters, there), there)))
+
+
+def test_mix_keeps_the_stream_on_the_sphere_for_a_quarter_of_its_depth() -> None:
+    model = model_of("mix", layers=8)
+    states = [outputs(block) for block in model.decoder]
+    initial = outputs(model.embed)
+    reads = [inputs(block.attention.f) for block in model.decoder]
+    model(row_of(some_characters()))
+    sizes = [float(x.square().mean(-1).sub(1).abs().max()) for (x,) in (initial, *states)]
+    assert max(sizes[:3]) < 1e-9  # the embedding and two blocks of eight
+    assert min(sizes[3:]) > 1e-3
+    assert all(torch.allclose(x.square().mean(-1), torch.ones(2, 7).double()) for (x,) in reads)  # pre-norm takes over
+
+
+def test_ln_scaling_divides_what_layer_l_reads_by_the_root_of_l() -> None:
+    model = model_of("ln-scaling", layers=4)
+    pairs = [(inputs(s), inputs(s.f)) for block in model.decoder for s in (block.attention, block.feedforward)]
+    model(row_of(some_characters()))
+    for i, ((state,), (read,)) in enumerate(pairs):
+        assert torch.allclose(read, plain_norm(state, "rms") / math.sqrt(i // 2 + 1), rtol=0, atol=1e-9)
+
+
+def test_a_scheme_of_a_users_own_builds_and_writes_as_its_slots_say() -> None:
+    model = model_of(Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)")), layers=3)
+    pairs = [(inputs(s), outputs(s)) for block in model.decoder for s in (block.attention, block.feedforward)]
+    assert model(row_of(some_characters())).isfinite().all()
+    for i, ((before,), (after,)) in enumerate(pairs):
+        size = (after - before).square().mean(-1).sqrt()
+        assert torch.allclose(size, torch.full_like(size, (i // 2 + 1) ** -0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "mix", "ngpt-lerp"])
+def test_a_saved_model_is_the_same_bit_for_bit(scheme: str, tmp_path: Path) -> None:
+    model, row = shaken(model_of(scheme)).float(), row_of(some_characters())
+    save_model(tmp_path, model, {"worth": 0.5})
+    saved = load_model(tmp_path)
+    assert torch.equal(saved.model(row), model(row))
+    assert saved.model.config == model.config
+    assert saved.about == {"worth": 0.5}
+    assert not saved.model.training
+    assert not any(parameter.requires_grad for parameter in saved.model.parameters())
+    content = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert content["worth"] == 0.5
+    assert content["model"]["dim"] == 12
+    assert TransformerConfig.of(content["model"]) == model.config
+
+
+def test_a_model_saved_in_half_precision_is_half_as_large_and_nearly_the_same(tmp_path: Path) -> None:
+    model, row = model_of("qkv", dim=64).float(), row_of(some_characters())
+    sizes = []
+    for dtype in (torch.float32, torch.bfloat16):
+        save_model(tmp_path, model, {}, dtype)
+        sizes.append((tmp_path / "model.safetensors").stat().st_size)
+    loaded = load_model(str(tmp_path)).model
+    assert sizes[1] < 0.6 * sizes[0]
+    assert loaded.embed.types.dtype == torch.float32
+    assert torch.allclose(loaded(row), model(row), atol=0.05)
+
+
+def write_config(content: Any) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def shape_with(**changes: Any) -> Callable[[Path], Any]:
+    """Other values in the saved shape; ... takes a key away."""
+    values = {**model_of("pre").config.values, **changes}
+    return write_config({"format": 1, "model": {key: value for key, value in values.items() if value is not ...}})
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def without_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["readout.weights.0"]
+    save_file(weights, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "holds no trained model"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no trained model"),
+        (lambda folder: truncate(folder / "model.safetensors"), "cannot read the weights"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "cannot read the weights"),
+        (lambda folder: truncate(folder / "config.json"), "cannot read .*config.json"),
+        (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "cannot read .*config.json"),
+        (write_config({"model_type": "llama"}), "does not describe a model of normscope"),
+        (write_config([1]), "does not describe a model of normscope"),
+        (write_config({"format": 99, "model": {}}), "does not describe a model of normscope"),
+        (shape_with(dim=16), "do not fit its config.json"),
+        (shape_with(dimm=16), "unknown key 'dimm'.*'dim'"),
+        (shape_with(scheme=...), "not complete"),
+        (shape_with(dim="12"), "configuration"),
+        (shape_with(dim=12.5), "dim"),
+        (shape_with(scheme="pre"), "scheme"),
+        (shape_with(final_norm="rmss"), "did you mean 'rms'"),
+        (without_a_weight, "do not fit its config.json"),
+    ],
+    ids=["no-config", "no-weights", "half-weights", "empty-weights", "half-config", "no-text", "another-kind", "a-list",
+         "newer-format", "other-dim", "unknown-key", "no-scheme", "dim-text", "dim-fraction", "scheme-text", "norm", "missing"],
+)  # fmt: skip
+def test_a_damaged_model_is_refused_with_the_reason(damage: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    save_model(tmp_path, model_of("pre").float(), {})
+    assert load_model(tmp_path).model.config.dim == 12
+    damage(tmp_path)
+    with pytest.raises(InputError, match=message):
+        load_model(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere' is no folder; .*builtin:addition-small-pre"):
+        load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dim": 0}, "dim is at least 1, not 0"),
+        ({"heads": -1}, "heads is at least 1"),
+        ({"encoder_layers": -1}, "encoder_layers is 0 or more"),
+        ({"readout": (8, 0)}, "readout widths at least 1"),
+        ({"frequencies": 7}, "from 0 to dim/2 = 6, not 7"),
+        ({"feedforward_norm": "lyer"}, "did you mean 'layer'"),
+    ],
+)
+def test_impossible_shapes_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TransformerConfig(NAMED["pre"], **{**SMALL, **wrong})
+
+
+@pytest.mark.parametrize("shape", [{"readout": ()}, {"frequencies": 0}, {"frequencies": 6}, {"heads": 1}, {"head": 1}])
+def test_unusual_shapes_run(shape: dict[str, Any]) -> None:
+    assert model_of("pre", **shape)(row_of(some_characters())).shape == (2, 7, 17)
+
+
+def test_an_unknown_model_of_the_package_is_corrected() -> None:
+    with pytest.raises(InputError, match="did you mean 'builtin:addition-small-pre'"):
+        load_model("builtin:addition-small-per")
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_models_of_the_package_can_add(name: str) -> None:
+    saved = load_model(f"builtin:{name}")
+    assert saved.model.config.scheme.name == name.rpartition("-")[2]
+    result = evaluate(saved.model, task_of(saved.about["recipe"]), ["in-distribution"], 256, seed=5, worked=3)
+    assert result.accuracy["accuracy"].item() > 0.9
+    assert all(as_text(encode(worked.asked)).startswith("[") for worked in result.worked)
