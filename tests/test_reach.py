@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_softmax_of_packed_scores_mixes_what_the_call_mixes() -> None:
     reach, (q, k, v) = packed(LENGTHS), qkv(1, sum(LENGTHS))
     scores, seen = reach.scores(q, k)
     mixed = []
-    for i, (start, end) in enumerate(zip(reach.tiles[:-1].tolist(), reach.tiles[1:].tolist(), strict=True)):
+    for i, (start, end) in enumerate(pairwise(reach.tiles.tolist())):
         size = end - start
         own = (SCALE * scores[i]).masked_fill(~seen[i], -torch.inf)[:, :size, :size]
         assert not seen[i, :, size:].any()
@@ -189,7 +190,7 @@ def test_tiles_take_as_many_whole_examples_as_fit(lengths: list[int]) -> None:
     assert tiles[-1] == tokens
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     assert set(tiles) <= {0, *ends}
-    assert all(0 <= b - a <= 32 for a, b in zip(tiles, tiles[1:], strict=False))
+    assert all(0 <= b - a <= 32 for a, b in pairwise(tiles))
 
 
 def test_rows_are_packed_each_by_itself() -> None:

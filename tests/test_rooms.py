@@ -10,7 +10,7 @@ import normscope
 
 ROOT = Path(normscope.__file__).parent
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
-EVERYONE = {"errors"}  # the shared exception, which is no room
+EVERYONE = {"errors", "threads"}  # no rooms: the shared exception, and the number of threads
 
 
 def allowed_rooms() -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -115,7 +116,7 @@ class TestRecipe:
         recipe = short(schedule="cosine", warmup=5, rate=1.0)
         rates = [recipe.rate_at(step) for step in range(recipe.steps + 1)]
         assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-        assert all(a >= b for a, b in zip(rates[5:], rates[6:], strict=False))
+        assert all(a >= b for a, b in pairwise(rates[5:]))
         assert rates[-1] == pytest.approx(0.0)
         linear = short(schedule="linear", rate=1.0, warmup=0)
         assert [linear.rate_at(step) for step in (0, 10, 20)] == pytest.approx([1.0, 0.5, 0.0])

@@ -7,15 +7,17 @@ import pandas as pd
 from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.dynamics import ensemble_section, simulation_section
 from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.training import evaluation_section, training_section
 from normscope.results import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 
 
-def write_demo_report(run: RunFolder, simulation: str, ensemble: str) -> Path:
+def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str) -> Path:
     """Draw the run's tables and write ``report.html`` into its folder; the texts say with which settings they came about."""
     figures = run.path / "figures"
     figures.mkdir(exist_ok=True)
+    metrics = {str(name): rows for name, rows in run.table("metrics").groupby("scheme", sort=False)}
     page = render_page(
         "normscope: what normalization does to a transformer's geometry",
         "A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps. "
@@ -24,6 +26,8 @@ def write_demo_report(run: RunFolder, simulation: str, ensemble: str) -> Path:
             _schemes_section(run.table("schemes"), run.table("blocks"), figures),
             simulation_section(run, simulation),
             ensemble_section(run, ensemble),
+            training_section(metrics, run, training),
+            evaluation_section(run, evaluation),
         ],
         footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
     )

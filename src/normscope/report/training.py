@@ -1,6 +1,7 @@
 """Figures and page sections of training and evaluation, from their tables."""
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ _POINTS = 400  # more than these would not show in a picture 1200 pixels wide
 
 def write_training_report(run: RunFolder, settings: str, name: str) -> None:
     """Draw the curves of a training run and its page, ``report.html``; ``name`` is the scheme."""
-    write_page(run, "Training", settings, [training_section(run, settings, name)])
+    metrics, tests = run.table("metrics"), evaluation_section(run, settings)
+    write_page(run, "Training", settings, [training_section({name: metrics}, run, settings), tests])
 
 
 def write_evaluation_report(run: RunFolder, settings: str) -> None:
@@ -24,42 +26,37 @@ def write_evaluation_report(run: RunFolder, settings: str) -> None:
     write_page(run, "Evaluation", settings, [evaluation_section(run, settings)])
 
 
-def training_section(run: RunFolder, settings: str, name: str) -> Section:
-    """Loss, accuracy and learning rate against examples seen, each a line called ``name``, and the accuracy after training."""
-    metrics = run.table("metrics")
-    accuracy = _accuracy_table(run.table("accuracy"))
-    block = math.ceil(len(metrics) / _POINTS)
+def training_section(metrics: Mapping[str, pd.DataFrame], run: RunFolder, settings: str) -> Section:
+    """Loss, accuracy and learning rate against examples seen, a line for each table of metrics by its name."""
+    block = max(math.ceil(len(table) / _POINTS) for table in metrics.values())
     small_print = f"{settings}; every point is a mean over {block} rows of the table" if block > 1 else settings
-    drawn = _block_means(metrics[["examples", "loss", "accuracy", "rate"]], block)
+    columns = ["examples", "loss", "accuracy", "rate"]
+    drawn = {name: _block_means(table[columns], block) for name, table in metrics.items()}
+
+    def chart(title: str, column: str, label: str, caption: str, factor: float = 1.0, log_y: bool = False) -> Chart:
+        lines = tuple(Line(name, list(table["examples"]), list(factor * table[column])) for name, table in drawn.items())
+        return Chart(title, "examples", label, lines, caption, small_print, log_y=log_y)
+
     charts = {
-        "loss": Chart(
-            "Loss",
-            "examples",
-            "loss",
-            (Line(name, list(drawn["examples"]), list(drawn["loss"])),),
-            "Spikes are instability; a curve that still falls at its end was stopped early.",
-            small_print,
-            log_y=True,
+        "loss": chart(
+            "Loss", "loss", "loss", "Spikes are instability; a curve that still falls at its end was stopped early.", log_y=True
         ),
-        "accuracy": Chart(
+        "accuracy": chart(
             "Accuracy per answer token",
-            "examples",
+            "accuracy",
             "accuracy in %",
-            (Line(name, list(drawn["examples"]), list(100 * drawn["accuracy"])),),
             "On the training batches; a long plateau and then a rise is a rule found late.",
-            small_print,
+            factor=100,
         ),
-        "learning-rate": Chart(
+        "learning-rate": chart(
             "Learning rate",
-            "examples",
+            "rate",
             "learning rate",
-            (Line(name, list(drawn["examples"]), list(drawn["rate"])),),
             "Where this curve bends, a bend in the curves above may be its doing.",
-            small_print,
         ),
     }
-    pictures = tuple(save_picture(run, file, chart) for file, chart in charts.items())
-    return Section("Training", _progress(metrics, name), (accuracy,), pictures)
+    text = tuple(line for name, table in metrics.items() for line in _progress(table, name))
+    return Section("Training", text, (), tuple(save_picture(run, file, one) for file, one in charts.items()))
 
 
 def evaluation_section(run: RunFolder, settings: str) -> Section:

@@ -180,7 +180,7 @@ def encode(line: str) -> Int[Tensor, " length"]:
     unknown = sorted(set(line) - set(CHARACTERS))
     if unknown:
         raise InputError(f"'{line}' has characters that addition does not know: {' '.join(unknown)}; allowed: {CHARACTERS}")
-    return torch.tensor([CHARACTERS.index(c) for c in line])
+    return torch.tensor([CHARACTERS.index(c) for c in line], dtype=torch.long)
 
 
 def _decimal(numbers: Int[Tensor, "*shape"], width: int) -> tuple[Int[Tensor, "*shape width"], Bool[Tensor, "*shape width"]]:

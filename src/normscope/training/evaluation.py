@@ -112,6 +112,7 @@ class Tally:
 
     @property
     def accuracy(self) -> dict[str, float | int]:
+        """Accuracy per character and the share of exact answers, with standard errors."""
         hits, tokens, hit_squares, products, token_squares = self.sums.tolist()
         share, exact = hits / tokens, self.exact / self.examples
         residual = hit_squares - 2 * share * products + share**2 * token_squares
@@ -126,6 +127,7 @@ class Tally:
 
     @property
     def positions(self) -> list[dict[str, float | int]]:
+        """Accuracy at each place of the answer, the first is 1."""
         rows: list[dict[str, float | int]] = []
         for place, (hits, tokens) in enumerate(zip(*self.by_place.tolist(), strict=True), 1):
             if tokens:
@@ -150,15 +152,14 @@ def _predict(
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))
         with torch.no_grad(), torch.autocast(device.type, precision, enabled=precision != torch.float32):
             predictions = feed.logits(model, batch).argmax(-1).view_as(batch["targets"])
-        targets, predictions = (_from_answer(part, task, x) for x in (batch["targets"], predictions))
+        targets = batch["targets"]
+        if not model.config.encoder_layers:
+            targets, predictions = (_from_answer(part, task, x) for x in (targets, predictions))
         yield _Predicted(part, targets, predictions)
 
 
 def _from_answer(examples: Examples, task: Addition, values: Tensor) -> Tensor:
-    """The columns of each row from the one that predicts the answer's first character; an encoder-decoder's begin there."""
-    width = task.longest_answer
-    if values.shape[1] == width:
-        return values
-    place = examples.answers[:, None] - 1 + torch.arange(width, device=values.device)
+    """The columns of each row from the one that predicts the answer's first character."""
+    place = examples.answers[:, None] - 1 + torch.arange(task.longest_answer, device=values.device)
     there = place < values.shape[1]
     return torch.where(there, values.gather(1, place.clamp(max=values.shape[1] - 1)), MASK)

@@ -44,9 +44,13 @@ class TransformerConfig:
     shared_gains: bool = False
 
     def __post_init__(self) -> None:
+        whole = {name: getattr(self, name) for name in (*_AT_LEAST_ONE, "encoder_layers", "frequencies")}
+        for name, value in (*whole.items(), *(("readout", width) for width in self.readout)):
+            if type(value) is not int:
+                raise InputError(f"{name} is a whole number, not {value!r}")
         for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is at least 1, not {getattr(self, name)}")
+            if whole[name] < 1:
+                raise InputError(f"{name} is at least 1, not {whole[name]}")
         if self.encoder_layers < 0 or any(width < 1 for width in self.readout):
             raise InputError(
                 f"encoder_layers is 0 or more and readout widths at least 1, not {self.encoder_layers}, {self.readout}"
@@ -57,7 +61,7 @@ class TransformerConfig:
             )
         for name in ("feedforward_norm", "final_norm"):
             kind = getattr(self, name)
-            if kind is not None and kind not in NORM_TITLES:
+            if kind not in NORM_TITLES and not (kind is None and name == "feedforward_norm"):
                 raise InputError(
                     f"{name} is one of {', '.join(NORM_TITLES)}, not '{kind}'{did_you_mean(str(kind), NORM_TITLES)}"
                 )
@@ -74,6 +78,8 @@ class TransformerConfig:
         for key in values:
             if key not in allowed:
                 raise InputError(f"unknown key '{key}' in a model's configuration{did_you_mean(key, allowed)}")
+        if not isinstance(values.get("scheme"), dict):
+            raise InputError(f"the scheme in a model's configuration is a table of slots, not {values.get('scheme')!r}")
         try:
             return cls(**{**values, "scheme": scheme_from(values["scheme"]), "readout": tuple(values["readout"])})
         except (KeyError, TypeError) as error:

@@ -56,8 +56,9 @@ class Transformer(nn.Module):
 
         An encoder-decoder also takes the ``source`` that its encoder reads, and whom of it the decoder sees (``across``).
         """
-        if (source is None) != (len(self.encoder) == 0):
-            raise InputError("an encoder-decoder needs a source, and a decoder alone takes none")
+        alone = len(self.encoder) == 0
+        if (source is None) != alone or (across is None) != alone:
+            raise InputError("an encoder-decoder needs a source and whom of it to see; a decoder alone takes neither")
         memory = None
         if source is not None:
             memory = self.embed(source)
