@@ -76,8 +76,8 @@ def demo(
             tables = []
             for done, (name, saved) in enumerate(models.items(), 1):
                 task = task_of(saved.about["recipe"])
-                result = evaluate(saved.model, task, list(task.splits), _TEST_EXAMPLES, seed=seed, worked=0)
-                both = (result.accuracy, result.positions)
+                tested = evaluate(saved.model, task, list(task.splits), _TEST_EXAMPLES, seed=seed, worked=0)
+                both = (tested.accuracy, tested.positions)
                 tables.append([table.assign(split=name + ", " + table["split"]) for table in both])
                 advance(done)
         for name, parts in zip(("accuracy", "positions"), zip(*tables, strict=True), strict=True):

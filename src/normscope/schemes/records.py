@@ -36,7 +36,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
             "update": joined([update_text(slots, "F") for slots in feedforward]),
         },
         "alpha": joined([stage.schedule.text for stage in stages]),
-        "weights": scheme.weights,
+        "weights": joined([stage.weights for stage in stages]),
         "users": scheme.users,
         "papers": list(scheme.papers),
         "note": scheme.note,

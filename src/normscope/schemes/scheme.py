@@ -143,8 +143,6 @@ class Scheme:
             raise InputError("'then' needs 'until' below 1: the share of the depth before it")
         if self.then is not None and self.then.then is not None and self.then.until <= self.until:
             raise InputError(f"'{self.then.name}' holds until {self.then.until:g}, which is over when it would begin")
-        if self.then is not None and self.then.weights != self.weights:
-            raise InputError("all stages of a scheme have the same 'weights', free or normalised")
 
     def _check_formulas(self, slots: Slots) -> None:
         """Every formula is a finite number at the first layer and at later ones; a normalised stream keeps some x."""

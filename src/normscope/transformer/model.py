@@ -25,6 +25,7 @@ from normscope.transformer.config import TransformerConfig
 EPSILON = 1e-12  # against 0/0 alone: a norm does not otherwise notice it
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 3.0, 1000.0
 States = Float[Tensor, "rows tokens dim"]
+Matrices = list[tuple[Tensor, int]]  # each with the axis along which it reads from the stream or writes to it
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,15 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def renormalise(self) -> None:
-        """Where the scheme's weights are normalised, bring every matrix back to unit length along the stream; else nothing."""
-        if self.config.scheme.weights == "normalised":
-            for weight, axis in self.matrices():
-                weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True))
+        """Bring the matrices of stages whose weights are normalised back to unit length along the stream."""
+        for part in self.parts():
+            if not part.free:
+                for weight, axis in part.matrices():
+                    weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True))
 
-    def matrices(self) -> Iterator[tuple[Tensor, int]]:
-        """Every matrix with the axis along which it reads from the stream or writes to it."""
-        yield self.embed.types, -1
-        for module in self.modules():
-            if isinstance(module, Attention):
-                yield from ((module.W_QKV, 0), (module.W_O, -1))
-            elif isinstance(module, FeedForward):
-                yield from ((module.W_in, -2), (module.W_out, -1))
-            elif isinstance(module, Readout):
-                yield from ((weight, -2) for weight in module.weights)
+    def parts(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
+        """Every part that has matrices."""
+        yield from (part for part in self.modules() if isinstance(part, Embedding | Attention | FeedForward | Readout))
 
 
 class Embedding(nn.Module):
@@ -94,13 +89,18 @@ class Embedding(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        first = config.scheme.at(0, config.layers)
+        self.free = first.weights == "free"
         self.types = _glorot(config.vocabulary, config.dim)
         share = torch.linspace(0, 1, config.frequencies, dtype=torch.float64)
         periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
         self.frequencies = nn.Parameter((2 * math.pi / periods).float())
         self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
-        first = config.scheme.at(0, config.layers)
         self.settle = Norm(first.norm) if first.attention.stream == "norm" else nn.Identity()
+
+    def matrices(self) -> Matrices:
+        """The types."""
+        return [(self.types, -1)]
 
     def forward(self, row: Row) -> States:
         """The initial states, on the sphere where the stream is kept there."""
@@ -122,12 +122,12 @@ class Block(nn.Module):
         at = stage.place(t, depth)
 
         def attention() -> Sublayer:
-            return Sublayer(Attention(config, stage), stage.attention, stage.norm, at, config)
+            return Sublayer(Attention(config, stage), stage.attention, stage.norm, at, config.dim)
 
         self.attention = attention()
         self.cross = attention() if crossed else None
         kind = config.feedforward_norm or stage.norm
-        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, kind, at, config)
+        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, kind, at, config.dim)
 
     def forward(self, x: States, reach: Reach, memory: Tensor | None = None, across: Reach | None = None) -> States:
         """The states after the block."""
@@ -141,12 +141,12 @@ class Block(nn.Module):
 class Sublayer(nn.Module):
     """x ← stream(carry·x + step·output(f(input(x)))) for the slots at one depth."""
 
-    def __init__(self, f: nn.Module, slots: Slots, kind: str, at: At, config: TransformerConfig) -> None:
+    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, at: At, dim: int) -> None:
         super().__init__()
-        free = config.scheme.weights == "free"  # matrices of unit length have their scale: nothing to calibrate, and no gains
+        free = f.free  # matrices of unit length have their scale: nothing to calibrate, and no gains
 
         def norm(slot: str, gained: bool = True) -> nn.Module:
-            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(config.dim) if gained and free else None)
+            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if gained and free else None)
 
         self.f, self.at = f, at.values
         self.step_and_carry = [formula.function for formula in slots.formulas]
@@ -155,7 +155,7 @@ class Sublayer(nn.Module):
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
         learned = any("alpha" in formula.names for formula in slots.formulas)
-        self.alpha = LearnedScale(config.dim, start=float(at.alpha), base=config.dim**-0.5) if learned else None
+        self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if learned else None
 
     def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
         """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
@@ -175,7 +175,7 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
         super().__init__()
         heads, dim, head, slots = config.heads, config.dim, config.head, stage.attention
-        free = stage.weights == "free"
+        self.free = free = stage.weights == "free"
         like_scores = math.sqrt(3) * (0.1 / head**3) ** 0.25
         most = torch.tensor([like_scores, like_scores, math.sqrt(3 / head)])[:, None, None]
         self.W_QKV = nn.Parameter(most * torch.empty(dim, 3, heads, head).uniform_(-1, 1))
@@ -185,6 +185,10 @@ class Attention(nn.Module):
         base = 1.0 if free else dim**-0.5
         self.norms = nn.ModuleDict({letter: Norm(stage.norm, LearnedScale(heads, head, base=base)) for letter in letters})
         self.score_scale = Calibrated(0.1 if free else None, start=head**-0.5)
+
+    def matrices(self) -> Matrices:
+        """W_Q, W_K and W_V in one, and W_O."""
+        return [(self.W_QKV, 0), (self.W_O, -1)]
 
     def forward(self, receivers: States, reach: Reach, senders: Tensor | None = None) -> States:
         """The update of every receiver from those within its reach; without ``senders`` they are the receivers."""
@@ -224,11 +228,16 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
         super().__init__()
-        dim, hidden, free = config.dim, config.feedforward, stage.weights == "free"
+        dim, hidden = config.dim, config.feedforward
+        self.free = free = stage.weights == "free"
         self.W_in, self.W_out = _glorot(dim, hidden), _glorot(hidden, dim)
         self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if free else None for n in (hidden, dim))
         self.input_gain = LearnedScale(dim) if stage.feedforward.reads_norm and free else None
         self.hidden_scale = None if free else LearnedScale(hidden, base=dim**-0.5)
+
+    def matrices(self) -> Matrices:
+        """W_in and W_out."""
+        return [(self.W_in, -2), (self.W_out, -1)]
 
     def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
         """The update of every token from itself alone."""
@@ -244,12 +253,17 @@ class Readout(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        free = config.scheme.weights == "free"
+        *_, last = config.scheme.stages
+        self.free = free = last.weights == "free"
         widths = (config.dim, *config.readout, config.vocabulary)
         self.norm = Norm(config.final_norm, LearnedScale(config.dim) if free else None)
         self.weights = nn.ParameterList(_glorot(a, b) for a, b in pairwise(widths))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if free else None
         self.scale = None if free else LearnedScale(config.vocabulary, base=config.dim**-0.5)
+
+    def matrices(self) -> Matrices:
+        """All of them."""
+        return [(weight, -2) for weight in self.weights]
 
     def forward(self, x: Float[Tensor, "*places dim"]) -> Float[Tensor, "*places characters"]:
         """Logits of every character."""
