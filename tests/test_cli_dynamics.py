@@ -8,23 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from normscope.cli import main
+from cli_run import run
 from normscope.results import open_run
 
 FIGURES = ("cosine", "rate", "phase")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")

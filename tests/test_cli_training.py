@@ -12,24 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from normscope.cli import main
+from cli_run import run
 from normscope.results import open_run
 from normscope.transformer import load_model
 
 QUICK = ("--preset", "tiny", "--set", "batch=32", "--set", "epoch=8", "--set", "layers=1", "--set", "test_examples=64")
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as left:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(left.value.code or 0), out, err
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def unfinished(folder: Path) -> list[Path]:

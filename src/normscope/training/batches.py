@@ -154,10 +154,13 @@ class PackedFeed:
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
         """Logits of the places that predict an answer."""
-        reach = Packed(batch["segments"], batch["tiles"], self.tile)
-        row = Row(batch["characters"][None], batch["positions"][None], reach)
-        logits: Tensor = model(row, places=batch["places"])
+        logits: Tensor = model(self.row(batch), places=batch["places"])
         return logits
+
+    def row(self, batch: Batches) -> Row:
+        """The row that holds all examples of a batch."""
+        reach = Packed(batch["segments"], batch["tiles"], self.tile)
+        return Row(batch["characters"][None], batch["positions"][None], reach)
 
 
 def feed_for(task: Addition, model: Transformer, batch: int, device: torch.device, precision: torch.dtype) -> Feed:

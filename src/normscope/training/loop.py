@@ -15,7 +15,7 @@ import torch
 from normscope.attention import tile_for
 from normscope.tasks import stream_seed
 from normscope.threads import one_thread
-from normscope.training.batches import PackedFeed, PaddedFeed, draw_batches, feed_for, one_batch
+from normscope.training.batches import Batches, Feed, PackedFeed, draw_batches, feed_for, one_batch
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.recipe import Recipe
 from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
@@ -148,13 +148,18 @@ class Training:
         """Fix the factors on some examples of the training distribution, packed so that no padding counts where that can be."""
         recipe, cpu = self.recipe, torch.device("cpu")
         task, seed = recipe.task.train, stream_seed(recipe.seed, "calibration")
-        feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
+
+        def first(feed: Feed) -> Batches:
+            return one_batch(draw_batches(task, feed, 1, _CALIBRATED_ON, recipe.offsets, seed, cpu), 0)
+
         tile = tile_for(task.longest - 1)
-        if isinstance(feed, PaddedFeed) and tile is not None:
-            feed = PackedFeed.exactly(task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
-        batches = draw_batches(task, feed, 1, _CALIBRATED_ON, recipe.offsets, seed, cpu)
         with calibrating(model):
-            feed.logits(model, one_batch(batches, 0))
+            if recipe.encoder_layers or tile is None:
+                feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
+                feed.logits(model, feed.trimmed(first(feed)))
+            else:
+                packed = PackedFeed.exactly(task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
+                model(packed.row(first(packed)))
 
 
 def plateaus(losses: Sequence[float], patience: int) -> int:

@@ -56,7 +56,6 @@ def restore_optimiser(model: Transformer, optimiser: torch.optim.AdamW, saved: d
             if what in state:
                 state[what].zero_() if value is None else state[what].copy_(value)
             elif value is not None:
-                # the counter of steps stays on the CPU where the optimiser is not captured
                 state[what] = value.to(parameter.device).clone()
 
 
@@ -135,8 +134,9 @@ class CapturedStepper:
     def _once(self) -> None:
         step = self.step
         batch = {name: values.index_select(0, self.index).squeeze(0) for name, values in self.batches.items()}
+        rate = self.rates.index_select(0, self.index).squeeze(0)
         for group in step.optimiser.param_groups:
-            group["lr"].copy_(self.rates.index_select(0, self.index).squeeze(0))
+            group["lr"].copy_(rate)
         loss, row = self.measures(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         step.update()

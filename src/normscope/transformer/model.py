@@ -55,6 +55,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "*places characters"]:
         """Logits of the next character at every place, or at some ``places``, counted through all rows.
 
+        From the last attention on, tokens no longer meet: what follows is computed for the places asked for alone.
         An encoder-decoder also takes the ``source`` that its encoder reads, and whom of it the decoder sees (``across``).
         """
         alone = len(self.encoder) == 0
@@ -66,10 +67,11 @@ class Transformer(nn.Module):
             for block in self.encoder:
                 memory = block(memory, source.reach)
         x = self.embed(row)
-        for block in self.decoder:
+        *before, last = self.decoder
+        for block in before:
             x = block(x, row.reach, memory, across)
-        logits: Tensor = self.readout(x if places is None else x.flatten(0, 1)[places])
-        return logits
+        logits: Tensor = self.readout(last(x, row.reach, memory, across, places))
+        return logits if places is None else logits[0]
 
     @torch.no_grad()
     def renormalise(self) -> None:
@@ -129,12 +131,19 @@ class Block(nn.Module):
         kind = config.feedforward_norm or stage.norm
         self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, kind, at, config.dim)
 
-    def forward(self, x: States, reach: Reach, memory: Tensor | None = None, across: Reach | None = None) -> States:
-        """The states after the block."""
+    def forward(
+        self,
+        x: States,
+        reach: Reach,
+        memory: Tensor | None = None,
+        across: Reach | None = None,
+        places: Int[Tensor, " places"] | None = None,
+    ) -> Float[Tensor, "rows_or_one tokens_or_places dim"]:
+        """The states after the block, or of some places alone, in one row."""
         x = self.attention(x, reach)
         if self.cross is not None:
             x = self.cross(x, across, memory)
-        x = self.feedforward(x)
+        x = self.feedforward(x if places is None else x.flatten(0, 1)[places][None])
         return x
 
 
