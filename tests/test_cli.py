@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from normscope.cli import COMMANDS
 from normscope.schemes import NAMED
 
 FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed", "radial"}
@@ -168,3 +170,15 @@ def test_demo_ends_with_the_path_of_a_report_page(tmp_path: Path) -> None:
     again = normscope("demo", "--out", "run", cwd=tmp_path)
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    function = getattr(import_module(f"normscope.cli.{name}"), name)
+    assert COMMANDS[name] == function.__doc__.splitlines()[0]
+
+
+def test_help_reads_no_commands_file() -> None:
+    code = "import sys; from normscope.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {f"normscope.cli.{name}" for name in COMMANDS} & set(loaded)

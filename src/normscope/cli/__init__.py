@@ -2,29 +2,50 @@
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from normscope.cli import demo, ensemble, evaluate, schemes, simulate, train
 from normscope.cli.output import examples
 from normscope.errors import InputError
 
-app = typer.Typer(
-    name="normscope",
-    help="What normalization does to a transformer's geometry: in theory, in simulation, in training, and in the "
-    "models people already have.",
-    epilog=examples("normscope schemes", "normscope schemes peri", "normscope demo"),
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("schemes", epilog=schemes.EXAMPLES)(schemes.schemes)
-app.command("simulate", epilog=simulate.EXAMPLES)(simulate.simulate)
-app.command("ensemble", epilog=ensemble.EXAMPLES)(ensemble.ensemble)
-app.command("train", epilog=train.EXAMPLES)(train.train)
-app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
-app.command("demo", epilog=demo.EXAMPLES)(demo.demo)
+COMMANDS = {
+    "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
+    "simulate": "Integrate schemes from one start: how tokens cluster, grow and slow down.",
+    "ensemble": "Mean cosine over time with a 90% band over random starts and weights.",
+    "train": "Train a transformer to add integers, and test it within and beyond what it saw.",
+    "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
+    "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
+}
+
+
+def app(wanted: str | None = None) -> typer.Typer:
+    """All commands by name and summary; the one that is wanted whole, so that no other's file is read.
+
+    Without a command that is wanted, as for a shell that completes words, all are whole.
+    """
+    commands = typer.Typer(
+        name="normscope",
+        help="What normalization does to a transformer's geometry: in theory, in simulation, in training, and in the "
+        "models people already have.",
+        epilog=examples("normscope schemes", "normscope schemes peri", "normscope demo"),
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    commands.callback()(options)
+    for name, summary in COMMANDS.items():
+        if wanted is None or name == wanted:
+            module = import_module(f"normscope.cli.{name}")
+            commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))
+        else:
+            commands.command(name, help=summary)(_not_wanted)
+    return commands
+
+
+def _not_wanted() -> None:
+    """Stands in the list of commands for one that is not run."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -35,7 +56,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -50,11 +70,13 @@ def main(arguments: list[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"] or ["--help"]
+    completing = any(name.endswith("_COMPLETE") for name in os.environ)
+    wanted = None if completing else next((argument for argument in given if not argument.startswith("-")), "")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        status = typer.main.get_command(app).main(given, prog_name="normscope", standalone_mode=False)
+        status = typer.main.get_command(app(wanted)).main(given, prog_name="normscope", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,5 @@
 """normscope train: a transformer of any scheme on the addition task."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -84,6 +83,8 @@ def train(
 
 
 def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: float, json: bool) -> None:
+    import shutil
+
     from normscope.report.training import write_training_report
     from normscope.results import check_writable, new_run, run_path
     from normscope.training import Checkpoints
