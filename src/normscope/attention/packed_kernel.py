@@ -8,14 +8,28 @@ from torch.library import triton_op, wrap_triton
 
 
 @triton.jit
-def weights_of_tile(
-    q, k, segments, scale, token, there,
-    TILE: tl.constexpr,
-):  # fmt: skip
+def read_tile(qkv, tiles, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
+    """q, k, v of one tile and head, where they lie, where their mixed values lie, and which of its places hold a token."""
+    start = tl.load(tiles + tl.program_id(0))
+    end = tl.load(tiles + tl.program_id(0) + 1)
+    token = start + tl.arange(0, TILE)
+    there = token < end
+    column = tl.program_id(1) * HEAD + tl.arange(0, HEAD)
+    width = heads * HEAD
+    mixed = token.to(tl.int64)[:, None] * width + column[None, :]
+    rows = token.to(tl.int64)[:, None] * (3 * width) + column[None, :]
+    q = tl.load(qkv + rows, mask=there[:, None], other=0.0)
+    k = tl.load(qkv + rows + width, mask=there[:, None], other=0.0)
+    v = tl.load(qkv + rows + 2 * width, mask=there[:, None], other=0.0)
+    return q, k, v, rows, mixed, token, there
+
+
+@triton.jit
+def weights_of_tile(q, k, segments, scale, token, there, TILE: tl.constexpr):
     """Attention weights of a tile's queries over its keys, (TILE, TILE), in float32."""
     segment = tl.load(segments + token, mask=there, other=-1)
     place = tl.arange(0, TILE)
-    scores = tl.dot(q, tl.trans(k)) * scale
+    scores = tl.dot(q, tl.trans(k)) * (scale * 1.4426950408889634)
     seen = (segment[:, None] == segment[None, :]) & (place[:, None] >= place[None, :])
     scores = tl.where(seen, scores, -float("inf"))
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
@@ -23,54 +37,29 @@ def weights_of_tile(
 
 
 @triton.jit
-def forward_kernel(
-    qkv, segments, tiles, scale, out, heads,
-    TILE: tl.constexpr, HEAD: tl.constexpr,
-):  # fmt: skip
+def forward_kernel(qkv, segments, tiles, scale, out, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
     """All queries of one tile and head."""
-    start = tl.load(tiles + tl.program_id(0))
-    end = tl.load(tiles + tl.program_id(0) + 1)
-    if start == end:
+    if tl.load(tiles + tl.program_id(0)) == tl.load(tiles + tl.program_id(0) + 1):
         return
-    token = start + tl.arange(0, TILE)
-    there = token < end
-    column = tl.program_id(1) * HEAD + tl.arange(0, HEAD)
-    width = heads * HEAD
-    rows = token.to(tl.int64)[:, None] * (3 * width) + column[None, :]
-    q = tl.load(qkv + rows, mask=there[:, None], other=0.0)
-    k = tl.load(qkv + rows + width, mask=there[:, None], other=0.0)
-    v = tl.load(qkv + rows + 2 * width, mask=there[:, None], other=0.0)
-    weights = weights_of_tile(q, k, segments, tl.load(scale) * 1.4426950408889634, token, there, TILE)
-    mixed = tl.dot(weights.to(v.dtype), v)
-    tl.store(out + token.to(tl.int64)[:, None] * width + column[None, :], mixed.to(out.dtype.element_ty), mask=there[:, None])
+    q, k, v, rows, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
+    weights = weights_of_tile(q, k, segments, tl.load(scale), token, there, TILE)
+    tl.store(out + mixed, tl.dot(weights.to(v.dtype), v).to(out.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
-def backward_kernel(
-    qkv, segments, tiles, scale, d_out, d_qkv, heads,
-    TILE: tl.constexpr, HEAD: tl.constexpr,
-):  # fmt: skip
+def backward_kernel(qkv, segments, tiles, scale, d_out, d_qkv, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
     """Gradients of q, k and v of one tile and head; the weights are computed again."""
-    start = tl.load(tiles + tl.program_id(0))
-    end = tl.load(tiles + tl.program_id(0) + 1)
-    if start == end:
+    if tl.load(tiles + tl.program_id(0)) == tl.load(tiles + tl.program_id(0) + 1):
         return
-    token = start + tl.arange(0, TILE)
-    there = token < end
-    column = tl.program_id(1) * HEAD + tl.arange(0, HEAD)
-    width = heads * HEAD
-    rows = token.to(tl.int64)[:, None] * (3 * width) + column[None, :]
-    q = tl.load(qkv + rows, mask=there[:, None], other=0.0)
-    k = tl.load(qkv + rows + width, mask=there[:, None], other=0.0)
-    v = tl.load(qkv + rows + 2 * width, mask=there[:, None], other=0.0)
-    d_mixed = tl.load(d_out + token.to(tl.int64)[:, None] * width + column[None, :], mask=there[:, None], other=0.0)
+    q, k, v, rows, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
     factor = tl.load(scale)
-    weights = weights_of_tile(q, k, segments, factor * 1.4426950408889634, token, there, TILE)
+    width = heads * HEAD
+    d_mixed = tl.load(d_out + mixed, mask=there[:, None], other=0.0)
+    weights = weights_of_tile(q, k, segments, factor, token, there, TILE)
     d_v = tl.dot(tl.trans(weights.to(v.dtype)), d_mixed)
     tl.store(d_qkv + rows + 2 * width, d_v.to(d_qkv.dtype.element_ty), mask=there[:, None])
     d_weights = tl.dot(d_mixed, tl.trans(v))
-    d_scores = weights * (d_weights - tl.sum(weights * d_weights, 1)[:, None]) * factor
-    d_scores = d_scores.to(q.dtype)
+    d_scores = (weights * (d_weights - tl.sum(weights * d_weights, 1)[:, None]) * factor).to(q.dtype)
     tl.store(d_qkv + rows, tl.dot(d_scores, k).to(d_qkv.dtype.element_ty), mask=there[:, None])
     tl.store(d_qkv + rows + width, tl.dot(tl.trans(d_scores), q).to(d_qkv.dtype.element_ty), mask=there[:, None])
 
