@@ -41,7 +41,7 @@ def forward_kernel(qkv, segments, tiles, scale, out, heads, TILE: tl.constexpr, 
     """All queries of one tile and head."""
     if tl.load(tiles + tl.program_id(0)) == tl.load(tiles + tl.program_id(0) + 1):
         return
-    q, k, v, rows, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
+    q, k, v, _, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
     weights = weights_of_tile(q, k, segments, tl.load(scale), token, there, TILE)
     tl.store(out + mixed, tl.dot(weights.to(v.dtype), v).to(out.dtype.element_ty), mask=there[:, None])
 
