@@ -91,7 +91,7 @@ def test_a_scheme_of_ones_own_is_trained_and_tested_without_its_file(here: Path,
 
 
 def test_a_divergence_stops_the_run_and_says_where(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = ("--set", "rate=1e30", "--set", "warmup=0", "--set", "clip=0", "--set", "epoch=1", "--set", "examples=640")
+    changes = ("--set", "rate=1e12", "--set", "warmup=0", "--set", "clip=0", "--set", "epoch=1", "--set", "examples=640")
     status, out, err = run(capsys, "train", *QUICK, *changes, "--checkpoint-every", "0", "--out", "runs/a")
     assert status == 1
     assert out == ""
@@ -113,6 +113,26 @@ def test_an_unfinished_run_goes_on_after_a_damaged_checkpoint(here: Path, capsys
     assert f"checkpoint {damaged.name} is not used" in err
     assert "going on from step" in err
     assert same(weights(here / "runs" / "whole"), weights(here / "runs" / "a"))
+
+
+def test_without_a_name_a_run_is_found_again_whatever_came_between(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("train", *QUICK, "--set", "examples=1280", "--checkpoint-every", "0", "--json")
+    folder = here / "runs" / "train-tiny-pre"
+    _killed(here, *command, "--seed", "1")
+    run(capsys, *command, "--seed", "2")
+    assert open_run(folder.with_name("train-tiny-pre-2")).description["seed"] == 2
+    _, _, err = run(capsys, *command, "--seed", "1")
+    assert "going on from step" in err
+    assert open_run(folder).description["seed"] == 1
+    assert not unfinished(here)
+
+
+def test_an_unfinished_run_of_another_recipe_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("train", *QUICK, "--checkpoint-every", "0", "--json", "--out", "runs/a")
+    left = _killed(here, *command, "--set", "examples=1280")
+    status, _, err = run(capsys, *command, "--set", "examples=64")
+    assert status == 0
+    assert f"not continued, because its recipe, scheme or device is another: the unfinished run in {left}" in err
 
 
 @pytest.mark.slow
@@ -148,7 +168,7 @@ def _killed(here: Path, *command: str, wait: float = 0.0) -> Path:
     time.sleep(wait)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    (left,) = [folder for folder in unfinished(here) if ".a.unfinished" in folder.name]
+    (left,) = unfinished(here)
     return left
 
 

@@ -92,6 +92,11 @@ class TestRecipe:
             ({"frequencies": 40}, "from 0 to dim/2"),
             ({"rate": math.nan}, "rate is a finite number"),
             ({"batch": 10**9}, "more than the"),
+            ({"digits": [2, 2]}, "each is named once"),
+            ({"offsets": 1e30}, "offsets is at most"),
+            ({"dim": 1e12}, "dim is from 1 to"),
+            ({"dim": 1, "frequencies": 0}, "dim is at least 2"),
+            ({"head": 1, "scheme": "qkv"}, "head is at least 2"),
         ],
     )
     def test_what_is_wrong_is_said(self, changes, message):
@@ -110,7 +115,16 @@ class TestRecipe:
     def test_a_scheme_file_is_found_beside_its_recipe(self, tmp_path):
         (tmp_path / "mine.toml").write_text('[attention]\ninput = "norm"\nstep = "1/sqrt(layer)"\n')
         (tmp_path / "recipe.toml").write_text('scheme = "mine.toml"\n')
-        assert read_recipe(str(tmp_path / "recipe.toml")).found_scheme.name == "mine"
+        recipe = read_recipe(str(tmp_path / "recipe.toml"))
+        assert recipe.found_scheme.name == "mine"
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "again.toml").write_text(recipe.toml)
+        assert read_recipe(str(tmp_path / "elsewhere" / "again.toml")) == recipe
+
+    @pytest.mark.parametrize("preset", PRESETS)
+    def test_a_preset_leaves_a_scheme_its_own_norm(self, preset, tmp_path):
+        (tmp_path / "mine.toml").write_text('norm = "layer"\n[attention]\ninput = "norm"\n')
+        assert read_recipe(preset, {"scheme": str(tmp_path / "mine.toml")}).model.scheme.norm == "layer"
 
     def test_rates_follow_their_schedule(self):
         recipe = short(schedule="cosine", warmup=5, rate=1.0)
@@ -219,7 +233,7 @@ class TestLoop:
         assert [(r.step, r.loss, r.rate) for r in whole.metrics] == [(r.step, r.loss, r.rate) for r in again.metrics]
 
     def test_a_divergence_names_its_step_and_leaves_the_last_good_checkpoint(self, tmp_path):
-        recipe = short(rate=1e30, warmup=0, clip=0.0, schedule="constant", epoch=1)
+        recipe = short(rate=1e12, warmup=0, clip=0.0, schedule="constant", epoch=1)
         checkpoints = Checkpoints.of(tmp_path / "run", recipe.record)
         training = Training(recipe)
         with checkpoints.alone(), pytest.raises(DivergedError) as caught:
@@ -228,6 +242,16 @@ class TestLoop:
         checkpoint, _ = checkpoints.load(CPU)
         assert caught.value.step == training.step + 1
         assert checkpoint.step == training.step
+        assert all(value.isfinite().all() for value in checkpoint.tensors.values())
+
+    def test_weights_that_are_not_finite_are_a_divergence_too(self, tmp_path):
+        """The loss of a step is taken before its update; what the update did must not become a checkpoint or a result."""
+        recipe = short(rate=1e38, warmup=0, clip=0.0, schedule="constant", examples=32)
+        checkpoints = Checkpoints.of(tmp_path / "run", recipe.record)
+        with checkpoints.alone(), pytest.raises(DivergedError, match="a weight is not a finite number at step 1"):
+            for _ in Training(recipe).run(checkpoints, every=0.0):
+                pass
+        assert not checkpoints.folder.exists()
 
     def test_weight_decay_pulls_at_matrices_alone(self):
         training = Training(short(weight_decay=0.5))
@@ -251,14 +275,22 @@ class TestCheckpoints:
     def test_only_the_last_two_are_kept(self, tmp_path):
         assert len(self.saved(tmp_path).paths) == 2
 
-    @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text"])
+    @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text", "step", "dtype"])
     def test_a_damaged_one_is_refused_and_the_one_before_it_used(self, tmp_path, damage):
         checkpoints = self.saved(tmp_path)
         before, last = checkpoints.paths
         content = bytearray(last.read_bytes())
         if damage == "flipped":
             content[-7] ^= 1
-        last.write_bytes({"truncated": content[:-100], "flipped": content, "empty": b"", "text": b"hello"}[damage])
+        damaged = {
+            "truncated": content[:-100],
+            "flipped": content,
+            "empty": b"",
+            "text": b"hello",
+            "step": content.replace(b'"step":"', b'"step":"x', 1)[: len(content)],
+            "dtype": content.replace(b'"dtype":"F32"', b'"dtype":"I32"', 1),
+        }
+        last.write_bytes(damaged[damage])
         checkpoint, refused = checkpoints.load(CPU)
         assert checkpoint.step == int(before.stem.split("-")[1])
         assert len(refused) == 1
@@ -324,7 +356,7 @@ class TestEvaluation:
 
         for name in BUILTIN:
             saved = load_model(f"builtin:{name}")
-            result = evaluate(saved.model, task_of(saved.about["recipe"]), ["in-distribution"], 500, worked=3)
+            result = evaluate(saved.model, task_of(saved.about["recipe"])[0], ["in-distribution"], 500, worked=3)
             (row,) = result.accuracy.to_dict("records")
             (noted,) = [one for one in saved.about["accuracy"] if one["split"] == "in-distribution"]
             assert row["accuracy"] > 0.95
@@ -334,4 +366,5 @@ class TestEvaluation:
     def test_a_recipe_without_a_task_is_refused(self):
         with pytest.raises(InputError, match="no task"):
             task_of({"digits": [1]})
-        assert recipe_from({"integers": (2,)}).task == task_of(recipe_from({"integers": (2,)}).values)
+        recipe = recipe_from({"integers": (2,), "offsets": 7})
+        assert task_of(recipe.values) == (recipe.task, 7)

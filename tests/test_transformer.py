@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from normscope.training import Training, evaluate, read_recipe
 from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
 from normscope.training.recipe import task_of
 from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
+from normscope.transformer.model import Norm
 
 SMALL = {"dim": 12, "layers": 2, "heads": 3, "head": 4, "feedforward": 10, "readout": (9, 8), "frequencies": 4}
 TASK = Addition((2, 4), (1, 2))
@@ -96,7 +97,7 @@ class Plain:
         read = plain_norm(x, kind) if placement == "pre" else x
         update = f(f"{name}.f", self.factors[f"{name}.read_scale"] * read)
         x = x + self.factors[f"{name}.write_scale"] * update
-        return plain_norm(x, kind, self.weights[f"{name}.stream.gain"]) if placement == "post" else x
+        return plain_norm(x, "rms", self.weights[f"{name}.stream.gain"]) if placement == "post" else x
 
     def attention(self, name: str, x: Tensor) -> Tensor:
         later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
@@ -536,8 +537,8 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dim": 0}, "dim is at least 1, not 0"),
-        ({"heads": -1}, "heads is at least 1"),
+        ({"dim": 0}, "dim is from 1 to 100,000, not 0"),
+        ({"heads": -1}, "heads is from 1 to"),
         ({"encoder_layers": -1}, "encoder_layers is 0 or more"),
         ({"readout": (8, 0)}, "readout widths at least 1"),
         ({"frequencies": 7}, "from 0 to dim/2 = 6, not 7"),
@@ -563,6 +564,32 @@ def test_an_unknown_model_of_the_package_is_corrected() -> None:
 def test_models_of_the_package_can_add(name: str) -> None:
     saved = load_model(f"builtin:{name}")
     assert saved.model.config.scheme.name == name.rpartition("-")[2]
-    result = evaluate(saved.model, task_of(saved.about["recipe"]), ["in-distribution"], 256, seed=5, worked=3)
+    result = evaluate(saved.model, task_of(saved.about["recipe"])[0], ["in-distribution"], 256, seed=5, worked=3)
     assert result.accuracy["accuracy"].item() > 0.9
     assert all(as_text(encode(worked.asked)).startswith("[") for worked in result.worked)
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [Slots(step="alpha", stream="norm"), Slots(input="norm*alpha", output="norm"), Slots(input="norm", carry="1 - alpha")],
+)
+@pytest.mark.parametrize("start", [0.0, 0.1])
+def test_alpha_is_learned_in_every_slot_and_from_every_start(slots: Slots, start: float) -> None:
+    """A step that starts at 0 is ReZero's; a factor on a norm must be positive, so it cannot start there."""
+    if start == 0.0 and "alpha" in slots.input:
+        slots = replace(slots, input="norm", step="alpha")
+    model = model_of(Scheme("mine", slots, alpha=start))
+    model(row_of(some_characters())).square().sum().backward()
+    alphas = [value for name, value in model.named_parameters() if "alpha" in name]
+    assert alphas
+    for value in alphas:
+        assert value.grad is not None
+        assert (value.grad != 0).any()
+
+
+def test_normalised_weights_go_without_a_final_norm_and_share_the_scale_of_scores() -> None:
+    model = model_of("ngpt-lerp", feedforward_norm="layer")
+    names = [name for name, _ in model.named_parameters()]
+    assert not any(name.startswith("readout.norm") or ".norms." in name for name in names)
+    assert sum("score_gain" in name for name in names) == model.config.layers
+    assert {module.kind for module in model.modules() if isinstance(module, Norm)} == {"rms"}

@@ -4,6 +4,7 @@ A folder holds ``run.json`` (command, configuration, versions, device, seed, tim
 figures and pages belong to the run. Under its final name it is complete or absent.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -146,9 +147,14 @@ def _is_run(folder: Path) -> bool:
 
 def fresh_path(path: Path | str) -> Path:
     """``path``, or the first of ``path-2``, ``path-3``, ... that is not there yet."""
+    return next(candidate for candidate in numbered(path) if not candidate.exists())
+
+
+def numbered(path: Path | str) -> Iterator[Path]:
+    """``path``, ``path-2``, ``path-3``, ..."""
     wanted = Path(path)
-    candidates = (wanted, *(wanted.with_name(f"{wanted.name}-{i}") for i in range(2, 100_000)))
-    return next(candidate for candidate in candidates if not candidate.exists())
+    yield wanted
+    yield from (wanted.with_name(f"{wanted.name}-{i}") for i in range(2, 100_000))
 
 
 def fingerprint(configuration: Mapping[str, Any]) -> str:
@@ -161,6 +167,26 @@ def unfinished_folder(path: Path | str, configuration: Mapping[str, Any]) -> Pat
     """Where a long run of that configuration keeps what it has, until it is whole and stands under ``path``."""
     final = run_path(path)
     return final.with_name(f".{final.name}.unfinished-{fingerprint(configuration)}")
+
+
+def unfinished_runs(path: Path | str) -> list[Path]:
+    """The folders of all unfinished runs that are to end up under ``path``, of any configuration."""
+    final = run_path(path)
+    return sorted(final.parent.glob(f".{glob.escape(final.name)}.unfinished-*"))
+
+
+def resumable_path(path: Path | str, configuration: Mapping[str, Any]) -> Path:
+    """Where a run of that configuration began under ``path``, ``path-2``, ..., or the first of them that nobody uses."""
+    free: Path | None = None
+    for candidate in numbered(path):
+        taken = candidate.exists()
+        if not taken and unfinished_folder(candidate, configuration).exists():
+            return candidate
+        started = unfinished_runs(candidate)
+        free = candidate if free is None and not taken and not started else free
+        if free is not None and not taken and not started:
+            break
+    return free or Path(path)
 
 
 @dataclass(frozen=True)

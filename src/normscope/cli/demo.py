@@ -1,7 +1,7 @@
 """normscope demo: the main job on a small scale, ending in a report page."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,11 @@ from normscope.cli.output import (
     progress,
     say,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from normscope.training import Recipe
 
 _TEST_EXAMPLES = 4000
 EXAMPLES = examples("normscope demo", "normscope demo --out /tmp/first-look --overwrite")
@@ -34,16 +39,14 @@ def demo(
     from normscope.report.demo import write_demo_report
     from normscope.results import Parts, new_run, run_path
     from normscope.schemes import NAMED, block_records, scheme_record
-    from normscope.training import Training, evaluate, read_recipe
-    from normscope.training.recipe import task_of
-    from normscope.transformer import BUILTIN, load_model
+    from normscope.training import read_recipe
+    from normscope.transformer import BUILTIN
 
     schemes = list(NAMED.values())
     six = tuple(named_schemes(SIX_SCHEMES))
     simulation = Simulation.prepare(SimulationSetting(six, tokens=64, dim=64, seed=seed))
     ensemble = EnsembleRun(PANELS["5d"], six, runs=64, chunk=16, seed=seed)
     recipes = [read_recipe("tiny", {"scheme": name, "examples": 51_200, "seed": seed}) for name in ("pre", "qkv")]
-    models = {name.rpartition("-")[2]: load_model(f"builtin:{name}") for name in BUILTIN}
     configuration = {
         "schemes": list(NAMED),
         "simulation": simulation.setting.record,
@@ -63,25 +66,9 @@ def demo(
             cosines = ensemble.compute(Parts(run.path / "parts"), advance)
         Parts(run.path / "parts").discard()
         run.write_table("cosines", ensemble.table(cosines))
-        with progress("learning to add", total=sum(recipe.steps for recipe in recipes)) as advance:
-            metrics, before = [], 0
-            for recipe in recipes:
-                training = Training(recipe)
-                for row in training.run():
-                    advance(before + row.step)
-                metrics.append(training.table.assign(scheme=recipe.scheme))
-                before += recipe.steps
-        run.write_table("metrics", pd.concat(metrics, ignore_index=True))
-        with progress("testing trained models", total=len(models)) as advance:
-            tables = []
-            for done, (name, saved) in enumerate(models.items(), 1):
-                task = task_of(saved.about["recipe"])
-                tested = evaluate(saved.model, task, list(task.splits), _TEST_EXAMPLES, seed=seed, worked=0)
-                both = (tested.accuracy, tested.positions)
-                tables.append([table.assign(split=name + ", " + table["split"]) for table in both])
-                advance(done)
-        for name, parts in zip(("accuracy", "positions"), zip(*tables, strict=True), strict=True):
-            run.write_table(name, pd.concat(parts, ignore_index=True))
+        run.write_table("metrics", _trained(recipes))
+        for name, table in _tested(seed).items():
+            run.write_table(name, table)
         write_demo_report(
             run,
             simulation.setting.summary,
@@ -94,3 +81,41 @@ def demo(
         print_json([{"report": str(report), "schemes": list(NAMED)}])
     else:
         typer.echo(report)
+
+
+def _trained(recipes: "list[Recipe]") -> "pd.DataFrame":
+    """The metrics of some short trainings."""
+    import pandas as pd
+
+    from normscope.training import Training
+
+    tables, before = [], 0
+    with progress("learning to add", total=sum(recipe.steps for recipe in recipes)) as advance:
+        for recipe in recipes:
+            training = Training(recipe)
+            for row in training.run():
+                advance(before + row.step)
+            tables.append(training.table.assign(scheme=recipe.scheme))
+            before += recipe.steps
+    return pd.concat(tables, ignore_index=True)
+
+
+def _tested(seed: int) -> "dict[str, pd.DataFrame]":
+    """Accuracy and accuracy by position of the package's own models."""
+    import pandas as pd
+
+    from normscope.training import evaluate
+    from normscope.training.recipe import task_of
+    from normscope.transformer import BUILTIN, load_model
+
+    tables: dict[str, list[pd.DataFrame]] = {"accuracy": [], "positions": []}
+    with progress("testing trained models", total=len(BUILTIN)) as advance:
+        for done, name in enumerate(BUILTIN, 1):
+            saved = load_model(f"builtin:{name}")
+            task, offsets = task_of(saved.about["recipe"])
+            tested = evaluate(saved.model, task, list(task.splits), _TEST_EXAMPLES, seed=seed, offsets=offsets, worked=0)
+            scheme = saved.model.config.scheme.name
+            for kind, table in (("accuracy", tested.accuracy), ("positions", tested.positions)):
+                tables[kind].append(table.assign(split=scheme + ", " + table["split"]))
+            advance(done)
+    return {kind: pd.concat(parts, ignore_index=True) for kind, parts in tables.items()}

@@ -82,7 +82,7 @@ def ensemble(
     from its last chunk when the same command is given again, and ends with the same numbers.
     """
     from normscope.dynamics.ensemble_run import EnsembleRun
-    from normscope.results import fresh_path
+    from normscope.results import resumable_path
 
     given = {
         "tokens": tokens, "dim": dim, "heads": heads, "beta": beta, "weights": weights, "gain": gain,
@@ -100,7 +100,7 @@ def ensemble(
         seed=seed,
         device=where,
     )
-    _run(job, out or fresh_path(f"runs/ensemble-{panel}" if panel else "runs/ensemble"), overwrite, json)
+    _run(job, out or resumable_path(f"runs/ensemble-{panel}" if panel else "runs/ensemble", job.record), overwrite, json)
 
 
 def _run(job: "EnsembleRun", folder: Path, overwrite: bool, json: bool) -> None:

@@ -55,16 +55,13 @@ def evaluate(
 
     where = chosen_device(device)
     saved = load_model(run, where)
-    recipe = saved.about.get("recipe", {})
-    task = task_of(recipe)
+    task, offsets = task_of(saved.about.get("recipe", {}))
     splits = _splits(split, list(task.splits))
     folder = out or fresh_path("runs/evaluate")
     check_writable(folder, overwrite=overwrite)
     started = datetime.now(UTC)
     with progress("testing", total=len(splits) * examples) as advance:
-        result = evaluate_model(
-            saved.model, task, splits, examples, seed=seed, offsets=int(recipe.get("offsets", 0)), worked=show, progress=advance
-        )
+        result = evaluate_model(saved.model, task, splits, examples, seed=seed, offsets=offsets, worked=show, progress=advance)
     configuration = {"model": run, "splits": splits, "examples": examples}
     with new_run(folder, "evaluate", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
         written.write_table("accuracy", result.accuracy)
@@ -79,11 +76,13 @@ def evaluate(
 
 def print_accuracy(result: "Evaluation") -> None:
     """The tables of an evaluation, and worked examples with right and wrong characters coloured."""
+    from normscope.report.training import percent
+
     rows = [
         [
             row["split"],
-            _percent(row["accuracy"], row["stderr"]),
-            _percent(row["exact"], row["exact_stderr"]),
+            percent(row["accuracy"], row["stderr"]),
+            percent(row["exact"], row["exact_stderr"]),
             f"{row['examples']:,}",
         ]
         for row in result.accuracy.to_dict("records")
@@ -97,10 +96,6 @@ def print_accuracy(result: "Evaluation") -> None:
     ]
     print_table(("accuracy in % at place", *map(str, places)), rows)
     _print_worked(result)
-
-
-def _percent(share: float, stderr: float) -> str:
-    return f"{100 * share:.2f} ± {100 * stderr:.2f} %"
 
 
 def _print_worked(result: "Evaluation") -> None:

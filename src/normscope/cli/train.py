@@ -67,7 +67,7 @@ def train(
     The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
     with the curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
     """
-    from normscope.results import fresh_path
+    from normscope.results import resumable_path
     from normscope.training.recipe import parse_change, read_recipe
 
     if (recipe is None) == (preset is None):
@@ -78,30 +78,38 @@ def train(
     if show:
         typer.echo(wanted.toml, nl=False)
         return
+    where = chosen_device(device)
+    configuration = {**wanted.record, "device": where.partition(":")[0]}
     name = f"runs/train-{preset or Path(str(recipe)).stem}-{wanted.found_scheme.name}"
-    _run(wanted, chosen_device(device), out or fresh_path(name), overwrite, checkpoint_every, json)
+    _run(wanted, configuration, where, out or resumable_path(name, configuration), overwrite, checkpoint_every, json)
 
 
-def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: float, json: bool) -> None:
+def _run(
+    recipe: "Recipe", configuration: dict[str, Any], device: str, folder: Path, overwrite: bool, every: float, json: bool
+) -> None:
     import shutil
 
     from normscope.report.training import write_training_report
-    from normscope.results import check_writable, new_run, run_path
-    from normscope.training import Checkpoints
+    from normscope.results import check_writable, new_run, run_path, unfinished_runs
+    from normscope.training import Checkpoints, Training
     from normscope.training.log import FOLDER
     from normscope.transformer import save_model
 
     check_writable(folder, overwrite=overwrite)
-    configuration = {**recipe.record, "device": device.partition(":")[0]}
     checkpoints = Checkpoints.of(folder, configuration)
+    for other in unfinished_runs(folder):
+        if other != checkpoints.folder:
+            say(f"not continued, because its recipe, scheme or device is another: the unfinished run in {other}")
     started = datetime.now(UTC)
+    training = Training(recipe, device)
     with checkpoints.alone():
-        training = _prepared(recipe, device, checkpoints)
+        _take_up(training, checkpoints)
         say(recipe.summary)
         try:
             _train(training, checkpoints, every)
         except KeyboardInterrupt:
-            say(f"interrupted; the same command with --out {folder} goes on from the last checkpoint in {checkpoints.folder}")
+            kept = checkpoints.paths
+            say(f"interrupted; the same command goes on from {kept[-1]}" if kept else "interrupted before the first checkpoint")
             raise
         evaluation = _evaluated(training)
         with new_run(
@@ -115,7 +123,7 @@ def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: fl
             if (checkpoints.folder / FOLDER).is_dir():
                 shutil.copytree(checkpoints.folder / FOLDER, run.path / FOLDER)
             with_report(lambda: write_training_report(run, recipe.summary, recipe.found_scheme.name))
-        shutil.rmtree(checkpoints.folder, ignore_errors=True)
+        checkpoints.discard()
     if json:
         print_json(evaluation.accuracy.to_dict("records"))
     else:
@@ -123,20 +131,16 @@ def _run(recipe: "Recipe", device: str, folder: Path, overwrite: bool, every: fl
         print_folder(run_path(folder))
 
 
-def _prepared(recipe: "Recipe", device: str, checkpoints: "Checkpoints") -> "Training":
-    """The run, at its last checkpoint if it has one."""
-    from normscope.training import Training
-
-    training = Training(recipe, device)
-    checkpoint, refused = checkpoints.load(device)
+def _take_up(training: "Training", checkpoints: "Checkpoints") -> None:
+    """Bring a run to its last checkpoint, if it has one."""
+    checkpoint, refused = checkpoints.load(training.device)
     for line in refused:
         say(line)
     if checkpoint is not None:
         training.restore(checkpoint)
-        say(f"going on from step {checkpoint.step:,} of {recipe.steps:,}")
+        say(f"going on from step {checkpoint.step:,} of {training.recipe.steps:,}")
     elif refused:
         say("no checkpoint can be used: starting from the beginning")
-    return training
 
 
 def _train(training: "Training", checkpoints: "Checkpoints", every: float) -> None:
@@ -154,7 +158,9 @@ def _train(training: "Training", checkpoints: "Checkpoints", every: float) -> No
     except DivergedError as error:
         kept = checkpoints.paths
         last = f"the last good checkpoint is {kept[-1]}" if kept else "there is no checkpoint before it"
-        say(f"stopped: {error} of {training.recipe.steps:,}; {last}. A lower rate, a warmup or clip=1.0 may help (--set)")
+        recipe = training.recipe
+        help_with = ["a lower rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
+        say(f"stopped: {error} of {recipe.steps:,}; {last}. What may help (--set): {', '.join(help_with)}")
         raise typer.Exit(1) from None
     finally:
         if log is not None:

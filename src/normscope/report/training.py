@@ -112,13 +112,13 @@ def _position_line(split: str, rows: pd.DataFrame) -> Line:
 def _accuracy_table(table: pd.DataFrame) -> PageTable:
     columns = [table[name] for name in ("split", "accuracy", "stderr", "exact", "exact_stderr", "examples")]
     rows = tuple(
-        (str(split), _percent(right, error), _percent(exact, exact_error), f"{examples:,}")
+        (str(split), percent(right, error), percent(exact, exact_error), f"{examples:,}")
         for split, right, error, exact, exact_error, examples in zip(*columns, strict=True)
     )
     return PageTable("Accuracy by split", ("split", "per answer token", "exact answers", "examples"), rows)
 
 
-def _percent(share: float, error: float) -> str:
+def percent(share: float, error: float) -> str:
     """``91.38 ± 0.04 %``, with more places if the error would else read as zero."""
     value, spread = 100 * share, 100 * error
     if not math.isfinite(value):

@@ -138,6 +138,17 @@ class Product:
         return result
 
     @property
+    def names(self) -> frozenset[str]:
+        """The variables that occur."""
+        return frozenset(name for atom, _ in self.factors for name in Expression(atom).names)
+
+    @property
+    def function(self) -> Callable[[Mapping[str, Any]], Any]:
+        """The product as a plain function of its variables, which a compiler can look through."""
+        parts = [(Expression(atom).function, float(power)) for atom, power in self.factors]
+        return lambda values: math.prod(part(values) ** power for part, power in parts)
+
+    @property
     def text(self) -> str:
         """The product as a reader would write it: ``r_j·|A_j|/α_t``."""
         above = [_power_text(atom, power) for atom, power in self.factors if power > 0]

@@ -50,7 +50,11 @@ def scheme_values(scheme: Scheme) -> dict[str, Any]:
 
 def scheme_from(values: dict[str, Any]) -> Scheme:
     """The scheme that ``scheme_values`` wrote down."""
+    if not isinstance(values, dict):
+        raise InputError(f"a scheme is a table of slots, not {values!r}")
     _check_keys(values, _SCHEME_KEYS, "a scheme")
+    if not isinstance(values.get("name"), str):
+        raise InputError(f"a scheme's name is a text, not {values.get('name')!r}")
     then = values.get("then")
     given = {
         **values,

@@ -80,6 +80,8 @@ class Addition:
         for what, values, most in (("integers", self.counts, _MOST_INTEGERS), ("digits", self.digits, _MOST_DIGITS)):
             if not values or not all(isinstance(v, int) and not isinstance(v, bool) and 1 <= v <= most for v in values):
                 raise InputError(f"numbers of {what} are a list of whole numbers from 1 to {most}, not {list(values)}")
+            if len(set(values)) < len(values):
+                raise InputError(f"numbers of {what} are drawn with equal chance, so each is named once, not {list(values)}")
 
     @property
     def longest(self) -> int:
@@ -106,9 +108,8 @@ class Addition:
         counts = torch.tensor(self.counts, device=device)[uniform(len(self.counts), examples)]
         digits = torch.tensor(self.digits, device=device)[uniform(len(self.digits), examples, most)]
         smallest = 10 ** (digits - 1)
-        sizes = smallest + uniform(1 << 62, examples, most) % (
-            9 * smallest
-        )  # 2⁶² is so many times the range that no bias shows
+        # 2⁶² is so many times the range that no bias shows
+        sizes = smallest + uniform(1 << 62, examples, most) % (9 * smallest)
         negative = uniform(2, examples, most).bool()
         subtracted = uniform(2, examples, most).bool()
         used = torch.arange(most, device=device) < counts[:, None]

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,16 +46,28 @@ class Checkpoints:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep a second process out of the folder, for as long as this one lives."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
+        """Keep a second process out of the folder, for as long as this one lives; a folder without a checkpoint is not left."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("w")
+        except OSError as error:
+            raise InputError(f"cannot write to '{self.folder.parent}': {error.strerror}; choose another --out") from error
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(
                     f"another process is training into '{self.folder}'; wait for it, or choose another --out"
                 ) from None
-            yield
+            try:
+                yield
+            finally:
+                if not self.paths:
+                    self.discard()
+
+    def discard(self) -> None:
+        """Remove the folder, once the run is whole or while it has nothing to keep."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint aside, make sure it is on disk, rename it, and drop all but the last ones."""
@@ -69,14 +82,23 @@ class Checkpoints:
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.rename(target)
+        self._sync_folder()
         for old in self.paths[:-_KEPT]:
             old.unlink()
         return target
 
+    def _sync_folder(self) -> None:
+        """Make sure that a new name outlives a power cut."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
     @property
     def paths(self) -> list[Path]:
         """The files, oldest first."""
-        return sorted(self.folder.glob("checkpoint-*.safetensors"))
+        return sorted(path for path in self.folder.glob("checkpoint-*.safetensors") if path.is_file())
 
     def load(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
         """The last checkpoint that is sound, and a line for each later one that was refused."""
@@ -95,11 +117,11 @@ class Checkpoints:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            step = int(about.get("step", ""))
         except (OSError, SafetensorError, ValueError) as error:
             raise DamagedError(f"it cannot be read ({error})") from error
         if about.get("run") != self.run:
             raise DamagedError("it belongs to another run, with another recipe or device")
-        step = int(about.get("step", -1))
         if about.get("digest") != _digest(tensors, step):
             raise DamagedError("its content was changed after it was written")
         return Checkpoint(step, {name: value.to(device) for name, value in tensors.items()})
@@ -108,6 +130,6 @@ class Checkpoints:
 def _digest(tensors: Mapping[str, Tensor], step: int) -> str:
     digest = hashlib.sha256(json.dumps(step).encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

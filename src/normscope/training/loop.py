@@ -39,10 +39,10 @@ class Metrics:
 
 
 class DivergedError(Exception):
-    """The loss left the finite numbers."""
+    """The loss, or a weight, left the finite numbers."""
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"the loss is not a finite number at step {step}")
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"{what} is not a finite number at step {step:,}")
         self.step = step
 
 
@@ -97,7 +97,9 @@ class Training:
                 rows = stepper.run({name: values[:steps] for name, values in batches.items()}, rates)
             broken = ~rows[:, 0].isfinite()
             if broken.any():
-                raise DivergedError(start + int(broken.nonzero()[0]) + 1)
+                raise DivergedError(start + int(broken.nonzero()[0]) + 1, "the loss")
+            if not self._finite():
+                raise DivergedError(start + steps, "a weight")
             self.metrics.append(
                 Metrics(
                     step=start + steps,
@@ -130,6 +132,11 @@ class Training:
         restore_optimiser(self.model, self.optimiser, checkpoint.tensors)
         rows = checkpoint.tensors["metrics"].tolist()
         self.metrics = [Metrics(int(step), int(examples), *others) for step, examples, *others in rows]
+
+    def _finite(self) -> bool:
+        """Whether all weights are finite numbers."""
+        lengths = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
+        return bool(torch.stack(lengths).isfinite().all())
 
     @property
     def _small(self) -> bool:

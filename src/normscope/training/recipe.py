@@ -16,6 +16,7 @@ from normscope.transformer import TransformerConfig
 PRESETS = ("tiny", "small", "baseline", "alternative", "large")
 SCHEDULES = ("constant", "plateau", "linear", "cosine")
 PRECISIONS = ("auto", "float32", "bfloat16")
+_MOST_OFFSETS = 1_000_000
 _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in ("scheme", "vocabulary"))
 
 
@@ -74,6 +75,8 @@ class Recipe:
             value = getattr(self, name)
             if value not in allowed:
                 raise InputError(f"{name} is one of {', '.join(allowed)}, not '{value}'{did_you_mean(value, allowed)}")
+        if self.offsets > _MOST_OFFSETS:
+            raise InputError(f"offsets is at most {_MOST_OFFSETS:,}, not {self.offsets}")
         if self.batch > self.examples:
             raise InputError(f"a batch of {self.batch} is more than the {self.examples} examples of the whole run")
         self.task, self.model  # noqa: B018  # refuse what they refuse
@@ -154,10 +157,11 @@ def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> 
         given = recipe_values(content)
     except InputError as error:
         raise InputError(f"in '{name_or_path}': {error}") from error
-    scheme = str(given.get("scheme", ""))
-    if scheme.endswith(".toml") and not Path(scheme).is_absolute():
-        given["scheme"] = str(Path(name_or_path).parent / scheme)  # beside the recipe that names it
-    return recipe_from({**given, **recipe_values(changes or {})})
+    changed = recipe_values(changes or {})
+    for values, folder in ((given, Path(name_or_path).parent), (changed, Path())):
+        if "scheme" in values:
+            values["scheme"] = _scheme_from(values["scheme"], folder)
+    return recipe_from({**given, **changed})
 
 
 def recipe_from(values: Mapping[str, Any]) -> Recipe:
@@ -165,12 +169,12 @@ def recipe_from(values: Mapping[str, Any]) -> Recipe:
     return Recipe(**recipe_values(values))
 
 
-def task_of(values: Mapping[str, Any]) -> AdditionTask:
-    """The task of a recipe's values, as a saved model has them; whatever else they name need not be there any more."""
+def task_of(values: Mapping[str, Any]) -> tuple[AdditionTask, int]:
+    """Task and offsets of a recipe's values, as a saved model has them; what else they name need not be there any more."""
     try:
         counts = (tuple(values[key]) for key in ("integers", "interpolation", "extrapolation", "digits"))
-        return AdditionTask.of(*counts)
-    except (KeyError, TypeError) as error:
+        return AdditionTask.of(*counts), int(values["offsets"])
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the recipe of this model has no task that can be read: {error}") from error
 
 
@@ -213,6 +217,12 @@ def _checked(key: str, value: Any, wanted: Any) -> Any:
         return tuple(value)
     names = {bool: "true or false", int: "a whole number", float: "a number", tuple[int, ...]: "a list of whole numbers"}
     raise InputError(f"'{key}' is {names.get(wanted, 'a text')}, not {value!r}")
+
+
+def _scheme_from(scheme: str, folder: Path) -> str:
+    """A scheme's name as it is; the path of its file from wherever one stands, if it was written from ``folder``."""
+    is_file = scheme.endswith(".toml") or "/" in scheme
+    return str((folder / Path(scheme).expanduser()).resolve()) if is_file else scheme
 
 
 def _read(path: Path) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import NORM_TITLES, Scheme, scheme_from, scheme_values
 
+_MOST = 100_000
 _AT_LEAST_ONE = ("vocabulary", "dim", "layers", "heads", "head", "feedforward")
 
 
@@ -49,8 +50,12 @@ class TransformerConfig:
             if type(value) is not int:
                 raise InputError(f"{name} is a whole number, not {value!r}")
         for name in _AT_LEAST_ONE:
-            if whole[name] < 1:
-                raise InputError(f"{name} is at least 1, not {whole[name]}")
+            if not 1 <= whole[name] <= _MOST:
+                raise InputError(f"{name} is from 1 to {_MOST:,}, not {whole[name]}")
+        if self.dim < 2:
+            raise InputError("dim is at least 2: the norm of a single number is its sign")
+        if self.head < 2 and any(stage.attention.heads != "none" for stage in self.scheme.stages):
+            raise InputError(f"head is at least 2: '{self.scheme.name}' normalises heads, and one number's norm is its sign")
         if self.encoder_layers < 0 or any(width < 1 for width in self.readout):
             raise InputError(
                 f"encoder_layers is 0 or more and readout widths at least 1, not {self.encoder_layers}, {self.readout}"

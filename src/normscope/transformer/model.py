@@ -124,12 +124,12 @@ class Block(nn.Module):
         at = stage.place(t, depth)
 
         def attention() -> Sublayer:
-            return Sublayer(Attention(config, stage), stage.attention, stage.norm, at, config.dim)
+            return Sublayer(Attention(config, stage), stage.attention, stage.norm, stage.norm, at, config.dim)
 
         self.attention = attention()
         self.cross = attention() if crossed else None
-        kind = config.feedforward_norm or stage.norm
-        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, kind, at, config.dim)
+        reads = config.feedforward_norm or stage.norm
+        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, stage.norm, reads, at, config.dim)
 
     def forward(
         self,
@@ -150,32 +150,37 @@ class Block(nn.Module):
 class Sublayer(nn.Module):
     """x ← stream(carry·x + step·output(f(input(x)))) for the slots at one depth."""
 
-    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, at: At, dim: int) -> None:
+    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, reads: str, at: At, dim: int) -> None:
         super().__init__()
         free = f.free  # matrices of unit length have their scale: nothing to calibrate, and no gains
 
-        def norm(slot: str, gained: bool = True) -> nn.Module:
-            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if gained and free else None)
+        def norm(slot: str) -> nn.Module:
+            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if free else None)
 
         self.f, self.at = f, at.values
-        self.step_and_carry = [formula.function for formula in slots.formulas]
-        self.input_factor = slots.input_factor(at.values)
-        self.input, self.output, self.stream = norm(slots.input, gained=False), norm(slots.output), norm(slots.stream)
+        self.input = Norm(reads) if slots.reads_norm else nn.Identity()  # its gains are folded into what f reads it with
+        self.output, self.stream = norm(slots.output), norm(slots.stream)
+        self.step_carry_input = [*(formula.function for formula in slots.formulas), slots.input_factor.function]
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
-        learned = any("alpha" in formula.names for formula in slots.formulas)
+        learned = any("alpha" in names for names in (*(formula.names for formula in slots.formulas), slots.input_factor.names))
         self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if learned else None
 
     def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
         """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
-        values = self.at if self.alpha is None else {**self.at, "alpha": self.alpha().abs()}
-        step, carry = (formula(values) for formula in self.step_and_carry)
-        read = self.read_scale(self.input(x)) * self.input_factor
+        values = self.at if self.alpha is None else {**self.at, "alpha": self._learned_alpha(self.alpha)}
+        step, carry, factor = (formula(values) for formula in self.step_carry_input)
+        read = self.read_scale(self.input(x)) * factor
         if senders is not None:
-            senders = self.sender_scale(self.input(senders)) * self.input_factor
+            senders = self.sender_scale(self.input(senders)) * factor
         update = step * self.write_scale(self.output(self.f(read, reach, senders)))
         states: Tensor = self.stream(carry * x + update)
         return states
+
+    def _learned_alpha(self, alpha: "LearnedScale") -> Tensor:
+        """The learned step; one that starts at 0 may take either sign, any other stays positive."""
+        value: Tensor = alpha()
+        return value.abs() if self.at["alpha"] else value
 
 
 class Attention(nn.Module):
@@ -191,8 +196,10 @@ class Attention(nn.Module):
         self.W_O = _uniform(math.sqrt(3 / (heads * head)), heads, head, dim)
         self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if slots.reads_norm and free else None
         letters = [] if slots.heads == "none" else list(slots.heads)
-        base = 1.0 if free else dim**-0.5
-        self.norms = nn.ModuleDict({letter: Norm(stage.norm, LearnedScale(heads, head, base=base)) for letter in letters})
+        self.norms = nn.ModuleDict(
+            {letter: Norm(stage.norm, LearnedScale(heads, head) if free else None) for letter in letters}
+        )
+        self.score_gain = None if free else LearnedScale(heads, head, base=dim**-0.5)  # one for q and k, as nGPT has it
         self.score_scale = Calibrated(0.1 if free else None, start=head**-0.5)
 
     def matrices(self) -> Matrices:
@@ -206,7 +213,7 @@ class Attention(nn.Module):
             weights = weights * self.input_gains().T[:, :, None, None]
         if senders is None:
             qkv = _by_token(receivers, weights)
-            if self.norms:
+            if self.norms or self.score_gain is not None:
                 qkv = torch.stack([self._normalise(letter, x) for letter, x in zip("qkv", qkv.unbind(2), strict=True)], 2)
             self._calibrate(reach, *qkv.unbind(2)[:2])
             mixed = reach.stacked(qkv, self.score_scale.factor)
@@ -224,7 +231,8 @@ class Attention(nn.Module):
         return HeadWeights(W_Q, W_K, W_V, self.W_O)
 
     def _normalise(self, letter: str, x: Float[Tensor, "rows tokens heads head"]) -> Float[Tensor, "rows tokens heads head"]:
-        return self.norms[letter](x) if letter in self.norms else x
+        normalised: Tensor = self.norms[letter](x) if letter in self.norms else x
+        return normalised if self.score_gain is None or letter == "v" else normalised * self.score_gain().to(x.dtype)
 
     def _calibrate(self, reach: Reach, q: Tensor, k: Tensor) -> None:
         if self.score_scale.measuring:
@@ -242,7 +250,7 @@ class FeedForward(nn.Module):
         self.W_in, self.W_out = _glorot(dim, hidden), _glorot(hidden, dim)
         self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if free else None for n in (hidden, dim))
         self.input_gain = LearnedScale(dim) if stage.feedforward.reads_norm and free else None
-        self.hidden_scale = None if free else LearnedScale(hidden, base=dim**-0.5)
+        self.hidden_scale = None if free else LearnedScale(hidden)
 
     def matrices(self) -> Matrices:
         """W_in and W_out."""
@@ -262,10 +270,9 @@ class Readout(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        *_, last = config.scheme.stages
-        self.free = free = last.weights == "free"
+        self.free = free = config.scheme.at(config.layers - 1, config.layers).weights == "free"
         widths = (config.dim, *config.readout, config.vocabulary)
-        self.norm = Norm(config.final_norm, LearnedScale(config.dim) if free else None)
+        self.norm = Norm(config.final_norm, LearnedScale(config.dim)) if free else nn.Identity()
         self.weights = nn.ParameterList(_glorot(a, b) for a, b in pairwise(widths))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if free else None
         self.scale = None if free else LearnedScale(config.vocabulary, base=config.dim**-0.5)
@@ -298,13 +305,13 @@ class Norm(nn.Module):
 class LearnedScale(nn.Module):
     """A learned factor for each component, started at ``start``.
 
-    It is kept as base/start times itself: an optimiser that moves all parameters at one rate moves it 1/base times as fast.
+    It is kept as base/start times itself: an optimiser that moves all parameters at one rate moves it start/base times as fast.
     """
 
     def __init__(self, *shape: int, start: float = 1.0, base: float = 1.0) -> None:
         super().__init__()
-        self.ratio = start / base
-        self.value = nn.Parameter(torch.full(shape, base))
+        self.ratio = (start or 1.0) / base
+        self.value = nn.Parameter(torch.full(shape, start / self.ratio))
 
     def forward(self) -> Tensor:
         """The factors."""
