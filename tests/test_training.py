@@ -1,6 +1,8 @@
 """Recipes, batches, the loop, checkpoints and evaluation."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -368,3 +370,27 @@ class TestEvaluation:
             task_of({"digits": [1]})
         recipe = recipe_from({"integers": (2,), "offsets": 7})
         assert task_of(recipe.values) == (recipe.task, 7)
+
+
+@pytest.mark.slow
+def test_a_compiler_sees_the_whole_step():
+    """A GPU runs the step as one captured graph, so nothing in it may need Python; schemes that use every kind of slot."""
+    code = """
+import torch
+from normscope.training import Training, read_recipe
+from normscope.training.batches import PaddedFeed, draw_batches, one_batch
+from normscope.training.steps import _Step
+for name in ("pre", "mix", "qkv", "ngpt-lerp", "ln-scaling", "deepnorm"):
+    recipe = read_recipe("tiny", {"scheme": name, "layers": 4, "dim": 16, "frequencies": 4})
+    training = Training(recipe)
+    step = _Step(training.model, PaddedFeed(), training.optimiser, recipe, torch.float32)
+    batch = one_batch(draw_batches(recipe.task.train, PaddedFeed(), 1, 16, 50, 3, torch.device("cpu")), 0)
+    torch.compiler.reset()
+    compiled, _ = torch.compile(step.measures, fullgraph=True, dynamic=False, backend="aot_eager")(batch)
+    plain, _ = step.measures(batch)
+    assert torch.allclose(compiled, plain, atol=1e-6), name
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

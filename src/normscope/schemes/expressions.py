@@ -146,7 +146,14 @@ class Product:
     def function(self) -> Callable[[Mapping[str, Any]], Any]:
         """The product as a plain function of its variables, which a compiler can look through."""
         parts = [(Expression(atom).function, float(power)) for atom, power in self.factors]
-        return lambda values: math.prod(part(values) ** power for part, power in parts)
+
+        def product(values: Mapping[str, Any]) -> Any:
+            result: Any = 1.0
+            for part, power in parts:
+                result = result * part(values) ** power
+            return result
+
+        return product
 
     @property
     def text(self) -> str:
