@@ -27,7 +27,7 @@ def pythons_value(formula: str) -> float | None:
     """What Python itself makes of the formula; None where that is not a positive number of ordinary size."""
     try:
         value = eval(formula, {"sqrt": math.sqrt, "layer": VALUES["t"] + 1, **VALUES})
-    except (ArithmeticError, ValueError):
+    except (ArithmeticError, ValueError, TypeError):  # the last from the square root of a complex number
         return None
     return value if isinstance(value, int | float) and 1e-9 < value < 1e9 else None
 

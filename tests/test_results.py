@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normscope import InputError, __version__
-from normscope.results import fresh_path, new_run, open_run
+from normscope.results import fresh_path, new_run, open_run, resumable_path, unfinished_folder
 
 TABLE = pd.DataFrame({"scheme": ["pre", "peri"], "speed": [1.0, float("nan")]})
 
@@ -148,3 +148,17 @@ def test_a_killed_process_leaves_no_folder_under_the_final_name(tmp_path: Path, 
     assert not (tmp_path / "run").exists()
     if signal_number != signal.SIGKILL:
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_began_is_found_by_its_configuration_wherever_it_began(tmp_path: Path) -> None:
+    mine, other = {"seed": 1}, {"seed": 2}
+    wanted = tmp_path / "run"
+    assert resumable_path(wanted, mine) == wanted
+    unfinished_folder(wanted, other).mkdir()
+    assert resumable_path(wanted, mine) == tmp_path / "run-2"
+    unfinished_folder(tmp_path / "run-3", mine).mkdir()
+    unfinished_folder(tmp_path / "run-of-another", mine).mkdir()
+    assert resumable_path(wanted, mine) == tmp_path / "run-3"
+    assert resumable_path(wanted, other) == wanted
+    (tmp_path / "run-3").mkdir()
+    assert resumable_path(wanted, mine) == tmp_path / "run-2"

@@ -332,16 +332,30 @@ class TestEvaluation:
         assert found["exact"] == pytest.approx((hits == tokens).mean())
         assert sum(row["tokens"] for row in tally.positions) == found["tokens"] == tokens.sum()
 
-    def test_a_model_that_knows_nothing_is_right_by_chance_and_one_that_knows_all_always(self):
-        """Logits read off the targets themselves: the evaluation's plumbing, from examples to tables, loses no character."""
-        training = Training(short())
-        task = training.recipe.task
+    @pytest.mark.parametrize(("encoder_layers", "feed"), [(0, PaddedFeed), (1, SplitFeed)])
+    def test_a_model_that_knows_nothing_is_right_by_chance_and_one_that_knows_all_always(
+        self, encoder_layers, feed, monkeypatch
+    ):
+        """The one that knows all reads its logits off the targets: from examples to tables no character is lost or moved.
+
+        Answers are as long as questions here, so that rows of both are equally wide.
+        """
+        training = Training(short(encoder_layers=encoder_layers))
+        task = AdditionTask.of((1, 2), (1,), (3,), tuple(range(1, 10)))
         splits = list(task.splits)
-        by_chance = evaluate(training.model, task, splits, 400, worked=2)
+        by_chance = evaluate(training.model, task, splits, 2000, worked=2)
         assert (by_chance.accuracy["accuracy"] < 0.5).all()
-        assert list(by_chance.accuracy["split"]) == splits
         assert len(by_chance.worked) == 6
-        assert (by_chance.accuracy["examples"] == 400).all()
+        monkeypatch.setattr(
+            feed, "logits", lambda self, model, batch: torch.nn.functional.one_hot(batch["targets"].flatten(), 17).float()
+        )
+        known = evaluate(training.model, task, splits, 2000, worked=2)
+        assert list(known.accuracy["split"]) == splits
+        assert (known.accuracy[["accuracy", "exact"]] == 1.0).all(axis=None)
+        assert (known.accuracy["examples"] == 2000).all()
+        first = known.positions[known.positions["position"] == 1]
+        assert (first["tokens"] == 2000).all()
+        assert all(one.answer == one.given for one in known.worked)
 
     @pytest.mark.parametrize("encoder_layers", [0, 1])
     def test_it_does_not_depend_on_how_rows_are_grouped(self, encoder_layers, monkeypatch):

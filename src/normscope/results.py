@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -177,16 +178,12 @@ def unfinished_runs(path: Path | str) -> list[Path]:
 
 def resumable_path(path: Path | str, configuration: Mapping[str, Any]) -> Path:
     """Where a run of that configuration began under ``path``, ``path-2``, ..., or the first of them that nobody uses."""
-    free: Path | None = None
-    for candidate in numbered(path):
-        taken = candidate.exists()
-        if not taken and unfinished_folder(candidate, configuration).exists():
-            return candidate
-        started = unfinished_runs(candidate)
-        free = candidate if free is None and not taken and not started else free
-        if free is not None and not taken and not started:
-            break
-    return free or Path(path)
+    name, mark = Path(path).name, f".unfinished-{fingerprint(configuration)}"
+    for folder in sorted(run_path(path).parent.glob(f".{glob.escape(name)}*{mark}")):
+        begun = Path(path).with_name(folder.name.removeprefix(".").removesuffix(mark))
+        if re.fullmatch(re.escape(name) + r"(-\d+)?", begun.name) and not begun.exists():
+            return begun
+    return next(candidate for candidate in numbered(path) if not candidate.exists() and not unfinished_runs(candidate))
 
 
 @dataclass(frozen=True)

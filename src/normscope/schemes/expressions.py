@@ -130,12 +130,7 @@ class Product:
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor) for the given values of the names in the atoms."""
-        result: Any = 1.0
-        for atom, power in self.factors:
-            base = Expression(atom)(values)
-            vanishes = isinstance(base, int | float) and base == 0 and power < 0
-            result = result * (math.inf if vanishes else base ** float(power))
-        return result
+        return self.function(values)
 
     @property
     def names(self) -> frozenset[str]:
@@ -150,7 +145,9 @@ class Product:
         def product(values: Mapping[str, Any]) -> Any:
             result: Any = 1.0
             for part, power in parts:
-                result = result * part(values) ** power
+                base = part(values)
+                vanishes = isinstance(base, int | float) and base == 0 and power < 0
+                result = result * (math.inf if vanishes else base**power)
             return result
 
         return product

@@ -78,6 +78,11 @@ class Slots:
         return Expression.parse(self.step), Expression.parse(self.carry)
 
     @property
+    def learns_alpha(self) -> bool:
+        """Whether alpha stands in a slot, as the step that training learns."""
+        return any("alpha" in formula.names for formula in (*self.formulas, self.input_factor))
+
+    @property
     def texts(self) -> dict[str, str]:
         """Every slot as a reader would write it."""
         step, carry = self.formulas
@@ -176,13 +181,6 @@ class Scheme:
         if self.then is not None:
             yield from self.then.stages
 
-    @property
-    def all_formulas(self) -> tuple[Expression, ...]:
-        """Step and carry of both sublayers, and the factors on their inputs."""
-        both = (self.attention, self.feedforward)
-        factors = tuple(Expression(atom) for slots in both for atom, _ in slots.input_factor.factors)
-        return (*self.attention.formulas, *self.feedforward.formulas, *factors)
-
     def place(self, t: float, depth: float) -> At:
         """The variables of the slots at time t."""
         return At(t, depth, self.schedule({"t": t, "depth": depth}))
@@ -195,7 +193,7 @@ class Scheme:
     @property
     def learns_alpha(self) -> bool:
         """Whether alpha stands in a slot of this stage, as the step that training learns."""
-        return any("alpha" in formula.names for formula in self.all_formulas)
+        return self.attention.learns_alpha or self.feedforward.learns_alpha
 
     def with_heads(self, heads: str) -> "Scheme":
         """The same scheme with q, k (and v) normalised: ``peri.with_heads("qk")`` is called ``peri+qk``."""

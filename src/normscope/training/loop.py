@@ -75,7 +75,7 @@ class Training:
         """Train to the end, a row of metrics at a time, with a checkpoint at most every so many seconds and at the end.
 
         Raises:
-            DivergedError: if the loss is no longer finite; the last checkpoint is from before that.
+            DivergedError: if the loss or a weight is no longer finite; the last checkpoint is from before that.
         """
         recipe = self.recipe
         feed = feed_for(recipe.task.train, self.model, recipe.batch, self.device, self.precision)

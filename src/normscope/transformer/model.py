@@ -163,8 +163,7 @@ class Sublayer(nn.Module):
         self.step_carry_input = [*(formula.function for formula in slots.formulas), slots.input_factor.function]
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
-        learned = any("alpha" in names for names in (*(formula.names for formula in slots.formulas), slots.input_factor.names))
-        self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if learned else None
+        self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if slots.learns_alpha else None
 
     def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
         """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
