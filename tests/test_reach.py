@@ -6,11 +6,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normscope.attention import Causal, Packed, Present, Reach, has_kernel, pack_tiles, tile_for
+from normscope.attention import Causal, HeadNorm, Packed, Present, Reach, has_kernel, pack_tiles, tile_for
 
 HEADS, HEAD = 3, 4
 SCALE = torch.tensor(0.7, dtype=torch.float64)
@@ -89,6 +90,20 @@ def test_one_stacked_tensor_gives_what_three_give(reach: Reach, rows: int, token
     q, k, v = qkv(rows, tokens)
     stacked = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
     assert torch.allclose(reach.stacked(stacked, SCALE), reach(q, k, v, SCALE), rtol=0, atol=1e-14)
+
+
+@every_reach
+@pytest.mark.parametrize(("letters", "kind"), [("qkv", "rms"), ("qk", "layer"), ("", "rms")])
+def test_stacked_heads_are_normalised_and_scaled_first(reach: Reach, rows: int, tokens: int, letters: str, kind: str) -> None:
+    """Against torch's own layers, head by head."""
+    own = {"rms": F.rms_norm, "layer": F.layer_norm}[kind]
+    parts, gains = qkv(rows, tokens), random(3, HEADS, HEAD, seed=5)
+    expected = [
+        (own(x, (HEAD,), eps=1e-12) if letter in letters else x) * gain[:, None]
+        for letter, x, gain in zip("qkv", parts, gains, strict=True)
+    ]
+    got = reach.stacked(torch.stack([x.transpose(1, 2) for x in parts], 2), SCALE, HeadNorm(letters, kind, gains))
+    assert torch.allclose(got, reach(*expected, SCALE), rtol=0, atol=1e-12)
 
 
 @every_reach
@@ -230,24 +245,30 @@ def test_a_gpu_has_a_kernel_for_half_precision_and_usual_heads() -> None:
 
 KERNEL = """
 import torch
-from normscope.attention import pack_tiles
+from normscope.attention import HeadNorm, pack_tiles
 from normscope.attention.packed import _attend_plainly, attend_packed
 
 generator = torch.Generator("cuda").manual_seed(0)
 scale = torch.tensor(0.3, device="cuda")
-for tile, head, most in ((32, 16, 32), (64, 64, 40), (128, 32, 128), (64, 128, 9)):
+sizes = ((32, 16, 32), (64, 64, 40), (128, 32, 128), (64, 128, 9))
+for (tile, head, most), letters, kind in zip(sizes, ("", "qkv", "qk", "qk"), ("rms", "rms", "rms", "layer")):
     lengths = torch.randint(1, most + 1, (1, 50), device="cuda", generator=generator)
     tokens = int(lengths.sum())
     segments = torch.repeat_interleave(torch.arange(50, device="cuda"), lengths[0]).int()
     tiles = pack_tiles(lengths, tokens, tile)[0]
     qkv = torch.randn(tokens, 3, 5, head, device="cuda", generator=generator).bfloat16().requires_grad_()
     exact = qkv.detach().double().requires_grad_()
-    got = attend_packed(qkv, segments, tiles, scale, tile)
-    expected = _attend_plainly(exact, segments, tiles, scale.double(), tile)
+    gains = (0.5 + torch.rand(3, 5, head, device="cuda", generator=generator)).requires_grad_()
+    wide = gains.detach().double().requires_grad_()
+    norm = HeadNorm(letters, kind, gains) if letters else None
+    got = attend_packed(qkv, segments, tiles, scale, tile, norm)
+    normalised = HeadNorm(letters, kind, wide)(exact) if letters else exact
+    expected = _attend_plainly(normalised, segments, tiles, scale.double(), tile)
     upstream = torch.randn(got.shape, device="cuda", generator=generator).bfloat16()
     got.backward(upstream)
     expected.backward(upstream.double())
-    for mine, theirs in ((got, expected), *zip(qkv.grad.unbind(1), exact.grad.unbind(1))):
+    pairs = [(got, expected), *zip(qkv.grad.unbind(1), exact.grad.unbind(1))]
+    for mine, theirs in pairs + ([(gains.grad, wide.grad)] if letters else []):
         print(((mine.double() - theirs).norm() / theirs.norm()).item())
 """
 
@@ -257,5 +278,5 @@ def test_the_kernel_for_packed_examples_agrees_with_float64_forward_and_backward
     """In a process of its own: Triton compiles the source as it is, not as the run-time type checks rewrite it."""
     result = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True)
     errors = [float(line) for line in result.stdout.split()]
-    assert len(errors) == 16
+    assert len(errors) == 19
     assert max(errors) < 0.01

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from normscope import InputError
-from normscope.attention import Causal, Packed, Present, Reach
+from normscope.attention import Causal, HeadNorm, Packed, Present, Reach
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.tasks import MASK, Addition, Examples, as_text, encode
 from normscope.training import Training, evaluate, read_recipe
@@ -157,7 +157,8 @@ class Recording:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         return self.inner(q, k, v, scale)
 
-    def stacked(self, qkv: Tensor, scale: Tensor) -> Tensor:
+    def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
+        qkv = qkv if norm is None else norm(qkv)
         self.asked.append((qkv, scale))
         return self.inner.stacked(qkv, scale)
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from normscope.errors import InputError
 
+EPSILON = 1e-12  # for norms that are trained: against 0/0 alone, they do not otherwise notice it
+
 
 def rms_norm(
     x: Float[Tensor, "*batch dim"],

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.attention.head_norm import HeadNorm
+
 TILES = (32, 64, 128)
 _FUSED_HEADS = (16, 32, 64, 128)
 
@@ -53,12 +55,14 @@ def attend_packed(
     tiles: Int[Tensor, " tiles_and_one"],
     scale: Float[Tensor, ""],
     tile: int,
+    norm: HeadNorm | None = None,
 ) -> Float[Tensor, "tokens heads head"]:
-    """Causal softmax(scale · q kᵀ) v among the tokens of each segment; a fused kernel on a GPU."""
+    """Causal softmax(scale · q kᵀ) v of the normalised q, k, v among the tokens of each segment; a fused kernel on a GPU."""
     if has_kernel(qkv.device, qkv.dtype, qkv.shape[-1]):
-        mixed: Tensor = _fused()(qkv, segments, tiles, scale, tile)
+        gains, letters, centred = (None, "", False) if norm is None else (norm.gains, norm.letters, norm.kind == "layer")
+        mixed: Tensor = _fused()(qkv, segments, tiles, scale, gains, letters, centred, tile)
         return mixed
-    return _attend_plainly(qkv, segments, tiles, scale, tile)
+    return _attend_plainly(qkv if norm is None else norm(qkv), segments, tiles, scale, tile)
 
 
 def in_tiles(

@@ -4,7 +4,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import custom_op
+
+from normscope.norms import EPSILON
+
+_LETTERS = {"q": 1, "k": 2, "v": 4}
 
 
 @triton.jit
@@ -25,6 +29,62 @@ def read_tile(qkv, tiles, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
 
 
 @triton.jit
+def on_sphere(x, epsilon, CENTRED: tl.constexpr, HEAD: tl.constexpr):
+    """x/rms(x), of the centred x where the norm is LayerNorm, and 1/rms(x), in float32."""
+    x = x.to(tl.float32)
+    if CENTRED:
+        x = x - (tl.sum(x, 1) / HEAD)[:, None]
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / HEAD + epsilon)
+    return x * inverse[:, None], inverse
+
+
+@triton.jit
+def normalise(x, gains, epsilon, heads, LETTER: tl.constexpr, FLAGS: tl.constexpr, CENTRED: tl.constexpr, HEAD: tl.constexpr):
+    """Gain · Norm(x) for one of q, k and v; FLAGS say which of them have a norm, and whether there are gains at all."""
+    result = x
+    if FLAGS & 8:
+        wide = x.to(tl.float32)
+        if FLAGS & (1 << LETTER):
+            wide, _ = on_sphere(x, epsilon, CENTRED, HEAD)
+        gain = tl.load(gains + (LETTER * heads + tl.program_id(1)) * HEAD + tl.arange(0, HEAD))
+        result = (wide * gain[None, :]).to(x.dtype)
+    return result
+
+
+@triton.jit
+def store_gradient(
+    d,
+    x,
+    place,
+    there,
+    gains,
+    d_gains,
+    epsilon,
+    heads,
+    LETTER: tl.constexpr,
+    FLAGS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """The gradient of x from d, that of gain · Norm(x); and this tile's share of the gradient of the gain."""
+    if FLAGS & 8:
+        column = (LETTER * heads + tl.program_id(1)) * HEAD + tl.arange(0, HEAD)
+        gain = tl.load(gains + column)
+        share = d_gains + tl.program_id(0) * 3 * heads * HEAD + column
+        if FLAGS & (1 << LETTER):
+            point, inverse = on_sphere(x, epsilon, CENTRED, HEAD)
+            tl.store(share, tl.sum(d * point, 0))
+            d = d * gain[None, :]
+            d = (d - point * (tl.sum(d * point, 1) / HEAD)[:, None]) * inverse[:, None]
+            if CENTRED:
+                d = d - (tl.sum(d, 1) / HEAD)[:, None]
+        else:
+            tl.store(share, tl.sum(d * x.to(tl.float32), 0))
+            d = d * gain[None, :]
+    tl.store(place, d.to(x.dtype), mask=there[:, None])
+
+
+@triton.jit
 def weights_of_tile(q, k, segments, scale, token, there, TILE: tl.constexpr):
     """Attention weights of a tile's queries over its keys, (TILE, TILE), in float32."""
     segment = tl.load(segments + token, mask=there, other=-1)
@@ -37,55 +97,154 @@ def weights_of_tile(q, k, segments, scale, token, there, TILE: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(qkv, segments, tiles, scale, out, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
+def forward_kernel(
+    qkv,
+    segments,
+    tiles,
+    scale,
+    gains,
+    out,
+    epsilon,
+    heads,
+    FLAGS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD: tl.constexpr,
+):
     """All queries of one tile and head."""
     if tl.load(tiles + tl.program_id(0)) == tl.load(tiles + tl.program_id(0) + 1):
         return
     q, k, v, _, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
+    q = normalise(q, gains, epsilon, heads, 0, FLAGS, CENTRED, HEAD)
+    k = normalise(k, gains, epsilon, heads, 1, FLAGS, CENTRED, HEAD)
+    v = normalise(v, gains, epsilon, heads, 2, FLAGS, CENTRED, HEAD)
     weights = weights_of_tile(q, k, segments, tl.load(scale), token, there, TILE)
     tl.store(out + mixed, tl.dot(weights.to(v.dtype), v).to(out.dtype.element_ty), mask=there[:, None])
 
 
 @triton.jit
-def backward_kernel(qkv, segments, tiles, scale, d_out, d_qkv, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
-    """Gradients of q, k and v of one tile and head; the weights are computed again."""
+def backward_kernel(
+    qkv,
+    segments,
+    tiles,
+    scale,
+    gains,
+    d_out,
+    d_qkv,
+    d_gains,
+    epsilon,
+    heads,
+    FLAGS: tl.constexpr,
+    CENTRED: tl.constexpr,
+    TILE: tl.constexpr,
+    HEAD: tl.constexpr,
+):
+    """Gradients of q, k and v of one tile and head; norms and weights are computed again."""
     if tl.load(tiles + tl.program_id(0)) == tl.load(tiles + tl.program_id(0) + 1):
         return
-    q, k, v, rows, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
+    q_raw, k_raw, v_raw, rows, mixed, token, there = read_tile(qkv, tiles, heads, TILE, HEAD)
+    q = normalise(q_raw, gains, epsilon, heads, 0, FLAGS, CENTRED, HEAD)
+    k = normalise(k_raw, gains, epsilon, heads, 1, FLAGS, CENTRED, HEAD)
+    v = normalise(v_raw, gains, epsilon, heads, 2, FLAGS, CENTRED, HEAD)
     factor = tl.load(scale)
+    place = d_qkv + rows
     width = heads * HEAD
     d_mixed = tl.load(d_out + mixed, mask=there[:, None], other=0.0)
     weights = weights_of_tile(q, k, segments, factor, token, there, TILE)
     d_v = tl.dot(tl.trans(weights.to(v.dtype)), d_mixed)
-    tl.store(d_qkv + rows + 2 * width, d_v.to(d_qkv.dtype.element_ty), mask=there[:, None])
+    store_gradient(d_v, v_raw, place + 2 * width, there, gains, d_gains, epsilon, heads, 2, FLAGS, CENTRED, HEAD)
     d_weights = tl.dot(d_mixed, tl.trans(v))
     d_scores = (weights * (d_weights - tl.sum(weights * d_weights, 1)[:, None]) * factor).to(q.dtype)
-    tl.store(d_qkv + rows, tl.dot(d_scores, k).to(d_qkv.dtype.element_ty), mask=there[:, None])
-    tl.store(d_qkv + rows + width, tl.dot(tl.trans(d_scores), q).to(d_qkv.dtype.element_ty), mask=there[:, None])
+    d_q, d_k = tl.dot(d_scores, k), tl.dot(tl.trans(d_scores), q)
+    store_gradient(d_q, q_raw, place, there, gains, d_gains, epsilon, heads, 0, FLAGS, CENTRED, HEAD)
+    store_gradient(d_k, k_raw, place + width, there, gains, d_gains, epsilon, heads, 1, FLAGS, CENTRED, HEAD)
 
 
-@triton_op("normscope::packed_attention", mutates_args={})
-def packed_attention(qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor, tile: int) -> Tensor:
-    """The forward pass for qkv (tokens, 3, heads, head)."""
+# Opaque to the compiler: it cannot see that a kernel with an early return leaves its inputs alone, and would copy them.
+@custom_op("normscope::packed_attention", mutates_args=())
+def packed_attention(
+    qkv: Tensor,
+    segments: Tensor,
+    tiles: Tensor,
+    scale: Tensor,
+    gains: Tensor | None,
+    letters: str,
+    centred: bool,
+    tile: int,
+) -> Tensor:
+    """The forward pass for qkv (tokens, 3, heads, head), with norms and gains (3, heads, head) or without."""
     qkv = qkv.contiguous()
     tokens, _, heads, head = qkv.shape
-    out = torch.empty((tokens, heads, head), dtype=qkv.dtype, device=qkv.device)
-    grid = (tiles.shape[0] - 1, heads)
-    wrap_triton(forward_kernel)[grid](qkv, segments, tiles, scale, out, heads, TILE=tile, HEAD=head, num_warps=_warps(tile))
+    out = qkv.new_empty(tokens, heads, head)
+    forward_kernel[(len(tiles) - 1, heads)](
+        qkv,
+        segments,
+        tiles,
+        scale,
+        scale if gains is None else gains.contiguous(),
+        out,
+        EPSILON,
+        heads,
+        FLAGS=_flags(gains, letters),
+        CENTRED=centred,
+        TILE=tile,
+        HEAD=head,
+        num_warps=_warps(tile),
+    )
     return out
 
 
-@triton_op("normscope::packed_attention_backward", mutates_args={})
-def packed_attention_backward(d_out: Tensor, qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor, tile: int) -> Tensor:
-    """The gradient of qkv."""
+@custom_op("normscope::packed_attention_backward", mutates_args=())
+def packed_attention_backward(
+    d_out: Tensor,
+    qkv: Tensor,
+    segments: Tensor,
+    tiles: Tensor,
+    scale: Tensor,
+    gains: Tensor | None,
+    letters: str,
+    centred: bool,
+    tile: int,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of qkv and of the gains; an empty one where there are none."""
     qkv, d_out = qkv.contiguous(), d_out.contiguous()
     heads, head = qkv.shape[2:]
     d_qkv = torch.empty_like(qkv)
-    grid = (tiles.shape[0] - 1, heads)
-    wrap_triton(backward_kernel)[grid](
-        qkv, segments, tiles, scale, d_out, d_qkv, heads, TILE=tile, HEAD=head, num_warps=_warps(tile)
+    shares = scale if gains is None else gains.new_zeros(len(tiles) - 1, *gains.shape)
+    backward_kernel[(len(tiles) - 1, heads)](
+        qkv,
+        segments,
+        tiles,
+        scale,
+        scale if gains is None else gains.contiguous(),
+        d_out,
+        d_qkv,
+        shares,
+        EPSILON,
+        heads,
+        FLAGS=_flags(gains, letters),
+        CENTRED=centred,
+        TILE=tile,
+        HEAD=head,
+        num_warps=_warps(tile),
     )
-    return d_qkv
+    return d_qkv, scale.new_empty(0) if gains is None else shares.sum(0)
+
+
+@packed_attention.register_fake
+def _(qkv, segments, tiles, scale, gains, letters, centred, tile):
+    tokens, _, heads, head = qkv.shape
+    return qkv.new_empty(tokens, heads, head)
+
+
+@packed_attention_backward.register_fake
+def _(d_out, qkv, segments, tiles, scale, gains, letters, centred, tile):
+    return qkv.new_empty(qkv.shape), scale.new_empty(0) if gains is None else gains.new_empty(gains.shape)
+
+
+def _flags(gains: Tensor | None, letters: str) -> int:
+    """Bits 0 to 2: q, k, v are normalised; bit 3: there are gains."""
+    return 0 if gains is None else 8 + sum(_LETTERS[letter] for letter in letters)
 
 
 def _warps(tile: int) -> int:
@@ -93,12 +252,14 @@ def _warps(tile: int) -> int:
 
 
 def _remember(ctx, inputs, output):
-    *tensors, ctx.tile = inputs
-    ctx.save_for_backward(*tensors)
+    qkv, segments, tiles, scale, gains, *ctx.options = inputs
+    ctx.save_for_backward(qkv, segments, tiles, scale, gains)
 
 
 def _differentiate(ctx, d_out):
-    return packed_attention_backward(d_out, *ctx.saved_tensors, ctx.tile), None, None, None, None
+    d_qkv, d_gains = packed_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
+    with_gains = ctx.saved_tensors[-1] is not None
+    return d_qkv, None, None, None, d_gains if with_gains else None, None, None, None
 
 
 packed_attention.register_autograd(_differentiate, setup_context=_remember)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.attention.head_norm import HeadNorm
 from normscope.attention.packed import attend_packed, in_tiles
 
 Heads = Float[Tensor, "rows heads tokens head"]
@@ -22,8 +23,8 @@ class Reach(Protocol):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
 
-    def stacked(self, qkv: Tensor, scale: Tensor) -> Tensor:
-        """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head)."""
+    def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
+        """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head), normalised first."""
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q kᵀ for pairs that include all within reach, and which of them those are."""
@@ -32,8 +33,9 @@ class Reach(Protocol):
 class _Rectangle:
     """What attention over whole rows has in common."""
 
-    def stacked(self, qkv: ByToken, scale: Scale) -> Heads:
+    def stacked(self, qkv: ByToken, scale: Scale, norm: HeadNorm | None = None) -> Heads:
         """The mixed values of q, k, v in one tensor."""
+        qkv = qkv if norm is None else norm(qkv)
         mixed: Tensor = self(*(x.transpose(1, 2) for x in qkv.unbind(2)), scale)  # type: ignore[operator]
         return mixed
 
@@ -89,9 +91,9 @@ class Packed:
         """The mixed values, for one row."""
         return self.stacked(torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2), scale)
 
-    def stacked(self, qkv: ByToken, scale: Scale) -> Heads:
+    def stacked(self, qkv: ByToken, scale: Scale, norm: HeadNorm | None = None) -> Heads:
         """The mixed values of q, k, v in one tensor, for one row."""
-        return attend_packed(qkv.squeeze(0), self.segments, self.tiles, scale, self.tile).transpose(0, 1)[None]
+        return attend_packed(qkv.squeeze(0), self.segments, self.tiles, scale, self.tile, norm).transpose(0, 1)[None]
 
     def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "tiles heads tile tile"], Bool[Tensor, "tiles 1 tile tile"]]:
         """The scores within each tile, and which are within reach."""

@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.attention import HeadWeights, Reach, unproject
+from normscope.attention import HeadNorm, HeadWeights, Reach, unproject
 from normscope.errors import InputError
-from normscope.norms import NORMS
+from normscope.norms import EPSILON, NORMS
 from normscope.schemes import At, Scheme, Slots
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
 
-EPSILON = 1e-12  # against 0/0 alone: a norm does not otherwise notice it
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 3.0, 1000.0
 States = Float[Tensor, "rows tokens dim"]
 Matrices = list[tuple[Tensor, int]]  # each with the axis along which it reads from the stream or writes to it
@@ -195,6 +194,7 @@ class Attention(nn.Module):
         self.W_O = _uniform(math.sqrt(3 / (heads * head)), heads, head, dim)
         self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if slots.reads_norm and free else None
         letters = [] if slots.heads == "none" else list(slots.heads)
+        self.kind = stage.norm
         self.norms = nn.ModuleDict(
             {letter: Norm(stage.norm, LearnedScale(heads, head) if free else None) for letter in letters}
         )
@@ -207,19 +207,21 @@ class Attention(nn.Module):
 
     def forward(self, receivers: States, reach: Reach, senders: Tensor | None = None) -> States:
         """The update of every receiver from those within its reach; without ``senders`` they are the receivers."""
-        weights = self.W_QKV
+        weights, norm = self.W_QKV, self._head_norm
         if self.input_gains is not None:
             weights = weights * self.input_gains().T[:, :, None, None]
         if senders is None:
             qkv = _by_token(receivers, weights)
-            if self.norms or self.score_gain is not None:
-                qkv = torch.stack([self._normalise(letter, x) for letter, x in zip("qkv", qkv.unbind(2), strict=True)], 2)
-            self._calibrate(reach, *qkv.unbind(2)[:2])
-            mixed = reach.stacked(qkv, self.score_scale.factor)
+            if self.score_scale.measuring:
+                self._calibrate(reach, *(qkv if norm is None else norm(qkv)).unbind(2)[:2])
+            mixed = reach.stacked(qkv, self.score_scale.factor, norm)
         else:
             q, kv = _by_token(receivers, weights[:, 0]), _by_token(senders, weights[:, 1:])
-            q, k, v = (self._normalise(letter, x) for letter, x in zip("qkv", (q, *kv.unbind(2)), strict=True))
-            self._calibrate(reach, q, k)
+            q, k, v = q, *kv.unbind(2)
+            if norm is not None:
+                q, k, v = (norm.one(letter, x) for letter, x in zip("qkv", (q, k, v), strict=True))
+            if self.score_scale.measuring:
+                self._calibrate(reach, q, k)
             mixed = reach(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
         return unproject(mixed, self.W_O)
 
@@ -229,14 +231,22 @@ class Attention(nn.Module):
         W_Q, W_K, W_V = self.W_QKV.permute(1, 2, 0, 3).unbind()
         return HeadWeights(W_Q, W_K, W_V, self.W_O)
 
-    def _normalise(self, letter: str, x: Float[Tensor, "rows tokens heads head"]) -> Float[Tensor, "rows tokens heads head"]:
-        normalised: Tensor = self.norms[letter](x) if letter in self.norms else x
-        return normalised if self.score_gain is None or letter == "v" else normalised * self.score_gain().to(x.dtype)
+    @property
+    def _head_norm(self) -> HeadNorm | None:
+        """The norms and gains of q, k and v; None if they are left as they are."""
+        if not self.norms and self.score_gain is None:
+            return None
+        ones = torch.ones_like(self.W_QKV[0, 0])
+        of_scores = ones if self.score_gain is None else self.score_gain()
+        factors = {"q": of_scores, "k": of_scores, "v": ones}
+        for letter, norm in self.norms.items():
+            if isinstance(norm, Norm) and norm.gain is not None:
+                factors[letter] = factors[letter] * norm.gain()
+        return HeadNorm("".join(self.norms), self.kind, torch.stack([factors[letter] for letter in "qkv"]))
 
     def _calibrate(self, reach: Reach, q: Tensor, k: Tensor) -> None:
-        if self.score_scale.measuring:
-            scores, seen = reach.scores(q.transpose(1, 2), k.transpose(1, 2))
-            self.score_scale.fit(scores[seen.expand_as(scores)])
+        scores, seen = reach.scores(q.transpose(1, 2), k.transpose(1, 2))
+        self.score_scale.fit(scores[seen.expand_as(scores)])
 
 
 class FeedForward(nn.Module):
