@@ -16,6 +16,7 @@ COMMANDS = {
     "ensemble": "Mean cosine over time with a 90% band over random starts and weights.",
     "train": "Train a transformer to add integers, and test it within and beyond what it saw.",
     "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
+    "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
     "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
 }
 

@@ -1,4 +1,4 @@
-"""A line chart by plotly, in a page of its own that works from a file, without a network."""
+"""A line chart by plotly, and the page of its own that every chart gets: it works from a file, without a network."""
 
 import html
 import math
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import MissingExtraError
+from normscope.report.heat import HeatMap
 from normscope.report.lines import Chart, Trace, traces
 
 _INK, _SOFT, _GRID = "#1f2328", "#57606a", "#e4e7eb"
@@ -63,24 +64,31 @@ main {{ flex: 1; min-height: 22rem; max-height: 44rem; }}
 
 def draw_html(chart: Chart) -> str:
     """The page; it looks for plotly's script beside itself."""
-    try:
-        import plotly.graph_objects as go
-    except ImportError as error:
-        raise MissingExtraError("an interactive chart needs plotly; pip install 'normscope[report]'") from error
-
-    figure = go.Figure()
+    figure = new_figure()
     for trace in traces(chart):
         _add(figure, trace)
     figure.update_layout(
-        template="none",
-        font={"family": "system-ui, sans-serif", "size": 14, "color": _INK},
-        xaxis=_axis(chart.x_label, log=chart.log_x),
-        yaxis=_axis(chart.y_label, log=chart.log_y),
-        margin={"l": 70, "r": 20, "t": 36, "b": 55},
+        xaxis={**axis(chart.x_label), "type": "log" if chart.log_x else "linear"},
+        yaxis={**axis(chart.y_label), "type": "log" if chart.log_y else "linear"},
         legend={"itemwidth": 50},
         showlegend=True,
         hovermode="closest",
     )
+    return page(figure, chart)
+
+
+def new_figure() -> Any:
+    """An empty figure of plotly in the style of all charts."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise MissingExtraError("an interactive chart needs plotly; pip install 'normscope[report]'") from error
+    letters = {"family": "system-ui, sans-serif", "size": 14, "color": _INK}
+    return go.Figure(layout={"template": "none", "font": letters, "margin": {"l": 70, "r": 20, "t": 36, "b": 55}})
+
+
+def page(figure: Any, chart: Chart | HeatMap) -> str:
+    """The figure in a page with the chart's words."""
     plot = figure.to_html(
         full_html=False,
         include_plotlyjs="directory",
@@ -103,10 +111,10 @@ def write_script(folder: Path) -> None:
         script.write_text(get_plotlyjs(), encoding="utf-8")
 
 
-def _axis(label: str, *, log: bool) -> dict[str, Any]:
+def axis(label: str) -> dict[str, Any]:
+    """The settings of an axis in the style of all charts."""
     return {
-        "title": {"text": _markup(label), "standoff": 12},
-        "type": "log" if log else "linear",
+        "title": {"text": markup(label), "standoff": 12},
         "exponentformat": "power",
         "automargin": True,
         "gridcolor": _GRID,
@@ -119,8 +127,9 @@ def _axis(label: str, *, log: bool) -> dict[str, Any]:
 
 def _add(figure: Any, trace: Trace) -> None:
     look = trace.look
-    shared = {"name": _markup(trace.name), "legendgroup": _markup(trace.name)}
-    symbol = {"symbol": look.marker[1] or "circle", "size": 8, "color": look.colour}
+    shared = {"name": markup(trace.name), "legendgroup": markup(trace.name)}
+    symbol = {"symbol": look.marker[1] or "circle", "size": 4 if trace.thin else 8, "color": look.colour}
+    dash = {"dash": "solid", "width": 0.8} if trace.thin else {"dash": look.dash[1], "width": 2.2}
     if trace.bands:
         # One outline for each piece, up along one edge and back along the other; None keeps them apart.
         x = [v for band in trace.bands for v in (*band.x, *reversed(band.x), None)]
@@ -130,8 +139,8 @@ def _add(figure: Any, trace: Trace) -> None:
     figure.add_scatter(
         x=[None if math.isnan(v) else v for v in trace.x],
         y=[None if math.isnan(v) else v for v in trace.y],
-        mode="lines+markers" if look.marker[1] else "lines",
-        line={"color": look.colour, "dash": look.dash[1], "width": 2.2},
+        mode="lines+markers" if look.marker[1] and not trace.thin else "lines",
+        line={"color": look.colour, **dash},
         marker={**symbol, "maxdisplayed": _MARKS},
         showlegend=trace.first,
         **shared,
@@ -141,6 +150,6 @@ def _add(figure: Any, trace: Trace) -> None:
         figure.add_scatter(x=x_alone, y=y_alone, mode="markers", marker=symbol, showlegend=False, **shared)
 
 
-def _markup(text: str) -> str:
+def markup(text: str) -> str:
     """Text for plotly, which reads some HTML in its labels."""
     return html.escape(text, quote=False)

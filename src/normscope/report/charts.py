@@ -1,4 +1,4 @@
-"""Line charts, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
+"""Line charts and heat maps, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
 
 import errno
 from pathlib import Path
@@ -6,12 +6,15 @@ from pathlib import Path
 from normscope.errors import InputError
 from normscope.report.chart_html import draw_html, write_script
 from normscope.report.chart_png import draw_png
+from normscope.report.heat import HeatMap
+from normscope.report.heat_html import draw_heat_html
+from normscope.report.heat_png import draw_heat_png
 from normscope.report.lines import Chart, Line
 
-__all__ = ["Chart", "Line", "save_chart"]
+__all__ = ["Chart", "HeatMap", "Line", "save_chart"]
 
 
-def save_chart(chart: Chart, folder: Path, name: str) -> tuple[Path, Path]:
+def save_chart(chart: Chart | HeatMap, folder: Path, name: str) -> tuple[Path, Path]:
     """Write ``NAME.png`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
 
     Without plotly the picture is written all the same before the error says what is missing.
@@ -20,13 +23,13 @@ def save_chart(chart: Chart, folder: Path, name: str) -> tuple[Path, Path]:
         The paths of the picture and of the page.
     """
     picture, page = folder / f"{name}.png", folder / f"{name}.html"
-    figure = draw_png(chart)
+    figure = draw_png(chart) if isinstance(chart, Chart) else draw_heat_png(chart)
     # A page that shows the picture reads from it what it says, so as not to say it twice.
     words = {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png", metadata=words)
-        page.write_text(draw_html(chart), encoding="utf-8")
+        page.write_text(draw_html(chart) if isinstance(chart, Chart) else draw_heat_html(chart), encoding="utf-8")
         write_script(folder)
     except OSError as error:
         if error.errno == errno.ENOSPC:

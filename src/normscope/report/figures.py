@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normscope.errors import MissingExtraError
-from normscope.report.charts import Chart, save_chart
+from normscope.report.charts import Chart, HeatMap, save_chart
 from normscope.report.page import Picture, Section, render_page
 from normscope.results import RunFolder
 
 FIGURES = "figures"
 
 
-def save_picture(run: RunFolder, name: str, chart: Chart) -> Picture:
+def save_picture(run: RunFolder, name: str, chart: Chart | HeatMap) -> Picture:
     """Draw the chart into the run's folder of figures; without plotly the picture has no interactive version."""
     folder = run.path / FIGURES
     try:

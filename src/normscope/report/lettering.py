@@ -31,3 +31,11 @@ def broken(text: str, size: float, width: float, *, bold: bool = False) -> list[
         else:
             lines.append(word)
     return lines
+
+
+def printable(text: str) -> str:
+    """The text with □ for every character that the font does not have."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    known = get_font(findfont(FontProperties(family=FONT))).get_charmap()
+    return "".join(character if ord(character) in known else "□" for character in text)

@@ -20,13 +20,17 @@ _MARKERS = (("", ""), ("o", "circle"), ("s", "square"), ("^", "triangle-up"))
 
 @dataclass(frozen=True)
 class Line:
-    """A named line, with a band from ``low`` to ``high`` around it if both are given; gaps where not finite."""
+    """A named line, with a band from ``low`` to ``high`` around it if both are given; gaps where not finite.
+
+    A thin line is solid and light whatever its look: one of many that belong together.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    thin: bool = False
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -102,6 +106,7 @@ class Trace:
     x: list[float]
     y: list[float]
     bands: list[Band]
+    thin: bool
 
     @property
     def lonely(self) -> tuple[list[float], list[float]]:
@@ -117,13 +122,14 @@ def traces(chart: Chart) -> list[Trace]:
     floor = _lowest_positive(chart.lines) if chart.log_y else -math.inf
     drawn: list[Trace] = []
     for line in chart.lines:
-        x, y = _drawable(line.x, log=chart.log_x), _drawable(line.y, log=chart.log_y)
+        x, y = drawable(line.x, log=chart.log_x), drawable(line.y, log=chart.log_y)
         first = all(trace.name != line.name for trace in drawn)
-        drawn.append(Trace(line.name, Look(names.index(line.name)), first, x, y, _bands(x, line, floor)))
+        drawn.append(Trace(line.name, Look(names.index(line.name)), first, x, y, _bands(x, line, floor), line.thin))
     return drawn
 
 
-def _drawable(values: Sequence[float], *, log: bool) -> list[float]:
+def drawable(values: Sequence[float], *, log: bool) -> list[float]:
+    """The values, NaN for those that cannot be drawn."""
     return [float(v) if math.isfinite(v) and not (log and v <= 0) else math.nan for v in values]
 
 

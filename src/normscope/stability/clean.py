@@ -1,0 +1,233 @@
+"""All that one clean forward pass tells: spread, sparsity, and the probability that a circuit collapses."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.models import AttentionStep, ModelView, Sample
+from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
+from normscope.stability.noise import NON_SPARSE, SPARSE
+from normscope.stability.spread import spread_rows
+
+CLEAN_MEASURES = ("spread", "collapse", "sparsity")
+_BINS = 20
+_MAP = 64  # tokens of an attention map
+_MAPS = 6
+
+
+def measure_clean(
+    view: ModelView,
+    sample: Sample,
+    measures: Collection[str] = CLEAN_MEASURES,
+    levels: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
+    noise: str = "uniform",
+    draws: int = 16,
+    sampled: int = 512,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, pd.DataFrame]:
+    """Tables by name: ``spread``, ``collapse`` and ``margins``, ``sparsity``, ``maxima``, ``maps`` and ``tokens``.
+
+    Args:
+        view: the model.
+        sample: what it reads; the first token of every row is left out, as a receiver and as a sender.
+        measures: some of ``CLEAN_MEASURES``.
+        levels: RMS of the noise on the norms of keys and queries.
+        noise: ``uniform`` or ``gaussian``.
+        draws: for the strict definition, which has no closed form; 0 leaves it out.
+        sampled: the most sparse distributions of a layer that are drawn for.
+        seed: of those draws.
+        progress: told the number of layers that are done.
+    """
+    generator = torch.Generator(sample.tokens.device).manual_seed(seed)
+    tables = _Tables(view, sample, set(measures), list(levels), noise, draws, sampled, generator)
+
+    def observe(step: AttentionStep) -> None:
+        tables.add(step)
+        progress(step.layer + 1)
+
+    view.forward(sample, observe)
+    return tables.finished()
+
+
+@dataclass
+class _Tables:
+    """Rows of the tables, a layer at a time; no layer's scores outlive it."""
+
+    view: ModelView
+    sample: Sample
+    measures: set[str]
+    levels: list[float]
+    noise: str
+    draws: int
+    sampled: int
+    generator: torch.Generator
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    maps: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _totals: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, step: AttentionStep) -> None:
+        """What one layer adds."""
+        raw = step.raw_scores()
+        weights = step.soften(raw)
+        later = self.sample.present.clone()
+        later[:, 0] = False
+        if "spread" in self.measures:
+            received = (later.to(weights)[:, None, None] @ weights).squeeze(2).transpose(0, 1)[:, later]
+            self._keep("spread", spread_rows(step.layer, step.stream.norm(dim=-1)[later], received))
+        by_head = weights.amax(-1).transpose(0, 1)[:, later]
+        if "sparsity" in self.measures:
+            self._add_sparsity(step.layer, by_head)
+            size = min(_MAP, int(self.sample.present[0].sum()))
+            for head in range(len(by_head)):
+                self.maps[step.layer, head] = weights[0, head, :size, :size].clone()
+        if "collapse" in self.measures:
+            sparse = by_head >= SPARSE
+            scores = raw.transpose(0, 1)[:, later][sparse]
+            self._add_collapse(step, scores, sparse)
+
+    def finished(self) -> dict[str, pd.DataFrame]:
+        """The tables, with the lines of the whole model."""
+        if "collapse" in self.measures:
+            self._keep("collapse", self._whole_model())
+        if "sparsity" in self.measures:
+            whole = self._totals["maxima"]
+            self._keep("maxima", _histogram(None, None, whole))
+            self._keep("sparsity", [self._sparsity_of_all()])
+            self._keep("maps", self._chosen_maps())
+            size = min(_MAP, int(self.sample.present[0].sum()))
+            words = self.view.words(self.sample.tokens[0, :size])
+            self._keep("tokens", [{"position": i, "text": word} for i, word in enumerate(words)])
+        tables = {name: pd.DataFrame(rows) for name, rows in self.rows.items()}
+        for table in tables.values():
+            for column in ("layer", "head"):
+                if column in table:
+                    table[column] = table[column].astype("Int64")
+        return tables
+
+    def _keep(self, table: str, rows: list[dict[str, Any]]) -> None:
+        self.rows.setdefault(table, []).extend(rows)
+
+    def _add_sparsity(self, layer: int, maxima: Float[Tensor, "heads distributions"]) -> None:
+        bins = (maxima * _BINS).long().clamp(max=_BINS - 1)
+        counts = torch.stack([torch.bincount(row, minlength=_BINS) for row in bins]).cpu()
+        self._totals["maxima"] = self._totals.get("maxima", torch.zeros(_BINS, dtype=torch.long)) + counts.sum(0)
+        for head in (None, *range(len(maxima))):
+            own = maxima if head is None else maxima[head]
+            sparse = int((own >= SPARSE).sum())
+            row = {
+                "layer": layer,
+                "head": head,
+                "distributions": own.numel(),
+                "sparse": sparse,
+                "share": sparse / max(own.numel(), 1),
+                "non_sparse_share": float((own < NON_SPARSE).double().mean()),
+                "mean_max": float(own.double().mean()),
+            }
+            self._keep("sparsity", [row])
+            self._keep("maxima", _histogram(layer, head, counts.sum(0) if head is None else counts[head]))
+
+    def _sparsity_of_all(self) -> dict[str, Any]:
+        heads = [row for row in self.rows["sparsity"] if row["head"] is not None]
+        count = sum(int(row["distributions"]) for row in heads)
+
+        def mean(column: str) -> float:
+            return sum(float(row[column]) * int(row["distributions"]) for row in heads) / max(count, 1)
+
+        shares = {column: mean(column) for column in ("share", "non_sparse_share", "mean_max")}
+        return {"layer": None, "head": None, "distributions": count, "sparse": sum(row["sparse"] for row in heads), **shares}
+
+    def _add_collapse(
+        self, step: AttentionStep, scores: Float[Tensor, "sparse keys"], sparse: Bool[Tensor, "heads distributions"]
+    ) -> None:
+        """Exact probabilities of the loose definition, drawn ones of the strict, and the margins."""
+        of_head = sparse.nonzero()[:, 0]
+        disturbed = "k" not in self.view.normalised_heads
+        probability = torch.zeros(len(self.levels), len(scores), device=scores.device)
+        margins = torch.full((len(scores),), torch.nan, device=scores.device)
+        if disturbed and len(scores):
+            probability = collapse_probability(scores, self.levels, self.noise)
+            margins = collapse_margin(scores)
+        self._add_probabilities(step.layer, "loose", probability, of_head, len(sparse))
+        self._add_margins(step.layer, margins, of_head, len(sparse))
+        if self.draws:
+            kept = torch.randperm(len(scores), generator=self.generator, device=scores.device)[: self.sampled].sort().values
+            strict = torch.zeros(len(self.levels), len(kept), device=scores.device)
+            if disturbed and len(kept):
+                drawn = sampled_collapse(scores[kept], step.scale, self.levels, self.draws, self.generator, self.noise, SPARSE)
+                strict = drawn.strict
+            self._add_probabilities(step.layer, "strict", strict, of_head[kept], len(sparse))
+
+    def _add_probabilities(self, layer: int, definition: str, found: Tensor, of_head: Tensor, heads: int) -> None:
+        found = found.double()
+        self._totals[definition] = self._totals.get(definition, torch.zeros(3, len(self.levels), dtype=torch.float64)) + (
+            torch.stack((torch.full((len(self.levels),), found.shape[1]), found.sum(1).cpu(), found.square().sum(1).cpu()))
+        )
+        for head in (None, *range(heads)):
+            own = found if head is None else found[:, of_head == head]
+            sums = torch.stack((torch.full((len(self.levels),), own.shape[1]), own.sum(1).cpu(), own.square().sum(1).cpu()))
+            self._keep("collapse", self._probabilities(layer, head, definition, sums))
+
+    def _probabilities(self, layer: int | None, head: int | None, definition: str, sums: Tensor) -> list[dict[str, Any]]:
+        """A row for each level from the number of distributions and the sums of p and p²; the exact one has no error."""
+        rows = []
+        for level, (count, total, squares) in zip(self.levels, sums.T.tolist(), strict=True):
+            mean = total / count if count else torch.nan
+            variance = max(squares / count - mean**2, 0.0) if count else torch.nan
+            rows.append(
+                {
+                    "layer": layer,
+                    "head": head,
+                    "noise": level,
+                    "definition": definition,
+                    "probability": mean,
+                    "stderr": 0.0 if definition == "loose" else (variance / max(count, 1)) ** 0.5,
+                    "sparse": int(count),
+                }
+            )
+        return rows
+
+    def _whole_model(self) -> list[dict[str, Any]]:
+        definitions = [name for name in ("loose", "strict") if name in self._totals]
+        return [row for name in definitions for row in self._probabilities(None, None, name, self._totals[name])]
+
+    def _add_margins(self, layer: int, margins: Tensor, of_head: Tensor, heads: int) -> None:
+        for head in range(heads):
+            own = margins[of_head == head].double()
+            known = bool(len(own)) and not bool(own.isnan().any())
+            row = {
+                "layer": layer,
+                "head": head,
+                "margin": float(own.min()) if known else torch.nan,
+                "median_margin": float(own.median()) if known else torch.nan,
+                "sparse": len(own),
+            }
+            self._keep("margins", [row])
+
+    def _chosen_maps(self) -> list[dict[str, Any]]:
+        """Maps of the heads with the largest share of sparse distributions, the most fragile first where that is known."""
+        share = {(r["layer"], r["head"]): r["share"] for r in self.rows["sparsity"] if r["head"] is not None}
+        risk = {
+            (row["layer"], row["head"]): row["probability"] * row["sparse"]
+            for row in self.rows.get("collapse", [])
+            if row["definition"] == "loose" and row["head"] is not None and row["noise"] == self.levels[-1] and row["sparse"]
+        }
+        order = sorted(self.maps, key=lambda one: (-risk.get(one, 0.0), -share[one], one))[:_MAPS]
+        return [
+            {"layer": layer, "head": head, "query": query, "key": key, "weight": weight}
+            for layer, head in sorted(order)
+            for query, row in enumerate(self.maps[layer, head].tolist())
+            for key, weight in enumerate(row)
+        ]
+
+
+def _histogram(layer: int | None, head: int | None, counts: Tensor) -> list[dict[str, Any]]:
+    return [
+        {"layer": layer, "head": head, "low": i / _BINS, "high": (i + 1) / _BINS, "count": count}
+        for i, count in enumerate(counts.tolist())
+    ]
