@@ -20,6 +20,7 @@ from normscope.cli.output import (
     print_json,
     print_table,
     progress,
+    say,
     with_report,
 )
 from normscope.errors import InputError, did_you_mean
@@ -45,9 +46,9 @@ def stability(
     text: Annotated[Path | None, typer.Option(help="A text to read.", show_default="one that comes with the package")] = None,
     tokens: Annotated[int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all")] = None,
     examples: Annotated[int, typer.Option(min=2, help="Examples to read, for a model that was trained to add.")] = 256,
-    measure: Annotated[str, typer.Option(help="Some of spread, noise, collapse, sparsity, with commas.")] = (
-        "spread,noise,collapse,sparsity"
-    ),
+    measure: Annotated[
+        str | None, typer.Option(help="Some of spread, noise, collapse, sparsity, with commas.", show_default="all")
+    ] = None,
     levels: Annotated[
         str | None, typer.Option(help="Noise levels (RMS) of the collapse curve.", show_default="25 from 0.005 to 0.3")
     ] = None,
@@ -69,7 +70,7 @@ def stability(
     from normscope.results import check_writable, fresh_path, new_run, run_path
     from normscope.stability import MEASURES, findings
 
-    wanted = _chosen(measure, MEASURES, "measure")
+    wanted = list(MEASURES) if measure is None else _chosen(measure, MEASURES, "measure")
     curve = _levels(levels, "--levels") if levels else _default_levels()
     disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
     _chosen(noise, ("uniform", "gaussian"), "noise")
@@ -81,6 +82,9 @@ def stability(
     with console(stderr=True).status(f"opening {model}"):
         view = open_model(model, where)
         sample = _sample(view, content, tokens, examples, seed)
+    if measure is None and not view.predicts:
+        say(f"{model} predicts no tokens: noise, which is measured by what predictions lose, is left out")
+        wanted.remove("noise")
     tables = _measured(view, sample, wanted, curve, disturbed, alone, noise, draws, seed)
     said = findings(view, tables)
     tables = {"findings": pd.DataFrame({"text": said}), **tables}

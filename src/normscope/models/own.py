@@ -62,10 +62,12 @@ class OwnView(ModelView):
         none = W_Q.new_zeros(self.heads, self.head)
         return HeadProjections(W_Q, W_K, W_V, attention.W_O.detach(), none, none, none, none.new_zeros(self.dim))
 
-    def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v once more from what the layer read."""
-        weights, norm = self.projections(step.layer), self._attention(step.layer).head_norm
-        made = [step.read[:, None] @ W for W in (weights.W_Q, weights.W_K, weights.W_V)]
+    def heads_of(
+        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v of what a layer reads."""
+        weights, norm = self.projections(layer), self._attention(layer).head_norm
+        made = [read[:, None] @ W for W in (weights.W_Q, weights.W_K, weights.W_V)]
         if norm is not None:
             made = [norm.one(x, y.transpose(1, 2)).transpose(1, 2) for x, y in zip("qkv", made, strict=True)]
         q, k, v = made

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from normscope.schemes import NAMED, Scheme, Slots
+from normscope.schemes import NAMED, Expression, Scheme, Slots
 
 _HEAD_NORM = re.compile(r"(q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
 _NEAR = 1e-4
@@ -120,15 +120,19 @@ def placement_of(block: BlockRecord) -> Placement:
 
 def scheme_of(placement: Placement, kind: str) -> Scheme:
     """The named scheme with these slots, or one of no name; ``kind`` is its norm."""
-    plain = replace(placement.attention, heads="none")
-    for attention, heads in ((placement.attention, "none"), (plain, placement.attention.heads)):
-        for scheme in NAMED.values():
-            if scheme.then is None and scheme.weights == "free":
-                same = scheme.attention == attention and scheme.feedforward == placement.feedforward
-                if same:
-                    named = scheme if heads == "none" else scheme.with_heads(heads)
-                    return named.with_norm(kind)
-    return Scheme("unnamed", placement.attention, placement.feedforward, title="a placement without a name").with_norm(kind)
+    attention, feedforward = placement.attention, placement.feedforward
+    named = [scheme for scheme in NAMED.values() if scheme.then is None and scheme.weights == "free"]
+    for slots, heads in ((attention, "none"), (replace(attention, heads="none"), attention.heads)):
+        for scheme in named:
+            if (scheme.attention, scheme.feedforward) == (slots, feedforward):
+                return (scheme if heads == "none" else scheme.with_heads(heads)).with_norm(kind)
+    step = Expression.parse(attention.step).text
+    if attention.step == feedforward.step and step != "1":
+        unscaled = replace(placement, attention=replace(attention, step=1.0), feedforward=replace(feedforward, step=1.0))
+        like = scheme_of(unscaled, kind)
+        title = f"{like.title}, every write times {step}"
+        return replace(like, name=f"{like.name}*{step}", attention=attention, feedforward=feedforward, title=title)
+    return Scheme("unnamed", attention, feedforward, title="a placement without a name").with_norm(kind)
 
 
 def _slots(sublayer: str, norms: dict[str, nn.Module], step: float, heads: str = "none") -> Slots:

@@ -170,8 +170,18 @@ class ModelView(ABC):
         """Weights and biases of a layer's heads."""
 
     @abstractmethod
+    def heads_of(
+        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v (rows, heads, tokens, head) of what a layer reads, from its weights per head, norms and rotation applied."""
+
     def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v of a step once more, from what the layer read and its weights per head, norms and rotations applied."""
+        """Q, k and v of a step once more, from what the layer read."""
+        return self.heads_of(step.layer, step.read, step.rotation)
+
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of a layer at some positions; None where positions are no rotations."""
+        return None
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
 """Circuit collapse: how likely noise on key norms makes an attention distribution select another key.
 
-A row holds the raw scores w_t = q·k_t of one distribution, -inf where a key is not seen; t* is its largest. Noise multiplies the
-norm of each key by an independent 1 + κ_t, with κ of mean 0 and RMS ``level``: uniform within ±√3·level, or Gaussian. The row
-collapses if some t ≠ t* has w_t(1 + κ_t) > w_{t*}(1 + κ_{t*}). Noise on the query and the temperature are positive factors
+A row holds the raw scores w_t = q·k_t of one distribution, -inf where a key is not seen; t* is its largest. Noise multiplies
+the norm of each key by an independent 1 + κ_t, with κ of mean 0 and RMS ``level``: uniform within ±√3·level, or Gaussian. The
+row collapses if some t ≠ t* has w_t(1 + κ_t) > w_{t*}(1 + κ_{t*}). Noise on the query and the temperature are positive factors
 common to a row: they change nothing.
 
 Written for κ_{t*} = z·(size of the noise), z turned over if w_{t*} < 0, every other key stays below with probability
@@ -15,6 +15,7 @@ where Φ is the distribution function of the noise at size 1, and P(collapse) = 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.errors import InputError, did_you_mean
+from normscope.threads import one_thread
 
 NOISES = ("uniform", "gaussian")
 
@@ -53,7 +55,8 @@ class _Accuracy:
     Attributes:
         exact: as many first kinks bound pieces of their own, integrated exactly.
         growth: after those, a piece ends at this many times the kinks before it.
-        nodes: of a piece that has kinks inside, and of a Gaussian piece.
+        nodes: of a piece that has kinks inside.
+        normal_nodes: of a panel of Gaussian noise.
         negligible: a product of F_t below this counts as 0.
         tail: a standard normal variable counts as never beyond it.
         smallest: of Gaussian factors 1 + κ that are told from 0.
@@ -62,12 +65,16 @@ class _Accuracy:
     exact: int
     growth: float
     nodes: int
+    normal_nodes: int
     negligible: float
     tail: float
     smallest: float
 
 
-_ACCURACY = {torch.float32: _Accuracy(32, 1.4, 8, 1e-6, 5.7, 1e-3), torch.float64: _Accuracy(64, 1.2, 20, 1e-8, 6.5, 1e-4)}
+_ACCURACY = {
+    torch.float32: _Accuracy(32, 1.4, 8, 6, 1e-6, 5.7, 1e-3),
+    torch.float64: _Accuracy(64, 1.2, 20, 12, 1e-8, 6.5, 1e-4),
+}
 
 
 def collapse_probability(
@@ -75,20 +82,24 @@ def collapse_probability(
 ) -> Float[Tensor, "levels distributions"]:
     """P(some t ≠ t* has w_t(1 + κ_t) > w_{t*}(1 + κ_{t*})) at every level of noise (the RMS of κ), not sampled but integrated.
 
-    A query's own factor is taken to be positive, as it always is for uniform noise. The absolute error is below 1e-6 in float64
-    and about 1e-5 in float32; narrower scores are computed in float32.
+    A query's own factor is taken to be positive, as it is for uniform noise. The absolute error is below 1e-6 in float64;
+    in float32 it is about 1e-6, and up to 3e-5 where many scores are equal or within a few percent of the largest. Narrower
+    scores are computed in float32.
     """
     sizes = _sizes(levels, noise)
-    scores = _wide(scores)
+    scores = _wide(scores.detach())
     found = scores.new_zeros(len(sizes), len(scores))
     noisy = [i for i, size in enumerate(sizes) if size > 0]
     if not noisy or scores.shape[1] < 2:
         return found
     inverse = 1 / scores.new_tensor([sizes[i] for i in noisy])
     integrate = _uniform_probability if noise == "uniform" else _gaussian_probability
-    for rows in _slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // scores.shape[1]))):
-        steep, gap = _ranked(scores[rows])
-        found[noisy, rows] = integrate(steep, gap, inverse)
+    blocks = _slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // scores.shape[1])))
+    # Threads that share every small operation wait for each other; threads with blocks of their own do not.
+    workers = torch.get_num_threads() if scores.device.type == "cpu" else 1
+    with one_thread(True), ThreadPoolExecutor(workers) as pool:
+        for rows, part in pool.map(lambda rows: (rows, integrate(*_ranked(scores[rows]), inverse)), blocks):
+            found[noisy, rows] = part
     return found
 
 
@@ -306,7 +317,7 @@ def _nodes_for(decay: float, error: float) -> int:
 def _gaussian_probability(steep: Tensor, gap: Tensor, inverse: Tensor) -> Tensor:
     """∫φ(z)(1 − Π_t F_t(z)) dz with F_t(z) = Φ(c_t z + δ_t/σ), the normal density and distribution function.
 
-    A key alone overtakes with probability Φ(−near_t/σ), near_t = δ_t / √(1 + c_t²); those for which that is nothing are left out.
+    A key alone overtakes with probability Φ(−near_t/σ), near_t = δ_t / √(1 + c_t²); where that is nothing it is left out.
     """
     accuracy = _ACCURACY[steep.dtype]
     near = gap / (1 + steep.square()).sqrt()
@@ -341,22 +352,34 @@ def _panels(sigma: float, accuracy: _Accuracy) -> list[float]:
 def _normal_integrated(steep: Tensor, gap: Tensor, panels: list[float]) -> Tensor:
     """The integral for rows, keys × rows; gap is δ/σ.
 
-    From above down: a row comes in at the first panel in which a key may overtake, and is done where the product is negligible.
+    From above down: a panel takes the keys that may overtake where it ends, if enough probability is left for it to matter, and
+    a row is done where none is left.
     """
     accuracy = _ACCURACY[steep.dtype]
-    places, weights = _gauss(accuracy.nodes, steep)
-    total, alive = torch.zeros_like(steep[0]), torch.ones_like(steep[0], dtype=torch.bool)
+    places, weights = _gauss(accuracy.normal_nodes, steep)
+    total, left = torch.zeros_like(steep[0]), torch.ones_like(steep[0])
+    alive = torch.arange(len(total), device=total.device)
     for top, low in itertools.pairwise(panels):
-        unsure = torch.add(gap, steep, alpha=low) < accuracy.tail
-        rows = (unsure.any(0) & alive).nonzero().squeeze(1)
+        sure = -torch.special.ndtri((_normal(-accuracy.tail) / left).clamp_(max=0.5))
+        unsure = torch.add(gap, steep, alpha=low) < sure
+        rows = unsure.any(0).nonzero().squeeze(1)
         z = (top + (low - top) * places).unsqueeze(1)
         below = torch.ones(len(places), len(rows), dtype=steep.dtype, device=steep.device)
-        for key in unsure[:, rows].any(1).nonzero().squeeze(1).tolist():
-            tail = torch.addcmul(gap[key, rows], steep[key, rows], z).mul_(math.sqrt(0.5)).erfc_()
-            below.addcmul_(below, tail, value=-0.5)
+        keys = unsure.any(1).nonzero().squeeze(1)
+        lead, slope = (values[keys][:, rows].mul_(math.sqrt(0.5)) for values in (gap, steep))
+        for key in range(len(keys)):
+            sign = torch.addcmul(lead[key], slope[key], z).erf_()
+            below.mul_(sign.mul_(0.5).add_(0.5))
         density = weights * (top - low) / math.sqrt(2 * math.pi) * (-z.squeeze(1).square() / 2).exp()
-        rest = math.erfc(-low * math.sqrt(0.5)) / 2
-        done = below[-1] * rest < accuracy.negligible
-        total[rows] += density @ (1 - below) + done * rest
-        alive[rows] = ~done
+        total[alive[rows]] += density @ (1 - below)
+        left = torch.full_like(left, _normal(low)).index_copy_(0, rows, below[-1] * _normal(low))
+        lasting = left >= accuracy.negligible
+        total[alive[~lasting]] += _normal(low)
+        if not bool(lasting.all()):
+            alive, left, steep, gap = alive[lasting], left[lasting], steep[:, lasting], gap[:, lasting]
     return total.clamp_(0, 1)
+
+
+def _normal(z: float) -> float:
+    """Φ(z)."""
+    return math.erfc(-z * math.sqrt(0.5)) / 2
