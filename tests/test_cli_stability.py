@@ -224,11 +224,9 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
         ((".",), "holds no model"),
         pytest.param(
             *((PRE, "--noise", "uniform,gaussian", "--measure", "noise", "--examples", "2"), "uniform"),
-            marks=pytest.mark.xfail(strict=True, reason="a list of noises is taken as one"),
         ),
         pytest.param(
             *((PRE, "--levels", "none", "--measure", "collapse", "--examples", "2"), "--levels"),
-            marks=pytest.mark.xfail(strict=True, reason="measured at no level, and said to have no sparse distribution"),
         ),
     ],
 )
@@ -299,7 +297,6 @@ def test_of_a_model_that_predicts_nothing_the_rest_is_measured(
     assert {r["measure"] for r in json.loads(out)} == {"spread", "collapse", "margin", "sparsity"}
 
 
-@pytest.mark.xfail(strict=True, reason="a progress bar that has begun stands in front of the one line")
 def test_noise_asked_of_a_model_that_predicts_nothing_gets_one_line(
     here: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -88,6 +88,7 @@ class Family:
 
 
 MASKED = {"maker": "AutoModelForMaskedLM", "causal": False}
+FURTHER = "a further sublayer follows the feed-forward layer"
 SIDE_BY_SIDE = "side by side"
 FAMILIES = {
     "gpt2": Family("GPT2Config", GPT2, "pre", "layer", "learned"),
@@ -103,8 +104,9 @@ FAMILIES = {
     "qwen2": Family("Qwen2Config", GROUPED, "pre", "rms", shared=2),
     "qwen3": Family("Qwen3Config", WIDE, "qk", "rms", head_norms="qk", shared=2),
     "gemma2": Family("Gemma2Config", WIDE, "peri", "rms", shared=2),
+    "gemma2 capped": Family("Gemma2Config", {**WIDE, "attn_logit_softcapping": 0.1}, "peri", "rms", shared=2),
     "gemma3": Family("Gemma3TextConfig", WIDE, "peri+qk", "rms", head_norms="qk", shared=2),
-    "gemma4": Family("Gemma4TextConfig", WIDE | GEMMA4, "peri+qkv", "rms", head_norms="qkv", shared=2),
+    "gemma4": Family("Gemma4TextConfig", WIDE | GEMMA4, "peri+qkv", "rms", head_norms="qkv", shared=2, note=FURTHER),
     "olmo2": Family("Olmo2Config", GROUPED, "res-post+qk", "rms", head_norms="qk", shared=2, note="over all heads together"),
     "bert": Family("BertConfig", COMMON, "post", "layer", "learned", **MASKED),
     "bert bare": Family("BertConfig", COMMON, "post", "layer", "learned", maker="AutoModel", causal=False, final_norm=False),
@@ -164,6 +166,7 @@ def untouched(name: str) -> Untouched:
         return Untouched(view, sample, said, tuple(states))
     family = FAMILIES[name]
     model, sample = built(family.config, family.options, family.maker), sample_of(some_tokens())
+    model.set_attn_implementation("eager")  # the library's fused attention forgets the cap on scores
     with torch.no_grad():
         output = model(input_ids=sample.tokens, output_hidden_states=True)
     return Untouched(HuggingFaceView(name, model), sample, said_by(output), output.hidden_states[:LAYERS])
@@ -409,17 +412,13 @@ def _first_states(name: str) -> tuple[Tensor, Tensor]:
     return states[0], said
 
 
-SCALED = "the family scales its embeddings, and view.embeddings does not"
-OFFSET = "OPT's first position is row 2 of its table, and view.positions gives the whole table"
-
-
 @pytest.mark.parametrize(
     "name",
     [
         *("gpt2", "gpt-neox", "llama", "mistral", "qwen2", "qwen3", "olmo2", "phi3", "mixtral", "granite"),
-        pytest.param("gemma2", marks=pytest.mark.xfail(strict=True, reason=SCALED)),
-        pytest.param("gemma3", marks=pytest.mark.xfail(strict=True, reason=SCALED)),
-        pytest.param("opt", marks=pytest.mark.xfail(strict=True, reason=OFFSET)),
+        pytest.param("gemma2"),
+        pytest.param("gemma3"),
+        pytest.param("opt"),
     ],
 )
 def test_the_first_states_are_embeddings_and_positions(name: str) -> None:
@@ -494,19 +493,14 @@ def _turned(factor: Callable[[Tensor], Tensor], leaving: float = 1.0, again: boo
     return forward
 
 
-NOT_SAID = "the rest of the block is not looked at: named pre without a note"
-
-
 @pytest.mark.parametrize(
     "forward",
     [
         pytest.param(_turned(lambda x: 0.5 * x), id="half of the residual"),
         pytest.param(_turned(torch.tanh), id="a residual through tanh"),
         pytest.param(_turned(torch.zeros_like), id="no residual"),
-        pytest.param(_turned(lambda x: x, 2.0), id="output doubled", marks=pytest.mark.xfail(strict=True, reason=NOT_SAID)),
-        pytest.param(
-            _turned(lambda x: x, again=True), id="a third sublayer", marks=pytest.mark.xfail(strict=True, reason=NOT_SAID)
-        ),
+        pytest.param(_turned(lambda x: x, 2.0), id="output doubled"),
+        pytest.param(_turned(lambda x: x, again=True), id="a third sublayer"),
     ],
 )
 def test_a_placement_that_cannot_be_told_is_not_guessed(forward: Callable[..., Tensor]) -> None:
@@ -549,20 +543,17 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="layers that share a module: calls are compared as tensors")
 def test_shared_layers_are_looked_at_or_refused() -> None:
     with pytest.raises(InputError):
         HuggingFaceView("albert", built("AlbertConfig", {**COMMON, "embedding_size": 16}, "AutoModelForMaskedLM"))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="rotation of a part of each head: project rotates all of it")
 def test_heads_that_are_rotated_in_part_are_projected() -> None:
     view, sample = HuggingFaceView("phi", built("PhiConfig", COMMON)), sample_of(some_tokens())
     for step in steps_of(view, sample):
         assert near(view.project(step)[0], step.q)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="RoBERTa's table has two rows that are no positions")
 def test_a_text_as_long_as_the_context_is_read() -> None:
     model = built("RobertaConfig", {**COMMON, "max_position_embeddings": 16}, "AutoModelForMaskedLM")
     view = HuggingFaceView("roberta", model)
@@ -676,7 +667,6 @@ def _tensor_missing(folder: Path) -> Path:
         (_damaged_own, "cannot read the weights"),
         pytest.param(
             *(_own_with_other_weights, "do not fit"),
-            marks=pytest.mark.xfail(strict=True, reason="what the library says of weights that do not fit has several lines"),
         ),
         (_not_json, "cannot open"),
         (_unknown_type, "cannot open"),
@@ -689,7 +679,6 @@ def _tensor_missing(folder: Path) -> Path:
         pytest.param(
             _tensor_missing,
             "up_proj",
-            marks=pytest.mark.xfail(strict=True, reason="a missing tensor is drawn at random, and nobody is told"),
         ),
     ],
 )
@@ -719,11 +708,9 @@ def test_a_name_that_is_nowhere_gets_one_line(monkeypatch: pytest.MonkeyPatch) -
         ("AutoModel", "BertConfig", COMMON, False),
         pytest.param(
             *("AutoModel", "LlamaConfig", GROUPED, False),
-            marks=pytest.mark.xfail(strict=True, reason="opened with an output layer drawn at random"),
         ),
         pytest.param(
             *("AutoModelForSequenceClassification", "BertConfig", COMMON, False),
-            marks=pytest.mark.xfail(strict=True, reason="opened with an output layer drawn at random"),
         ),
     ],
 )
@@ -732,22 +719,19 @@ def test_a_saved_model_is_opened_as_it_was(
 ) -> None:
     model, sample = built(config, options, maker), sample_of(some_tokens())
     with torch.no_grad():
-        said = model(input_ids=sample.tokens)
+        said = model(input_ids=sample.tokens, output_hidden_states=True)
     model.save_pretrained(tmp_path)
     view = open_model(tmp_path)
     assert view.predicts == predicts
-    assert near(view.forward(sample), said_by(said))
-
-
-MADE_UP = "AutoTokenizer makes up a tokenizer of no words for a folder that has none"
+    assert near(view.forward(sample), said.logits if predicts else said.hidden_states[-1])
 
 
 @pytest.mark.parametrize(
     ("maker", "config", "options"),
     [
         ("AutoModelForCausalLM", "LlamaConfig", GROUPED),
-        pytest.param("AutoModelForCausalLM", "GPT2Config", GPT2, marks=pytest.mark.xfail(strict=True, reason=MADE_UP)),
-        pytest.param("AutoModel", "BertConfig", COMMON, marks=pytest.mark.xfail(strict=True, reason=MADE_UP)),
+        pytest.param("AutoModelForCausalLM", "GPT2Config", GPT2),
+        pytest.param("AutoModel", "BertConfig", COMMON),
     ],
 )
 def test_a_model_without_a_tokenizer_reads_no_text(tmp_path: Path, maker: str, config: str, options: dict[str, Any]) -> None:
@@ -771,7 +755,6 @@ def word_tokenizer() -> Any:
     return library.PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
-@pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="the second place of get_special_tokens_mask is another")
 def test_an_encoder_predicts_some_words_that_were_masked() -> None:
     view = HuggingFaceView("bert", built("BertConfig", COMMON, "AutoModelForMaskedLM"), word_tokenizer())
     text = "the cat sat on a mat and then the dog ran under a tree " * 3

@@ -68,12 +68,15 @@ def stability(
     from normscope.models import open_model
     from normscope.report.stability import write_stability_report
     from normscope.results import check_writable, fresh_path, new_run, run_path
-    from normscope.stability import MEASURES, findings
+    from normscope.stability import MEASURES, NOISES, findings
 
     wanted = list(MEASURES) if measure is None else _chosen(measure, MEASURES, "measure")
     curve = _levels(levels, "--levels") if levels else _default_levels()
     disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
-    _chosen(noise, ("uniform", "gaussian"), "noise")
+    if noise not in NOISES:
+        raise InputError(f"unknown noise '{noise}'; allowed: {', '.join(NOISES)}{did_you_mean(noise, NOISES)}")
+    if not curve and "collapse" in wanted:
+        raise InputError("--levels: collapse needs at least one level of noise")
     where = chosen_device(device)
     folder = out or fresh_path("runs/stability")
     check_writable(folder, overwrite=overwrite)
@@ -125,10 +128,11 @@ def _measured(
     seed: int,
 ) -> "dict[str, pd.DataFrame]":
     from normscope.stability import CLEAN_MEASURES, measure_clean, measure_noise
-    from normscope.stability.noise import disturbances
+    from normscope.stability.noise import disturbances, need_predictions
 
     tables: dict[str, pd.DataFrame] = {}
     if "noise" in wanted:
+        need_predictions(view, sample)
         planned = disturbances(disturbed, alone, view.layers)
         with progress("running with noise", total=len(planned)) as advance:
             tables["noise"] = measure_noise(view, sample, planned, draws, seed, advance)

@@ -41,6 +41,9 @@ class HuggingFaceView(ModelView):
         self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
         config = model.config.get_text_config()
         self.vocabulary, self.context = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
+        if self.positions is not None:
+            self.context = len(self.positions)
+        self._embedding_factor = probe.embedding_factor(model.get_input_embeddings())
         self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
         self.scheme, self.scheme_note = self._name_scheme()
 
@@ -129,19 +132,20 @@ class HuggingFaceView(ModelView):
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
-        """The rows of the embedding."""
-        weight: Tensor = self.model.get_input_embeddings().weight
-        return weight.detach()
+        """What the embedding gives for every token, as it enters the first layer: some families scale it."""
+        module = self.model.get_input_embeddings()
+        rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
+        return self._embedding_factor * rows.detach()
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:
-        """The rows of a learned table of positions."""
-        tables = [
-            module.weight.detach()
-            for name, module in self.model.named_modules()
-            if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe"))
-        ]
-        return tables[0] if tables else None
+        """The rows of a learned table of positions, from that of position 0 on."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
+                padding = module.padding_idx  # where there is one, positions begin after it
+                first = getattr(module, "offset", 0 if padding is None else padding + 1)
+                return module.weight[int(first) :].detach()
+        return None
 
     @property
     def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
@@ -173,8 +177,8 @@ class HuggingFaceView(ModelView):
             targets[:, :-1] = tokens[:, 1:]
         elif self.predicts and self.tokenizer.mask_token_id is not None:
             drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(device)
-            special = torch.tensor(self.tokenizer.get_special_tokens_mask(tokens[0].tolist(), True), device=device)
-            masked = (drawn < _MASKED_SHARE) & ~special.bool()
+            special = torch.tensor(self.tokenizer.get_special_tokens_mask(tokens[0].tolist(), already_has_special_tokens=True))
+            masked = (drawn < _MASKED_SHARE) & ~special.bool().to(device)
             targets = torch.where(masked, tokens, NOTHING)
             tokens = torch.where(masked, self.tokenizer.mask_token_id, tokens)
         return Sample(tokens, targets, torch.ones_like(tokens, dtype=torch.bool))
@@ -193,6 +197,7 @@ class HuggingFaceView(ModelView):
         first, notes = self.placements[0], []
         if any((p.attention, p.feedforward) != (first.attention, first.feedforward) for p in self.placements):
             return None, "the layers do not all place their norms alike"
+        notes += [first.note] if first.note else []
         if first.parallel:
             notes.append("attention and feed-forward layer read the same states, side by side")
         if any(_width(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
@@ -270,6 +275,10 @@ def _normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens
 def _rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The rotation that the model's own code applies; some families rotate q and k in one call, some one by one."""
     rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    width = cos.shape[-1]
+    if width < q.shape[-1]:  # only the first components are rotated
+        q_turned, k_turned = _rotate(attention, q[..., :width], k[..., :width], cos, sin)
+        return torch.cat((q_turned, q[..., width:]), -1), torch.cat((k_turned, k[..., width:]), -1)
     if "k" in inspect.signature(rotation).parameters:
         rotated: tuple[Tensor, Tensor] = rotation(q, k, cos, sin)
         return rotated

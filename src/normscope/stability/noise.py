@@ -86,10 +86,9 @@ def measure_noise(
     """Accuracy and loss of the clean model and under every disturbance, with standard errors, a row for each.
 
     Changes are against the clean model, token by token, so their errors are smaller than those of the values. The same seed
-    gives every disturbance the same noise but for its size.
+    gives a disturbance the same noise at every level, but for its size.
     """
-    if not view.predicts or not bool((sample.targets != NOTHING).any()):
-        raise InputError(f"'{view.name}' predicts no tokens here: noise is measured by what predictions lose")
+    need_predictions(view, sample)
     clean = _scores(view, sample, None)
     rows = [_row(Disturbance(0.0), clean, clean, sample)]
     for done, disturbance in enumerate(planned, 1):
@@ -101,6 +100,12 @@ def measure_noise(
         progress(done)
     table = pd.DataFrame(rows)
     return table.astype({"layer": "Int64"})
+
+
+def need_predictions(view: ModelView, sample: Sample) -> None:
+    """Refuse a model that predicts nothing."""
+    if not view.predicts or not bool((sample.targets != NOTHING).any()):
+        raise InputError(f"'{view.name}' predicts no tokens here: noise is measured by what predictions lose")
 
 
 def _scores(view: ModelView, sample: Sample, observe: Observer | None) -> Float[Tensor, "2 predicted"]:

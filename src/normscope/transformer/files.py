@@ -50,7 +50,8 @@ def load_model(name_or_path: str | Path, device: torch.device | str = "cpu") -> 
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise InputError(f"the weights in '{folder}' do not fit its {_CONFIG}: {error}") from error
+        said = " ".join(str(error).split())[:300]
+        raise InputError(f"the weights in '{folder}' do not fit its {_CONFIG}: {said}") from error
     return SavedModel(model.to(device).eval().requires_grad_(False), about)
 
 
