@@ -12,6 +12,7 @@ from normscope.cli.output import (
     OverwriteOption,
     SeedOption,
     chosen_device,
+    chosen_names,
     console,
     examples,
     print_folder,
@@ -20,7 +21,6 @@ from normscope.cli.output import (
     progress,
     with_report,
 )
-from normscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from normscope.training import Evaluation
@@ -56,7 +56,7 @@ def evaluate(
     where = chosen_device(device)
     saved = load_model(run, where)
     task, offsets = task_of(saved.about.get("recipe", {}))
-    splits = _splits(split, list(task.splits))
+    splits = chosen_names(split, list(task.splits), "split")
     folder = out or fresh_path("runs/evaluate")
     check_writable(folder, overwrite=overwrite)
     started = datetime.now(UTC)
@@ -109,13 +109,3 @@ def _print_worked(result: "Evaluation") -> None:
         if one.given != one.answer:
             line.append(f"   right: {one.answer}")
         out.print(line, soft_wrap=True)
-
-
-def _splits(text: str | None, allowed: list[str]) -> list[str]:
-    if text is None:
-        return allowed
-    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in wanted:
-        if name not in allowed:
-            raise InputError(f"unknown split '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
-    return wanted

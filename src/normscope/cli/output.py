@@ -3,14 +3,14 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.errors import InputError, MissingExtraError
+from normscope.errors import InputError, MissingExtraError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,6 +120,17 @@ def chosen_device(name: str) -> str:
     if not known:
         raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}")
     return name
+
+
+def chosen_names(text: str | None, allowed: Sequence[str], what: str) -> list[str]:
+    """Names written with commas, each allowed; all that are allowed if there is no text."""
+    if text is None:
+        return list(allowed)
+    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in wanted:
+        if name not in allowed:
+            raise InputError(f"unknown {what} '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
+    return wanted
 
 
 def numbers(text: str, what: str) -> list[float]:

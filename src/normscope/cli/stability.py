@@ -13,6 +13,7 @@ from normscope.cli.output import (
     OverwriteOption,
     SeedOption,
     chosen_device,
+    chosen_names,
     console,
     examples,
     numbers,
@@ -70,7 +71,7 @@ def stability(
     from normscope.results import check_writable, fresh_path, new_run, run_path
     from normscope.stability import MEASURES, NOISES, findings
 
-    wanted = list(MEASURES) if measure is None else _chosen(measure, MEASURES, "measure")
+    wanted = chosen_names(measure, MEASURES, "measure")
     curve = _levels(levels, "--levels") if levels else _default_levels()
     disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
     if noise not in NOISES:
@@ -162,14 +163,6 @@ def _read(path: Path | None) -> str | None:
         return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the text '{path}': {getattr(error, 'strerror', None) or error}") from error
-
-
-def _chosen(text: str, allowed: tuple[str, ...], what: str) -> list[str]:
-    wanted = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    for name in wanted:
-        if name not in allowed:
-            raise InputError(f"unknown {what} '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
-    return wanted
 
 
 def _levels(text: str, what: str) -> list[float]:

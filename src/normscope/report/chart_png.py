@@ -27,6 +27,7 @@ _LEGEND_LEADING, _HANDLE = 1.5, 3.4  # in letters
 INK, SOFT = "#1f2328", "#57606a"
 _GRID = "#e4e7eb"
 _MARKS = 8  # about as many markers on a line
+_DECADE = 10
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _write(figure: "matplotlib.figure.Figure", lines: list[tuple[str, dict[str, 
 
 
 def _style_axes(axes: "matplotlib.axes.Axes", chart: Chart) -> None:
-    from matplotlib.ticker import FixedLocator, MaxNLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter
 
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set(color=SOFT, linewidth=0.7)
@@ -104,6 +105,8 @@ def _style_axes(axes: "matplotlib.axes.Axes", chart: Chart) -> None:
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True) if len(places) != 1 else FixedLocator(list(places)))
     if chart.log_x:
         axes.set_xscale("log")
+        if max(places, default=1.0) >= _DECADE * min((x for x in places if x > 0), default=1.0):
+            axes.xaxis.set_minor_formatter(NullFormatter())  # a power of ten is there to be read; more would overlap
     if chart.log_y:
         axes.set_yscale("log")
 

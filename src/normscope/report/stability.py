@@ -191,7 +191,7 @@ def _collapse_map(table: pd.DataFrame, settings: str) -> HeatMap | None:
     return _head_map(
         rows[rows["noise"] == level],
         "probability",
-        f"Circuit collapse by head at a noise of {level:g}",
+        f"Circuit collapse by head at a noise of {level:.3g}",
         "share of sparse distributions",
         "Bright heads are the ones that lose their token; empty cells have no sparse distribution.",
         settings,
