@@ -16,7 +16,9 @@ from normscope.stability import MEASURES
 from test_models import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
-QUICK = ("--examples", "12", "--levels", "0.1,0.3", "--noise-levels", "0.1", "--layer-noise", "none")
+FEW = ("--examples", "12")
+FAST = ("--levels", "0.1,0.3", "--noise-levels", "0.1", "--layer-noise", "none")
+QUICK = (*FEW, *FAST)
 CLEAN = ("--measure", "spread,collapse,sparsity")
 
 
@@ -161,10 +163,10 @@ def test_the_same_seed_gives_the_same_numbers(here: Path, capsys: pytest.Capture
 @pytest.mark.usefixtures("no_pictures")
 def test_a_text_is_read_by_a_model_that_reads_texts(here: Path, decoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.txt").write_text("the cat sat on a mat and then the dog ran under a tree")
-    records = records_of(capsys, str(decoder), "--text", "mine.txt", *QUICK)
+    records = records_of(capsys, str(decoder), "--text", "mine.txt", *FAST)
     noise = [r for r in records if r["measure"] == "noise"]
     assert {r["tokens"] for r in noise} == {15}
-    records = records_of(capsys, str(decoder), "--text", "mine.txt", "--tokens", "6", *QUICK)
+    records = records_of(capsys, str(decoder), "--text", "mine.txt", "--tokens", "6", *FAST)
     assert {r["tokens"] for r in records if r["measure"] == "noise"} == {5}
 
 
@@ -172,7 +174,7 @@ def test_a_text_is_read_by_a_model_that_reads_texts(here: Path, decoder: Path, c
 def test_a_text_comes_with_the_package_and_is_cut_to_what_a_model_reads(
     here: Path, decoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    records_of(capsys, str(decoder), *QUICK, *CLEAN)
+    records_of(capsys, str(decoder), *FAST, *CLEAN)
     assert open_run(here / "runs" / "stability").description["configuration"]["tokens"] == 64
 
 
@@ -254,7 +256,7 @@ def test_a_text_that_cannot_be_read_gets_one_line(
     here: Path, decoder: Path, capsys: pytest.CaptureFixture[str], text: str | bytes, message: str
 ) -> None:
     Path("mine.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
-    status, out, err = run(capsys, "stability", str(decoder), "--text", "mine.txt", *QUICK)
+    status, out, err = run(capsys, "stability", str(decoder), "--text", "mine.txt", *FAST)
     assert (status, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
@@ -291,7 +293,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_a_model_that_predicts_nothing_the_rest_is_measured(
     here: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = run(capsys, "stability", str(encoder), *QUICK, "--json")
+    status, out, err = run(capsys, "stability", str(encoder), *FAST, "--json")
     assert status == 0
     assert "noise, which is measured by what predictions lose, is left out" in err
     assert {r["measure"] for r in json.loads(out)} == {"spread", "collapse", "margin", "sparsity"}
@@ -300,7 +302,7 @@ def test_of_a_model_that_predicts_nothing_the_rest_is_measured(
 def test_noise_asked_of_a_model_that_predicts_nothing_gets_one_line(
     here: Path, encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = run(capsys, "stability", str(encoder), *QUICK, "--measure", "noise,spread")
+    status, out, err = run(capsys, "stability", str(encoder), *FAST, "--measure", "noise,spread")
     assert (status, out) == (2, "")
     assert "predicts no tokens" in err
     assert len(err.splitlines()) == 1
@@ -326,3 +328,14 @@ def test_a_decoder_with_real_weights(here: Path, capsys: pytest.CaptureFixture[s
     assert status == 0, err
     assert "30 layers, 9 heads of 64, width 576" in out
     assert "Fragile heads" in out
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "said"), [("own", "--tokens", "examples of its task"), ("decoder", "--examples", "reads a text")]
+)
+def test_an_option_for_other_models_is_refused(
+    here: Path, decoder: Path, capsys: pytest.CaptureFixture[str], model: str, option: str, said: str
+) -> None:
+    status, out, err = run(capsys, "stability", PRE if model == "own" else str(decoder), *FAST, option, "8")
+    assert (status, out) == (2, "")
+    assert said in err

@@ -279,9 +279,9 @@ def test_starts_from_files_read_back(tmp_path: Path) -> None:
 
 def test_times_to_collapse_do_not_depend_on_when_one_looks() -> None:
     start, attention = make_start("orthogonal", 32, 32), Attention(BETA)
-    often = simulate(start, NAMED["post"], attention, [0.1 * i for i in range(201)], step=0.05).milestones
-    once = simulate(start, NAMED["post"], attention, [20.0], step=0.05).milestones
-    reduced = SymmetricFlow(NAMED["post"], 32, BETA, depth=1e6).solve([1e6]).milestones
+    often = simulate(start, NAMED["post"], attention, [0.2 * i for i in range(101)], step=0.1).milestones
+    once = simulate(start, NAMED["post"], attention, [20.0], step=0.1).milestones
+    reduced = SymmetricFlow(NAMED["post"], 32, BETA, depth=100.0).solve([100.0]).milestones
     for other in (once, reduced):
         assert other.half == pytest.approx(often.half, abs=1e-3)
         assert other.ninety == pytest.approx(often.ninety, abs=1e-3)

@@ -67,7 +67,8 @@ class Family:
         config, options, maker: class and arguments of its configuration, and what makes a model of it.
         scheme, norm, causal, note: what a view should find.
         position: ``learned`` or ``rotary``.
-        head_norms: the letters that are normalised after their projections.
+        head_norms: the letters that are normalised after their projections, head by head.
+        together: those that are normalised over all heads together.
         shared: queries for each key.
         step: of every write.
         final_norm: whether there is one.
@@ -79,6 +80,7 @@ class Family:
     norm: str
     position: str = "rotary"
     head_norms: str = ""
+    together: str = ""
     shared: int = 1
     maker: str = "AutoModelForCausalLM"
     causal: bool = True
@@ -107,7 +109,7 @@ FAMILIES = {
     "gemma2 capped": Family("Gemma2Config", {**WIDE, "attn_logit_softcapping": 0.1}, "peri", "rms", shared=2),
     "gemma3": Family("Gemma3TextConfig", WIDE, "peri+qk", "rms", head_norms="qk", shared=2),
     "gemma4": Family("Gemma4TextConfig", WIDE | GEMMA4, "peri+qkv", "rms", head_norms="qkv", shared=2, note=FURTHER),
-    "olmo2": Family("Olmo2Config", GROUPED, "res-post+qk", "rms", head_norms="qk", shared=2, note="over all heads together"),
+    "olmo2": Family("Olmo2Config", GROUPED, "res-post+qk", "rms", together="qk", shared=2, note="over all heads together"),
     "bert": Family("BertConfig", COMMON, "post", "layer", "learned", **MASKED),
     "bert bare": Family("BertConfig", COMMON, "post", "layer", "learned", maker="AutoModel", causal=False, final_norm=False),
     "distilbert": Family("DistilBertConfig", DISTILBERT, "post", "layer", "learned", **MASKED),
@@ -226,7 +228,9 @@ def test_queries_keys_and_values_follow_from_the_weights(name: str) -> None:
             assert near(made, seen)
 
 
-@pytest.mark.parametrize("name", [name for name in (*FAMILIES, OWN[0]) if name in OWN or not FAMILIES[name].head_norms])
+@pytest.mark.parametrize(
+    "name", [name for name in (*FAMILIES, OWN[0]) if name in OWN or not FAMILIES[name].head_norms + FAMILIES[name].together]
+)
 def test_w_qk_times_what_was_read_gives_the_scores(name: str) -> None:
     """For rotary models of a token with itself, where the rotations cancel; norms of q or k stand between for others."""
     one = untouched(name)

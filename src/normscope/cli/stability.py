@@ -43,10 +43,16 @@ _SHOWN = 0.1  # the noise whose collapse the table by layer shows
 
 
 def stability(
-    model: Annotated[str, typer.Argument(help="A run folder, a transformers model or hub name, a GGUF file, or builtin:NAME.")],
+    model: Annotated[
+        str, typer.Argument(help="A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2.")
+    ],
     text: Annotated[Path | None, typer.Option(help="A text to read.", show_default="one that comes with the package")] = None,
-    tokens: Annotated[int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all")] = None,
-    examples: Annotated[int, typer.Option(min=2, help="Examples to read, for a model that was trained to add.")] = 256,
+    tokens: Annotated[
+        int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all, or 512 of ours")
+    ] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=2, help="Examples to read, for a model that was trained to add.", show_default="256")
+    ] = None,
     measure: Annotated[
         str | None, typer.Option(help="Some of spread, noise, collapse, sparsity, with commas.", show_default="all")
     ] = None,
@@ -56,7 +62,7 @@ def stability(
     noise_levels: Annotated[str, typer.Option(help="Noise levels at which the model is run.")] = "0.003,0.01,0.03,0.1,0.3",
     layer_noise: Annotated[str, typer.Option(help="Noise levels for one layer at a time; none to leave it out.")] = "0.1",
     noise: Annotated[str, typer.Option(help="Distribution of the noise for collapse: uniform or gaussian.")] = "uniform",
-    draws: Annotated[int, typer.Option(min=1, max=1000, help="Draws of the noise for every level.")] = 1,
+    draws: Annotated[int, typer.Option(min=1, max=1000, help="Draws of the noise; 16 times as many for strict collapse.")] = 1,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     out: OutOption = None,
@@ -76,6 +82,8 @@ def stability(
     disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
     if noise not in NOISES:
         raise InputError(f"unknown noise '{noise}'; allowed: {', '.join(NOISES)}{did_you_mean(noise, NOISES)}")
+    if not disturbed and not alone and "noise" in wanted:
+        raise InputError("--noise-levels and --layer-noise: noise needs at least one level")
     if not curve and "collapse" in wanted:
         raise InputError("--levels: collapse needs at least one level of noise")
     where = chosen_device(device)
@@ -105,7 +113,7 @@ def stability(
         "noise": noise,
         "draws": draws,
     }
-    settings = f"{model}; {configuration['tokens']:,} tokens; {noise} noise; seed {seed}"
+    settings = f"{model}; {configuration['tokens']:,} tokens; collapse by {noise} noise; seed {seed}"
     with new_run(folder, "stability", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
         for name, table in tables.items():
             written.write_table(name, table)
@@ -144,10 +152,14 @@ def _measured(
     return tables
 
 
-def _sample(view: "ModelView", content: str | None, tokens: int | None, examples: int, seed: int) -> "Sample":
+def _sample(view: "ModelView", content: str | None, tokens: int | None, examples: int | None, seed: int) -> "Sample":
     from normscope.models.own import OwnView
     from normscope.stability import SAMPLE_TOKENS, sample_text
 
+    if isinstance(view, OwnView) and tokens is not None:
+        raise InputError(f"'{view.name}' adds integers: it reads examples of its task (--examples), not tokens of a text")
+    if not isinstance(view, OwnView) and examples is not None:
+        raise InputError(f"'{view.name}' reads a text (--text, --tokens), not examples of a task")
     if isinstance(view, OwnView):
         return view.sample(content, examples, seed)
     if content is None:

@@ -31,6 +31,8 @@ class HuggingFaceView(ModelView):
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise InputError(f"'{name}' is an encoder-decoder: two streams, which a view does not tell apart")
+        if not hasattr(model.config.get_text_config(), "vocab_size"):
+            raise InputError(f"'{name}' ({type(model).__name__}) reads no tokens: only language models can be looked into")
         register()
         self.name, self.model, self.tokenizer = name, model.eval().requires_grad_(False), tokenizer
         self.model.set_attn_implementation(IMPLEMENTATION)
@@ -114,8 +116,13 @@ class HuggingFaceView(ModelView):
 
     @property
     def normalised_heads(self) -> str:
-        """The letters of q, k and v that are normalised in every layer."""
-        return "".join(x for x in "qkv" if all(x in placement.head_norms for placement in self.placements))
+        """The letters of q, k and v that every layer normalises head by head."""
+
+        def by_head(layer: int, letter: str) -> bool:
+            norm = self.placements[layer].head_norms.get(letter)
+            return norm is not None and _width(norm) in (None, self.attentions_head(layer))
+
+        return "".join(x for x in "qkv" if all(by_head(layer, x) for layer in range(self.layers)))
 
     @property
     def norms(self) -> list[NormView]:
@@ -261,15 +268,16 @@ def _width(module: nn.Module) -> int | None:
 
 
 def _normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens head"], shared: int) -> Tensor:
-    """A norm by head, or over all heads together; there a head that several queries share counts once."""
+    """A norm by head, or over all heads together; a head that several queries share counts once."""
     if norm is None:
         return x
+    own = x[:, ::shared]
     if _width(norm) in (None, x.shape[-1]):
-        made: Tensor = norm(x)
-        return made
-    own = x[:, ::shared].transpose(1, 2)
-    together: Tensor = norm(own.flatten(2)).view_as(own)
-    return together.transpose(1, 2).repeat_interleave(shared, 1)
+        made: Tensor = norm(own)
+    else:
+        by_token = own.transpose(1, 2)
+        made = norm(by_token.flatten(2)).view_as(by_token).transpose(1, 2)
+    return made.repeat_interleave(shared, 1)
 
 
 def _rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

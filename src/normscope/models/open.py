@@ -90,12 +90,16 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
     try:
         with _quietly():
             config = AutoConfig.from_pretrained(where, **file)
+            if getattr(config, "is_encoder_decoder", False):
+                raise InputError(f"'{name}' is an encoder-decoder: two streams, which a view does not tell apart")
             make = _class_for(config)
             kept = {} if file else {"use_safetensors": True}
             model, loaded = make.from_pretrained(
                 where, config=config, dtype=torch.float32, output_loading_info=True, **kept, **file
             )
             tokenizer = _tokenizer(where, config, file)
+    except InputError:
+        raise
     except Exception as error:  # the library raises of all kinds, from OSError to KeyError, for a model that it cannot read
         said = " ".join(str(error).split())[:300]
         here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
@@ -103,7 +107,15 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
     missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
     if missing:
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
-    return HuggingFaceView(name, model.to(device), tokenizer)
+    try:
+        with _quietly():
+            return HuggingFaceView(name, model.to(device), tokenizer)
+    except InputError:
+        raise
+    except Exception as error:  # a make that nobody thought of breaks in its own way
+        raise InputError(
+            f"'{name}' ({type(model).__name__}) cannot be looked into: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 One forward pass of a few tokens records what every leaf module of a block read and wrote. A norm that reads the block's input
 and writes what attention reads is an input norm; one that reads what attention wrote is an output norm; one that reads their
-sum, and is what the stream goes on with, is a norm of the stream. No names of modules are needed, but for q, k and v.
+sum, and is what the stream goes on with, is a norm of the stream. Names tell only which modules are norms, and whose.
 """
 
 import re

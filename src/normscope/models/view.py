@@ -186,7 +186,7 @@ class ModelView(ABC):
     @property
     @abstractmethod
     def normalised_heads(self) -> str:
-        """The letters of q, k and v that are normalised after their projections."""
+        """The letters of q, k and v that are normalised after their projections, each head by itself, in every layer."""
 
     @property
     @abstractmethod

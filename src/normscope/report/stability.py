@@ -52,7 +52,7 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
         "layer",
         "norm / median norm",
         tuple(lines),
-        "Bands hold 50, 90 and 99% of a layer's norms; where they are narrow, embeddings lie on a sphere.",
+        "Bands hold 50, 90 and 99% of a layer's attention; where they are narrow, embeddings lie on a sphere.",
         settings,
         log_y=_spans_decades([value for line in lines for value in line.y]),
     )

@@ -37,7 +37,7 @@ def measure_clean(
 
     Args:
         view: the model.
-        sample: what it reads; the first token of every row is left out, as a receiver and as a sender.
+        sample: what it reads; the first token of every row does not count as a receiver, and for spread not as a sender.
         measures: some of ``CLEAN_MEASURES``.
         levels: RMS of the noise on the norms of keys and queries.
         noise: ``uniform`` or ``gaussian``.
@@ -92,6 +92,8 @@ class _Tables:
             sparse = by_head >= SPARSE
             scores = raw.transpose(0, 1)[:, later][sparse]
             self._add_collapse(step, scores, sparse)
+        if "sparsity" in self.measures:
+            self.maps = {one: self.maps[one] for one in self._most_telling()}
 
     def finished(self) -> dict[str, pd.DataFrame]:
         """The tables, with the lines of the whole model."""
@@ -161,12 +163,17 @@ class _Tables:
         if self.draws:
             kept = torch.randperm(len(scores), generator=self.generator, device=scores.device)[: self.sampled].sort().values
             strict = torch.zeros(len(self.levels), len(scores), device=scores.device)
-            if disturbed and len(kept):
-                strict[:, kept] = sampled_collapse(
-                    scores[kept], step.scale, self.levels, self.draws, self.generator, self.noise, SPARSE, softcap=step.softcap
-                ).strict
             drawn = torch.zeros_like(every).index_fill(0, kept, True)
+            moved = kept[self._can_collapse(margins[kept])]
+            if disturbed and len(moved):
+                strict[:, moved] = sampled_collapse(
+                    scores[moved], step.scale, self.levels, self.draws, self.generator, self.noise, SPARSE, softcap=step.softcap
+                ).strict
             self._add_probabilities(step.layer, "strict", strict, of_head, drawn, len(sparse))
+
+    def _can_collapse(self, margins: Float[Tensor, " sparse"]) -> Bool[Tensor, " sparse"]:
+        """Whether uniform noise of the largest level reaches a distribution's margin; Gaussian noise reaches all."""
+        return margins < math.sqrt(3) * max(self.levels) if self.noise == "uniform" else torch.ones_like(margins).bool()
 
     def _add_probabilities(
         self,
@@ -185,8 +192,8 @@ class _Tables:
             means, errors = [math.nan] * len(self.levels), [0.0] * len(self.levels)
             if drawn:
                 means = values.mean(1).tolist()
-            if drawn and definition == "strict":
-                errors = (values.std(1, correction=0) / drawn**0.5).tolist()
+            if definition == "strict":
+                errors = _drawn_errors(values, self.draws, count).tolist()
             rows = [
                 _probability(layer, head, level, definition, mean, stderr, count)
                 for level, mean, stderr in zip(self.levels, means, errors, strict=True)
@@ -219,21 +226,37 @@ class _Tables:
             }
             self._keep("margins", [row])
 
-    def _chosen_maps(self) -> list[dict[str, Any]]:
-        """Maps of the heads with the largest share of sparse distributions, the most fragile first where that is known."""
+    def _most_telling(self) -> list[tuple[int, int]]:
+        """The heads so far that lose most to noise, where that is known, then those with the largest share that is sparse."""
         share = {(r["layer"], r["head"]): r["share"] for r in self.rows["sparsity"] if r["head"] is not None}
         risk = {
             (row["layer"], row["head"]): row["probability"] * row["sparse"]
             for row in self.rows.get("collapse", [])
             if row["definition"] == "loose" and row["head"] is not None and row["noise"] == self.levels[-1] and row["sparse"]
         }
-        order = sorted(self.maps, key=lambda one: (-risk.get(one, 0.0), -share[one], one))[:_MAPS]
+        return sorted(self.maps, key=lambda one: (-risk.get(one, 0.0), -share[one], one))[:_MAPS]
+
+    def _chosen_maps(self) -> list[dict[str, Any]]:
         return [
             {"layer": layer, "head": head, "query": query, "key": key, "weight": weight}
-            for layer, head in sorted(order)
+            for layer, head in sorted(self.maps)
             for query, row in enumerate(self.maps[layer, head].tolist())
             for key, weight in enumerate(row)
         ]
+
+
+def _drawn_errors(shares: Float[Tensor, "levels drawn"], draws: int, count: int) -> Float[Tensor, " levels"]:
+    """Standard errors of mean shares: each share's own from its draws, and that of having drawn for a part of ``count`` only.
+
+    A share of 0 or 1 has an error too: half a draw is added to either side.
+    """
+    drawn = shares.shape[1]
+    if not drawn:
+        return torch.full((len(shares),), math.nan, dtype=shares.dtype)
+    likely = (shares * draws + 0.5) / (draws + 1)
+    own = (likely * (1 - likely)).sum(1) / draws / drawn**2
+    among = shares.var(1, correction=0) / drawn * (1 - drawn / count)
+    return (own + among).sqrt()
 
 
 def _probability(

@@ -1,6 +1,7 @@
 """What the tables of stability say, in sentences that a person can act on."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ from normscope.stability.tables import plain_rows
 _AT = 0.1  # the noise that sentences speak of, where it was measured
 _NAMED = 5
 _CLEAR = 2.0  # standard errors
+_PUBLISHED_SHARE = 0.01  # of the sparse distributions, whose noise the publication gives
 _WIDE = 0.2  # the published spread of Pre-Norm, ± 20 %
 Tables = Mapping[str, pd.DataFrame]
 
@@ -58,12 +60,14 @@ def _noise(view: ModelView, tables: Tables) -> Iterator[str]:
                 f"loss {row['loss_change']:+.3g} ± {row['loss_change_stderr']:.2g}."
             )
     alone = [row for row in rows if row["layer"] is not None]
+    level = min((row["noise"] for row in alone), key=lambda noise: abs(float(noise) - _AT), default=_AT)
+    alone = [row for row in alone if row["noise"] == level]
     clear = [row for row in alone if row["loss_change"] > _CLEAR * row["loss_change_stderr"]]
     clear = sorted(clear, key=lambda row: -float(row["loss_change"]))[:_NAMED]
     if clear:
         listed = ", ".join(f"{row['layer']} ({row['loss_change']:+.2g})" for row in clear)
         yield (
-            f"Disturbed one at a time by {_percent(clear[0]['noise'])}, the layers that cost most loss are {listed}: "
+            f"Disturbed one at a time by {_percent(level)}, the layers that cost most loss are {listed}: "
             f"give these full precision first, and look here when a change to the norms hurts."
         )
     elif alone:
@@ -79,7 +83,7 @@ def _collapse(view: ModelView, tables: Tables) -> Iterator[str]:
     if not whole:
         yield "No attention distribution is sparse (largest weight 0.95 or more): there is no circuit that could collapse."
         return
-    reached = next((row["noise"] for row in whole if row["probability"] >= 0.01), None)
+    reached = _level_at([row["noise"] for row in whole], [row["probability"] for row in whole], _PUBLISHED_SHARE)
     if reached is None:
         yield f"Fewer than 1 % of the sparse distributions collapse up to a noise of {_percent(whole[-1]['noise'])}."
     else:
@@ -110,6 +114,14 @@ def _sparsity(view: ModelView, tables: Tables) -> Iterator[str]:
     listed = ", ".join(f"{_head(row)} ({_percent(row['share'])})" for row in sparsest if row["share"] > 0)
     most = f", most in {listed}" if listed else ""
     yield f"{_percent(whole['share'])} of all attention distributions are sparse{most}."
+
+
+def _level_at(levels: list[float], shares: list[float], share: float) -> float | None:
+    """The noise at which a rising share is reached, on the line between two levels; None if it is not reached."""
+    for (low, before), (high, after) in pairwise(zip([0.0, *levels], [0.0, *shares], strict=True)):
+        if before < share <= after:
+            return low + (high - low) * (share - before) / (after - before)
+    return None
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:

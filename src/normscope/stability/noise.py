@@ -13,6 +13,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.models import NOTHING, AttentionStep, ModelView, Observer, Sample
+from normscope.tasks import stream_seed
 
 SPARSE, NON_SPARSE = 0.95, 0.70  # a distribution is sparse from here on, and not at all below there
 PLACES = ("all", "sparse", "non-sparse")
@@ -94,7 +95,7 @@ def measure_noise(
     for done, disturbance in enumerate(planned, 1):
         totals = torch.zeros_like(clean)
         for draw in range(draws):
-            generator = torch.Generator(sample.tokens.device).manual_seed(seed * 1_000_003 + draw)
+            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", draw))
             totals += _scores(view, sample, norm_noise(disturbance, view.normalised_heads, generator))
         rows.append(_row(disturbance, totals / draws, clean, sample))
         progress(done)
