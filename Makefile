@@ -19,7 +19,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 tests: $(INSTALLED)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
