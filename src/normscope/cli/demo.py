@@ -16,6 +16,7 @@ from normscope.cli.output import (
     progress,
     say,
 )
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from normscope.training import Recipe
 
 _TEST_EXAMPLES = 4000
+_TEXT_TOKENS = 128
 EXAMPLES = examples("normscope demo", "normscope demo --out /tmp/first-look --overwrite")
 
 
@@ -69,12 +71,16 @@ def demo(
         run.write_table("metrics", _trained(recipes))
         for name, table in _tested(seed).items():
             run.write_table(name, table)
+        model, tables = _looked_into(seed)
+        for name, table in tables.items():
+            run.write_table(name, table)
         write_demo_report(
             run,
             simulation.setting.summary,
             ensemble.summary,
             f"the tiny recipe, stopped early: {recipes[0].summary}",
             f"{', '.join(f'builtin:{name}' for name in BUILTIN)}; {_TEST_EXAMPLES:,} examples a split; seed {seed}",
+            f"{model}; seed {seed}",
         )
     report = run_path(out) / "report.html"
     if json:
@@ -98,6 +104,29 @@ def _trained(recipes: "list[Recipe]") -> "pd.DataFrame":
             tables.append(training.table.assign(scheme=recipe.scheme))
             before += recipe.steps
     return pd.concat(tables, ignore_index=True)
+
+
+def _looked_into(seed: int) -> "tuple[str, dict[str, pd.DataFrame]]":
+    """What stability says of SmolLM2 where its package is installed, else of one of our own; and which it was."""
+    import pandas as pd
+
+    from normscope.models import open_model
+    from normscope.models.open import PACKAGES, need_gguf, packaged_model
+    from normscope.stability import findings, measure_clean, sample_text
+
+    name = f"package:{next(iter(PACKAGES))}"
+    try:
+        packaged_model(name.partition(":")[2])
+        need_gguf()
+        content, size = sample_text(), _TEXT_TOKENS
+    except InputError as error:
+        say(f"no language model to look into: {error}")
+        name, content, size = "builtin:addition-small-pre", None, _TEXT_TOKENS
+    say(f"opening {name}")
+    view = open_model(name)
+    with progress("looking at attention", total=view.layers) as advance:
+        tables = measure_clean(view, view.sample(content, size, seed), draws=0, seed=seed, progress=advance)
+    return name, {"findings": pd.DataFrame({"text": findings(view, tables)}), **tables}
 
 
 def _tested(seed: int) -> "dict[str, pd.DataFrame]":

@@ -86,7 +86,8 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
 
     from normscope.models.hugging_face import HuggingFaceView
 
-    _need_gguf(file)
+    if file:
+        need_gguf()
     try:
         with _quietly():
             config = AutoConfig.from_pretrained(where, **file)
@@ -161,9 +162,8 @@ def _class_for(config: Any) -> Any:
     return AutoModelForCausalLM if causal and type(config) in AutoModelForCausalLM._model_mapping else AutoModel
 
 
-def _need_gguf(file: dict[str, str]) -> None:
-    if not file:
-        return
+def need_gguf() -> None:
+    """Refuse where the packages that read a GGUF file are missing."""
     try:
         import accelerate  # noqa: F401
         import gguf  # noqa: F401

@@ -7,13 +7,14 @@ import pandas as pd
 from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.dynamics import ensemble_section, simulation_section
 from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.stability import stability_sections
 from normscope.report.training import evaluation_section, training_section
 from normscope.results import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 
 
-def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str) -> Path:
+def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str, stability: str) -> Path:
     """Draw the run's tables and write ``report.html`` into its folder; the texts say with which settings they came about."""
     figures = run.path / "figures"
     figures.mkdir(exist_ok=True)
@@ -28,6 +29,7 @@ def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: 
             ensemble_section(run, ensemble),
             training_section(metrics, run, training),
             evaluation_section(run, evaluation),
+            *stability_sections(run, stability),
         ],
         footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
     )
