@@ -107,7 +107,7 @@ class World:
 
     @property
     def embeddings(self) -> Float[Tensor, "tokens dim"]:
-        """x = Σ_α x_α."""
+        """The sums Σ_α x_α."""
         return self.parts.sum(0)
 
     @property
@@ -129,7 +129,7 @@ class World:
 
 
 def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
-    """E_αᵀE_β of all pairs: 1 within a subspace, and between any two the i-th vectors at the given cosine, others orthogonal."""
+    """E_αᵀE_β of all pairs: 1 within a subspace; between two, the i-th vectors at the given cosine and others orthogonal."""
     place = torch.cat([torch.arange(width) for width in widths])
     matrix = cosine * (place[:, None] == place).double()
     return matrix.fill_diagonal_(1.0)
