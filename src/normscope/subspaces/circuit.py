@@ -6,8 +6,8 @@ Tokens come as a beginning, some types in random order, and the same again. A po
     layer 2, prefix-matching head:   q = type;  k = previous type;  writes type into prediction
 
 so that each token of the repetition predicts what followed its like the first time. Attention selects the largest score, the
-limit of a low temperature. Heads read by dual bases, which is exact for linearly independent subspaces. Two knobs take away what
-only a norm of the input needs: orthogonality (``angle``), and constant norm (``spread``, of a coordinate that no head reads).
+limit of a low temperature. Heads read by dual bases, which is exact for linearly independent subspaces. Two knobs take away
+what only a norm of the input needs: orthogonality (``angle``), and constant norm (``spread``, where no head reads).
 """
 
 import math
@@ -163,8 +163,8 @@ class InductionCircuit:
     def margins(self, scheme: Scheme) -> Float[Tensor, " 2"]:
         """How far each head is from collapse by Theorem 7: min over receivers and t of w_t*/w_t − λ; negative means collapsed.
 
-        The scores w are those of the codes, and 1 + κ_t is the length of a key over the mean. The query's factor is common to all t,
-        a temperature: κ^q = 0.
+        The scores w are those of the codes, and 1 + κ_t is the length of a key over the mean. The query's factor is common to
+        all t, a temperature: κ^q = 0.
         """
         positions, codes = self.coordinates[:, :2], self.codes[self.tokens]
         scores = (positions.roll(1, 0) @ positions.T, codes @ _before(codes).T)

@@ -1,0 +1,140 @@
+"""All that one forward pass tells of a model's subspaces: rank, spread, angles and interference."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.models import AttentionStep, HeadProjections, ModelView, NormView, Sample
+from normscope.subspaces.interference import interference_rows, partners, visible
+from normscope.subspaces.reading import reading_of
+from normscope.subspaces.spaces import Factors, data_roots, effective_rank, principal_cosines, weighted_cosine
+
+MEASURES = ("rank", "spread", "angles", "interference")
+SIDES = ("queries", "keys")
+
+
+def measure_subspaces(
+    view: ModelView,
+    sample: Sample,
+    measures: Collection[str] = MEASURES,
+    seed: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, pd.DataFrame]:
+    """A table for each measure, with a row for each layer, head and whatever else it depends on.
+
+    Args:
+        view: the model.
+        sample: what it reads; the first token of every row counts neither as receiver nor as sender.
+        measures: some of ``MEASURES``.
+        seed: of who is exchanged with whom.
+        progress: told the number of layers that are done.
+    """
+    counted = sample.present.clone()
+    counted[:, 0] = False
+    tables = _Tables(view, set(measures), view.norms, counted, partners(counted, seed))
+
+    def observe(step: AttentionStep) -> None:
+        tables.add(step)
+        progress(step.layer + 1)
+
+    view.forward(sample, observe)
+    made = {name: pd.DataFrame(rows) for name, rows in tables.rows.items()}
+    return {name: made[name] for name in MEASURES if name in made}
+
+
+@dataclass
+class _Tables:
+    """Rows of the tables, a layer at a time."""
+
+    view: ModelView
+    measures: set[str]
+    norms: list[NormView]
+    counted: Bool[Tensor, "rows tokens"]
+    partner: Int[Tensor, " tokens_of_all_rows"]
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def add(self, step: AttentionStep) -> None:
+        """What one layer adds."""
+        weights = self.view.projections(step.layer)
+        bare = self._bare(step, weights)
+        spaces = visible(weights.W_Q, weights.W_K, bare)
+        x = step.read[self.counted].double()
+        makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+            "rank": lambda: _rank_rows(step.layer, spaces, self.view.dim),
+            "spread": lambda: _spread_rows(step.layer, spaces, x),
+            "angles": lambda: _angle_rows(step.layer, spaces, x, weights.shared),
+            "interference": lambda: self._interference(step, weights, spaces, bare),
+        }
+        for name, make in makers.items():
+            if name in self.measures:
+                self.rows.setdefault(name, []).extend(make())
+
+    def _bare(self, step: AttentionStep, weights: HeadProjections) -> bool:
+        """Whether scores are x W_QK y and nothing else."""
+        normalised = any(norm.layer == step.layer and norm.slot in ("q", "k") for norm in self.norms)
+        return step.rotation is None and not normalised and not bool(weights.b_Q.any() or weights.b_K.any())
+
+    def _interference(
+        self, step: AttentionStep, weights: HeadProjections, spaces: Factors, bare: bool
+    ) -> Iterator[dict[str, Any]]:
+        reading = reading_of(self.view, step, self.norms)
+        # a norm with a bias adds a constant to q and k, which then stands in the scores like a bias of theirs
+        bare = bare and (reading.norm is None or reading.norm.bias is None)
+        before = visible(reading.before(weights.W_Q), reading.before(weights.W_K), bare)
+        both = {"before": before, "after": spaces}
+        return interference_rows(self.view, step, reading, both, self.counted, self.partner)
+
+
+def _rank_rows(layer: int, spaces: Factors, dim: int) -> Iterator[dict[str, Any]]:
+    effective = effective_rank(spaces.singular).tolist()
+    largest = spaces.singular[:, 0].tolist()
+    for head, rank in enumerate(spaces.rank.tolist()):
+        yield {
+            "layer": layer,
+            "head": head,
+            "rank": rank,
+            "null": dim - rank,
+            "effective_rank": effective[head],
+            "largest": largest[head],
+            "smallest": float(spaces.singular[head, max(rank - 1, 0)]),
+        }
+
+
+def _spread_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:
+    """Lengths of P x over their median, and the share |P x|²/|x|² that a head sees."""
+    whole = x.square().sum(1)
+    points = torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)
+    for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
+        for head, basis in enumerate(bases):
+            seen = (x @ basis).square().sum(1)
+            low, median, high = seen.sqrt().quantile(points).tolist()
+            share = float((seen / whole).mean())
+            row = {"layer": layer, "head": head, "side": side, "share": share, "median": median}
+            yield row | {"low90": low / median, "high90": high / median}
+
+
+def _angle_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"], shared: int) -> Iterator[dict[str, Any]]:
+    """Angles of every pair of heads on either side; heads that share their keys are no pair on the side of keys."""
+    for side, bases, group in zip(SIDES, (spaces.queries, spaces.keys), (1, shared), strict=True):
+        roots = data_roots(x, bases)
+        for one, other in combinations(range(len(bases)), 2):
+            if one // group == other // group:
+                continue
+            rank = min(int(basis.any(0).sum()) for basis in (bases[one], bases[other]))
+            cosines = principal_cosines(bases[one], bases[other])[:rank]
+            weighted = weighted_cosine(bases[one], bases[other], roots[one], roots[other])
+            yield {
+                "layer": layer,
+                "head": one,
+                "other": other,
+                "side": side,
+                "smallest_angle": float(torch.rad2deg(cosines[0].acos())) if rank else torch.nan,
+                "mean_cosine": float(cosines.mean()) if rank else torch.nan,
+                "weighted_cosine": float(weighted),
+            }

@@ -1,0 +1,86 @@
+"""What heads can see: rank and row spaces of W_QK from thin factors, and the angles between them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Singular values of W_QK = W_Q W_Kᵀ by head, and orthonormal bases of its row spaces on either side.
+
+    Attributes:
+        singular: in falling order.
+        rank: how many are not rounding.
+        queries: of everything in a receiver that the scores depend on, as columns; those beyond the rank are 0.
+        keys: the same of senders.
+    """
+
+    singular: Float[Tensor, "heads head"]
+    rank: Int[Tensor, " heads"]
+    queries: Float[Tensor, "heads dim head"]
+    keys: Float[Tensor, "heads dim head"]
+
+
+def factors(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim head"]) -> Factors:
+    """The singular value decomposition of W_Q W_Kᵀ without the matrix: W = QR on both sides, then that of R_Q R_Kᵀ.
+
+    Values up to dim · eps of the largest are rounding, with eps that of the numbers the weights are kept in.
+    """
+    Q_Q, R_Q = torch.linalg.qr(W_Q.double())
+    Q_K, R_K = torch.linalg.qr(W_K.double())
+    U, singular, Vh = torch.linalg.svd(R_Q @ R_K.mT)
+    kept = singular > _rounding(W_Q) * singular[:, :1]
+    return Factors(singular, kept.sum(1), Q_Q @ U * kept[:, None], Q_K @ Vh.mT * kept[:, None])
+
+
+def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
+    """Orthonormal bases of what the columns of W span, with columns of 0 beyond the rank."""
+    Q, R = torch.linalg.qr(W.double())
+    U, singular, _ = torch.linalg.svd(R)
+    kept = singular > _rounding(W) * singular[:, :1]
+    return Q @ U * kept[:, None]
+
+
+def effective_rank(singular: Float[Tensor, "heads head"]) -> Float[Tensor, " heads"]:
+    """(Σσ²)²/Σσ⁴: how many directions carry W_QK, if some carry much more than others."""
+    squares = singular.square()
+    return squares.sum(1).square() / squares.square().sum(1)
+
+
+def principal_cosines(
+    one: Float[Tensor, "*pairs dim width"], other: Float[Tensor, "*pairs dim width"]
+) -> Float[Tensor, "*pairs width"]:
+    """Cosines of the principal angles between subspaces with orthonormal bases, the largest first."""
+    return torch.linalg.svdvals(one.mT @ other).clamp(max=1)
+
+
+def data_roots(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Float[Tensor, "heads few width"]:
+    """R with RᵀR = Σ_t (Vᵀx_t)(Vᵀx_t)ᵀ for every basis V: where the data lie in a subspace, as a small matrix."""
+    root: Tensor = torch.linalg.qr(x @ bases, mode="r").R
+    return root
+
+
+def weighted_cosine(
+    one: Float[Tensor, "*pairs dim width"],
+    other: Float[Tensor, "*pairs dim width"],
+    root: Float[Tensor, "*pairs few width"],
+    other_root: Float[Tensor, "*pairs few width"],
+) -> Float[Tensor, " *pairs"]:
+    """‖S^½ P P' S^½‖_* / √(tr PS · tr P'S), S = E[x xᵀ]: the mean cosine of principal angles, weighted by where the data lie.
+
+    What Theorem 2 asks for is x_α·x_β = 0 for the parts x_α = P x and x_β = P'x of tokens, not for all directions of two
+    subspaces: an angle between directions in which no token has a part is nobody's matter. Now E[x_α·x_β] = tr(S^½ P P' S^½),
+    and the sum of singular values bounds it whatever the signs are. The value lies between 0, parts always orthogonal, and 1,
+    the same subspace. For data that lie alike in all directions the singular values are cos θ_m themselves, and the value is
+    their mean for subspaces of one width.
+    """
+    shared = torch.linalg.svdvals(root @ (one.mT @ other) @ other_root.mT).sum(-1)
+    sizes = (root.square().sum((-2, -1)) * other_root.square().sum((-2, -1))).sqrt()
+    return torch.where(sizes > 0, shared / sizes, 0.0).clamp(max=1)
+
+
+def _rounding(W: Tensor) -> float:
+    return float(torch.finfo(W.dtype).eps * W.shape[-2])
