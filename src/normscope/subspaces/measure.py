@@ -14,9 +14,11 @@ from normscope.models import AttentionStep, HeadProjections, ModelView, NormView
 from normscope.subspaces.interference import interference_rows, partners, visible
 from normscope.subspaces.reading import reading_of
 from normscope.subspaces.spaces import Factors, data_roots, effective_rank, principal_cosines, weighted_cosine
+from normscope.threads import one_thread
 
 MEASURES = ("rank", "spread", "angles", "interference")
 SIDES = ("queries", "keys")
+_SMALL = 1 << 20  # numbers in what a layer reads
 
 
 def measure_subspaces(
@@ -40,7 +42,8 @@ def measure_subspaces(
     tables = _Tables(view, set(measures), view.norms, counted, partners(counted, seed))
 
     def observe(step: AttentionStep) -> None:
-        tables.add(step)
+        with one_thread(small=step.read.numel() < _SMALL):
+            tables.add(step)
         progress(step.layer + 1)
 
     view.forward(sample, observe)

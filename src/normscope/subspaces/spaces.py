@@ -41,7 +41,8 @@ def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
     Q, R = torch.linalg.qr(W.double())
     U, singular, _ = torch.linalg.svd(R)
     kept = singular > _rounding(W) * singular[:, :1]
-    return Q @ U * kept[:, None]
+    basis: Tensor = Q @ U * kept[:, None]
+    return basis
 
 
 def effective_rank(singular: Float[Tensor, "heads head"]) -> Float[Tensor, " heads"]:
@@ -54,7 +55,8 @@ def principal_cosines(
     one: Float[Tensor, "*pairs dim width"], other: Float[Tensor, "*pairs dim width"]
 ) -> Float[Tensor, "*pairs width"]:
     """Cosines of the principal angles between subspaces with orthonormal bases, the largest first."""
-    return torch.linalg.svdvals(one.mT @ other).clamp(max=1)
+    cosines: Tensor = torch.linalg.svdvals(one.mT @ other).clamp(max=1)
+    return cosines
 
 
 def data_roots(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Float[Tensor, "heads few width"]:
