@@ -2,6 +2,7 @@
 
 from normscope.subspaces.circuit import InductionCircuit, breaking_points, theorem_7_margin
 from normscope.subspaces.constructed import circuit_tables, interference_table, predicted_change
+from normscope.subspaces.findings import findings, in_words, world_findings
 from normscope.subspaces.measure import MEASURES, measure_subspaces
 from normscope.subspaces.spaces import factors, principal_cosines, weighted_cosine
 from normscope.subspaces.world_view import WorldView
@@ -16,7 +17,9 @@ __all__ = [
     "breaking_points",
     "circuit_tables",
     "factors",
+    "findings",
     "head_scores",
+    "in_words",
     "interference_table",
     "look",
     "measure_subspaces",
@@ -24,4 +27,5 @@ __all__ = [
     "principal_cosines",
     "theorem_7_margin",
     "weighted_cosine",
+    "world_findings",
 ]

@@ -35,8 +35,8 @@ def predicted_change(
     """Scores of the head of a part, and by which factor an exchange of all that it does not see changes them, in closed form.
 
     The head sees x by D_αᵀ, so the projection on what it sees has |P x|² = aᵀ(D_αᵀD_α)⁻¹a, and D_αᵀD_α is a block of the
-    inverse of G = EᵀE. An exchange gives |x'_t|² = |P x_t|² + |x_s|² − |P x_s|², and a norm of what is read, or of the stream, turns
-    that into the factor |x_t|/|x'_t| on queries and on keys, unless these are normalised themselves.
+    inverse of G = EᵀE. An exchange gives |x'_t|² = |P x_t|² + |x_s|² − |P x_s|², and a norm of what is read, or of the stream,
+    turns that into the factor |x_t|/|x'_t| on queries and on keys, unless these are normalised themselves.
     """
     c, heads = slots_at(scheme, 0, 1)
     bases = torch.cat(world.subspaces.bases, 1)

@@ -30,6 +30,8 @@ def measure_subspaces(
 ) -> dict[str, pd.DataFrame]:
     """A table for each measure, with a row for each layer, head and whatever else it depends on.
 
+    With ``angles`` comes ``overlaps``: for each head and side the means over its pairs.
+
     Args:
         view: the model.
         sample: what it reads; the first token of every row counts neither as receiver nor as sender.
@@ -47,8 +49,10 @@ def measure_subspaces(
         progress(step.layer + 1)
 
     view.forward(sample, observe)
-    made = {name: pd.DataFrame(rows) for name, rows in tables.rows.items()}
-    return {name: made[name] for name in MEASURES if name in made}
+    made = {name: pd.DataFrame(tables.rows[name]) for name in MEASURES if name in tables.rows}
+    if not made.get("angles", pd.DataFrame()).empty:
+        made["overlaps"] = _overlaps(made["angles"])
+    return made
 
 
 @dataclass
@@ -119,7 +123,7 @@ def _spread_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"]) ->
             low, median, high = seen.sqrt().quantile(points).tolist()
             share = float((seen / whole).mean())
             row = {"layer": layer, "head": head, "side": side, "share": share, "median": median}
-            yield row | {"low90": low / median, "high90": high / median}
+            yield row | {"low90": low / median, "high90": high / median, "spread": (high - low) / median}
 
 
 def _angle_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"], shared: int) -> Iterator[dict[str, Any]]:
@@ -141,3 +145,10 @@ def _angle_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"], sha
                 "mean_cosine": float(cosines.mean()) if rank else torch.nan,
                 "weighted_cosine": float(weighted),
             }
+
+
+def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:
+    """Means of the cosines of every head over its pairs."""
+    mirrored = angles.rename(columns={"head": "other", "other": "head"})
+    both = pd.concat([angles, mirrored])[["layer", "head", "side", "mean_cosine", "weighted_cosine"]]
+    return both.groupby(["layer", "side", "head"], as_index=False, sort=False).mean().sort_values(["layer", "side", "head"])
