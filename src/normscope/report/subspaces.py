@@ -39,8 +39,9 @@ def _circuit(run: RunFolder, settings: str) -> Section | None:
         "every scheme solves the task. Taking away orthogonality or constant norm breaks the circuit only where a norm stands "
         "between the stream and the heads, for then every part is divided by the length of the whole.",
     )
-    pictures = [save_circuit(run, "circuit", selections, settings)]
-    pictures += [save_picture(run, f"circuit-{knob}", _knob_chart(knob, points, curves, settings)) for knob in _KNOBS]
+    charts = {knob: _knob_chart(knob, points, curves, settings) for knob in _KNOBS}
+    pictures = [save_circuit(run, "circuit", selections, list(charts.values()), settings)]
+    pictures += [save_picture(run, f"circuit-{knob}", chart) for knob, chart in charts.items()]
     rows = tuple(
         (str(row.knob), str(row.scheme), str(row.part), _point(row.knob, row.predicted), _point(row.knob, row.observed))
         for row in points.itertuples(index=False)
@@ -66,7 +67,7 @@ def _knob_chart(knob: str, points: pd.DataFrame, curves: pd.DataFrame, settings:
         label,
         "tokens that predict right, in %",
         tuple(lines),
-        "Only a norm of the input needs orthogonal spheres; an upright line is where Theorem 7 lets the first head collapse.",
+        "An upright line is where Theorem 7 lets the first head collapse; lines that stay at 100 % lie on each other.",
         settings,
         log_x=True,
     )
