@@ -19,10 +19,11 @@ from torch import Tensor
 
 from normscope.models import AttentionStep, ModelView
 from normscope.subspaces.reading import Reading
-from normscope.subspaces.spaces import Factors, factors, span
+from normscope.subspaces.spaces import Visible
 
 PLACES = ("before", "after")
 EXCHANGED = ("queries", "keys", "both")
+_HELD = 1 << 24  # numbers in the queries or keys of exchanges that are held at once
 
 
 def partners(counted: Bool[Tensor, "rows tokens"], seed: int) -> Int[Tensor, " tokens_of_all_rows"]:
@@ -42,21 +43,11 @@ def exchange(
     return other + (x - other) @ basis @ basis.T
 
 
-def visible(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim head"], bare: bool) -> Factors:
-    """Rank and singular values of W_QK, with bases of all that the scores depend on in a receiver and in a sender.
-
-    Scores that are nothing but x W_QK y (``bare``: no rotation, no biases, no norms of q and k) see the row spaces of W_QK.
-    Otherwise, rotations, biases and norms stand between W_Q and W_K, and what the columns of each span may all be seen.
-    """
-    found = factors(W_Q, W_K)
-    return found if bare else Factors(found.singular, found.rank, span(W_Q), span(W_K))
-
-
 def interference_rows(
     view: ModelView,
     step: AttentionStep,
     reading: Reading,
-    spaces: dict[str, Factors],
+    spaces: dict[str, Visible],
     counted: Bool[Tensor, "rows tokens"],
     partner: Int[Tensor, " tokens_of_all_rows"],
 ) -> Iterator[dict[str, Any]]:
@@ -68,14 +59,40 @@ def interference_rows(
     given = {"before": reading.states.double(), "after": step.read.double()}
     made: dict[str, Callable[[Tensor], Tensor]] = {"before": reading, "after": lambda x: x}
     for place in PLACES:
-        x, make = given[place], made[place]
+        x, make, seen = given[place], made[place], spaces[place]
         q, k, _ = view.heads_of(step.layer, make(x).to(step.read), step.rotation)
-        for head in range(q.shape[1]):
-            turned = []
-            for side, basis in enumerate((spaces[place].queries[head], spaces[place].keys[head])):
-                read = make(exchange(x, basis, partner)).to(step.read)
-                turned.append(view.heads_of(step.layer, read, step.rotation)[side][:, head])
-            yield from _compared(step, head, place, (q[:, head], k[:, head]), (turned[0], turned[1]), counted)
+        turned_q = _turned(view, step, x, make, seen.queries, partner, 0)
+        turned_k = _turned(view, step, x, make, seen.keys[:: seen.shared], partner, 1)
+        keys: Tensor = torch.empty(0)
+        for head, queries in enumerate(turned_q):
+            keys = next(turned_k) if head % seen.shared == 0 else keys
+            yield from _compared(step, head, place, (q[:, head], k[:, head]), (queries, keys), counted)
+
+
+def _turned(
+    view: ModelView,
+    step: AttentionStep,
+    x: Float[Tensor, "rows tokens dim"],
+    make: Callable[[Tensor], Tensor],
+    bases: Float[Tensor, "groups dim width"],
+    partner: Int[Tensor, " tokens_of_all_rows"],
+    side: int,
+) -> Iterator[Float[Tensor, "rows tokens head"]]:
+    """Queries (side 0) or keys (side 1) after the exchange, for each group of heads that share them those of the first.
+
+    A model gives those of all heads at once, so several exchanges are put into one call as rows, as memory allows.
+    """
+    rows, group = len(x), view.heads // len(bases)
+    chunk = max(1, _HELD // (x.shape[0] * x.shape[1] * view.heads * view.head))
+    for first in range(0, len(bases), chunk):
+        some = bases[first : first + chunk]
+        read = torch.cat([make(exchange(x, basis, partner)).to(step.read) for basis in some])
+        rotation = step.rotation
+        if rotation is not None and len(rotation[0]) > 1:
+            rotation = rotation[0].repeat(len(some), 1, 1), rotation[1].repeat(len(some), 1, 1)
+        made = view.heads_of(step.layer, read, rotation)[side]
+        for i in range(len(some)):
+            yield made[i * rows : (i + 1) * rows, (first + i) * group]
 
 
 def _compared(

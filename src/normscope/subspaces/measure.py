@@ -11,9 +11,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.models import AttentionStep, HeadProjections, ModelView, NormView, Sample
-from normscope.subspaces.interference import interference_rows, partners, visible
+from normscope.subspaces.interference import interference_rows, partners
 from normscope.subspaces.reading import reading_of
-from normscope.subspaces.spaces import Factors, data_roots, effective_rank, principal_cosines, weighted_cosine
+from normscope.subspaces.spaces import (
+    Factors,
+    Visible,
+    data_roots,
+    effective_rank,
+    factors,
+    principal_cosines,
+    visible,
+    weighted_cosine,
+)
 from normscope.threads import one_thread
 
 MEASURES = ("rank", "spread", "angles", "interference")
@@ -70,12 +79,12 @@ class _Tables:
         """What one layer adds."""
         weights = self.view.projections(step.layer)
         bare = self._bare(step, weights)
-        spaces = visible(weights.W_Q, weights.W_K, bare)
+        spaces = visible(weights.W_Q, weights.W_K, bare, weights.shared)
         x = step.read[self.counted].double()
         makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-            "rank": lambda: _rank_rows(step.layer, spaces, self.view.dim),
+            "rank": lambda: _rank_rows(step.layer, factors(weights.W_Q, weights.W_K), self.view.dim),
             "spread": lambda: _spread_rows(step.layer, spaces, x),
-            "angles": lambda: _angle_rows(step.layer, spaces, x, weights.shared),
+            "angles": lambda: _angle_rows(step.layer, spaces, x),
             "interference": lambda: self._interference(step, weights, spaces, bare),
         }
         for name, make in makers.items():
@@ -88,20 +97,20 @@ class _Tables:
         return step.rotation is None and not normalised and not bool(weights.b_Q.any() or weights.b_K.any())
 
     def _interference(
-        self, step: AttentionStep, weights: HeadProjections, spaces: Factors, bare: bool
+        self, step: AttentionStep, weights: HeadProjections, spaces: Visible, bare: bool
     ) -> Iterator[dict[str, Any]]:
         reading = reading_of(self.view, step, self.norms)
         # a norm with a bias adds a constant to q and k, which then stands in the scores like a bias of theirs
         bare = bare and (reading.norm is None or reading.norm.bias is None)
-        before = visible(reading.before(weights.W_Q), reading.before(weights.W_K), bare)
+        before = visible(reading.before(weights.W_Q), reading.before(weights.W_K), bare, weights.shared)
         both = {"before": before, "after": spaces}
         return interference_rows(self.view, step, reading, both, self.counted, self.partner)
 
 
-def _rank_rows(layer: int, spaces: Factors, dim: int) -> Iterator[dict[str, Any]]:
-    effective = effective_rank(spaces.singular).tolist()
-    largest = spaces.singular[:, 0].tolist()
-    for head, rank in enumerate(spaces.rank.tolist()):
+def _rank_rows(layer: int, found: Factors, dim: int) -> Iterator[dict[str, Any]]:
+    effective = effective_rank(found.singular).tolist()
+    largest = found.singular[:, 0].tolist()
+    for head, rank in enumerate(found.rank.tolist()):
         yield {
             "layer": layer,
             "head": head,
@@ -109,11 +118,11 @@ def _rank_rows(layer: int, spaces: Factors, dim: int) -> Iterator[dict[str, Any]
             "null": dim - rank,
             "effective_rank": effective[head],
             "largest": largest[head],
-            "smallest": float(spaces.singular[head, max(rank - 1, 0)]),
+            "smallest": float(found.singular[head, max(rank - 1, 0)]),
         }
 
 
-def _spread_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:
+def _spread_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:
     """Lengths of P x over their median, and the share |P x|²/|x|² that a head sees."""
     whole = x.square().sum(1)
     points = torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)
@@ -126,25 +135,26 @@ def _spread_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"]) ->
             yield row | {"low90": low / median, "high90": high / median, "spread": (high - low) / median}
 
 
-def _angle_rows(layer: int, spaces: Factors, x: Float[Tensor, "tokens dim"], shared: int) -> Iterator[dict[str, Any]]:
+def _angle_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:
     """Angles of every pair of heads on either side; heads that share their keys are no pair on the side of keys."""
-    for side, bases, group in zip(SIDES, (spaces.queries, spaces.keys), (1, shared), strict=True):
+    for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
+        pairs = [pair for pair in combinations(range(len(bases)), 2) if pair[0] // shared != pair[1] // shared]
+        if not pairs:
+            continue
+        one, other = torch.tensor(pairs).T
+        wide = bases.transpose(0, 1).flatten(1)
+        heads, _, width = bases.shape
+        products = (wide.T @ wide).view(heads, width, heads, width)[one, :, other]
         roots = data_roots(x, bases)
-        for one, other in combinations(range(len(bases)), 2):
-            if one // group == other // group:
-                continue
-            rank = min(int(basis.any(0).sum()) for basis in (bases[one], bases[other]))
-            cosines = principal_cosines(bases[one], bases[other])[:rank]
-            weighted = weighted_cosine(bases[one], bases[other], roots[one], roots[other])
-            yield {
-                "layer": layer,
-                "head": one,
-                "other": other,
-                "side": side,
-                "smallest_angle": float(torch.rad2deg(cosines[0].acos())) if rank else torch.nan,
-                "mean_cosine": float(cosines.mean()) if rank else torch.nan,
-                "weighted_cosine": float(weighted),
-            }
+        cosines = principal_cosines(products)
+        weighted = weighted_cosine(products, roots[one], roots[other]).tolist()
+        ranks = bases.any(1).sum(1)
+        common = torch.minimum(ranks[one], ranks[other])
+        means = (cosines.sum(1) / common).tolist()
+        smallest = torch.rad2deg(cosines[:, 0].acos()).tolist()
+        for i, (head, another) in enumerate(pairs):
+            row = {"layer": layer, "head": head, "other": another, "side": side}
+            yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": weighted[i]}
 
 
 def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:

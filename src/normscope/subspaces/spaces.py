@@ -51,11 +51,30 @@ def effective_rank(singular: Float[Tensor, "heads head"]) -> Float[Tensor, " hea
     return squares.sum(1).square() / squares.square().sum(1)
 
 
-def principal_cosines(
-    one: Float[Tensor, "*pairs dim width"], other: Float[Tensor, "*pairs dim width"]
-) -> Float[Tensor, "*pairs width"]:
-    """Cosines of the principal angles between subspaces with orthonormal bases, the largest first."""
-    cosines: Tensor = torch.linalg.svdvals(one.mT @ other).clamp(max=1)
+@dataclass(frozen=True)
+class Visible:
+    """Orthonormal bases of all that scores depend on in receivers and in senders; ``shared`` heads each share their keys."""
+
+    queries: Float[Tensor, "heads dim head"]
+    keys: Float[Tensor, "heads dim head"]
+    shared: int = 1
+
+
+def visible(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim head"], bare: bool, shared: int = 1) -> Visible:
+    """What heads can see.
+
+    Scores that are nothing but x W_QK y (``bare``: no rotation, no biases, no norms of q and k) see the row spaces of W_QK.
+    Otherwise rotations, biases and norms stand between W_Q and W_K, and all that the columns of each span may be seen.
+    """
+    if bare and shared == 1:
+        found = factors(W_Q, W_K)
+        return Visible(found.queries, found.keys)
+    return Visible(span(W_Q), span(W_K[::shared]).repeat_interleave(shared, 0), shared)
+
+
+def principal_cosines(products: Float[Tensor, "*pairs width width"]) -> Float[Tensor, "*pairs width"]:
+    """Cosines of the principal angles between subspaces, the largest first, from products VᵀV' of their orthonormal bases."""
+    cosines: Tensor = torch.linalg.svdvals(products).clamp(max=1)
     return cosines
 
 
@@ -66,8 +85,7 @@ def data_roots(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim w
 
 
 def weighted_cosine(
-    one: Float[Tensor, "*pairs dim width"],
-    other: Float[Tensor, "*pairs dim width"],
+    products: Float[Tensor, "*pairs width width"],
     root: Float[Tensor, "*pairs few width"],
     other_root: Float[Tensor, "*pairs few width"],
 ) -> Float[Tensor, " *pairs"]:
@@ -78,8 +96,13 @@ def weighted_cosine(
     and the sum of singular values bounds it whatever the signs are. The value lies between 0, parts always orthogonal, and 1,
     the same subspace. For data that lie alike in all directions the singular values are cos θ_m themselves, and the value is
     their mean for subspaces of one width.
+
+    Args:
+        products: VᵀV' of orthonormal bases.
+        root: R with RᵀR = VᵀSV, of ``data_roots``; any factor cancels.
+        other_root: the same for V'.
     """
-    shared = torch.linalg.svdvals(root @ (one.mT @ other) @ other_root.mT).sum(-1)
+    shared = torch.linalg.svdvals(root @ products @ other_root.mT).sum(-1)
     sizes = (root.square().sum((-2, -1)) * other_root.square().sum((-2, -1))).sqrt()
     return torch.where(sizes > 0, shared / sizes, 0.0).clamp(max=1)
 
