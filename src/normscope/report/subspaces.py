@@ -11,6 +11,7 @@ from normscope.report.figures import save_picture, write_page
 from normscope.report.page import PageTable, Section
 from normscope.results import RunFolder
 
+_ROUNDING = 1e-4  # a change of scores below this is rounding
 _KNOBS = {
     "angle": ("Orthogonality taken away", "degrees away from orthogonal", 90.0, -1.0),
     "spread": ("Constant norm taken away", "spread of lengths", 0.0, 1.0),
@@ -100,8 +101,15 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
     table = filled_table(run, "interference")
     if table is None:
         return None
+    text = (
+        "The part of a token that a head does not see is exchanged for that of another token. After the norm, this does "
+        "nothing. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
+        "Without a norm between, or with queries and keys normalised after their projections, there is none.",
+    )
     before = table[table["place"] == "before"]
     both, keys = before[before["exchanged"] == "both"], before[before["exchanged"] == "keys"]
+    if both["change"].max() < _ROUNDING:
+        return Section("Interference", (*text, "No head's scores change by more than rounding: there is nothing to draw."))
     maps: dict[str, Chart | HeatMap | None] = {
         "interference": head_map(
             both,
@@ -130,11 +138,6 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
             settings,
         ),
     }
-    text = (
-        "The part of a token that a head does not see is exchanged for that of another token. After the norm, this does "
-        "nothing. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
-        "Without a norm between, or with queries and keys normalised after their projections, there is none.",
-    )
     return charts_section(run, "Interference", text, maps)
 
 

@@ -67,11 +67,17 @@ def _interference(view: ModelView, rows: list[Row]) -> Iterator[str]:
         for place, exchanged in (("before", "both"), ("before", "keys"), ("after", "both"))
     }
     before, keys, after = chosen.values()
-    yield (
-        f"After the norm, an exchange of what a head does not attend to changes its scores by {max(_all(after, 'change')):.1g} "
-        f"at most: rounding, for it lies in a null space."
-    )
-    largest = max(_all(before, "change"))
+    largest, left = (max(_all(some, "change")) for some in (before, after))
+    if left < NOTHING:
+        yield (
+            f"After the norm, an exchange of what a head does not attend to changes its scores by {left:.1g} at most: rounding, "
+            f"for it lies in a null space."
+        )
+    else:
+        yield (
+            f"Even after the norm of its input, an exchange of what a head does not attend to changes its scores, by up to "
+            f"{100 * left:.3g} %: queries and keys are normalised over all heads together, and so share a length."
+        )
     if largest < NOTHING:
         yield (
             f"No interference: exchanged before the norm, it changes scores by {largest:.1g} at most. "
