@@ -40,7 +40,7 @@ from test_models import FAMILIES, opened_smollm2, steps_of, untouched
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 ROUNDING = 1e-12
-ALL_SCHEMES = pytest.mark.parametrize("scheme", NAMED.values(), ids=str)
+ALL_SCHEMES = pytest.mark.parametrize("scheme", NAMED.values(), ids=list(NAMED))
 KINDS = pytest.mark.parametrize(("angle", "spread"), [(90.0, 0.0), (90.0, 0.6), (50.0, 0.0), (20.0, 0.8)])
 
 
@@ -217,7 +217,7 @@ def test_the_circuit_breaks_where_theorem_7_says(knob: str, name: str, seed: int
     assert points["circuit"][0] == earlier([points["previous-token"][0], points["prefix-matching"][0]])
 
 
-@pytest.mark.parametrize("name", ["none", "qkv"])
+@pytest.mark.parametrize("name", ["none", "qkv", "qk", "res-post", "hybrid"])
 def test_nothing_breaks_where_no_norm_stands_between(name: str) -> None:
     for knob in KNOBS:
         for pair in breaking_points(InductionCircuit(5), NAMED[name], knob).values():

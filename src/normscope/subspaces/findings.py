@@ -70,8 +70,8 @@ def _interference(view: ModelView, rows: list[Row]) -> Iterator[str]:
     largest, left = (max(_all(some, "change")) for some in (before, after))
     if left < NOTHING:
         yield (
-            f"After the norm, an exchange of what a head does not attend to changes its scores by {left:.1g} at most: rounding, "
-            f"for it lies in a null space."
+            f"After the norm, an exchange of what a head does not attend to changes its scores by {left:.1g} at most: "
+            f"rounding, for it lies in a null space."
         )
     else:
         yield (
