@@ -12,6 +12,8 @@ from PIL import Image
 
 from cli_run import run
 from normscope.cli import main
+from normscope.report.charts import Chart, Line
+from normscope.report.circuit import draw_circuit
 from normscope.results import RunFolder, open_run
 from normscope.subspaces import MEASURES
 from test_models import GROUPED, built, opened_smollm2, word_tokenizer
@@ -148,6 +150,20 @@ def test_a_world_leaves_tables_and_the_circuit_in_one_look(world_run: Run) -> No
     worlds = [record for record in records if record["measure"] == "interference"]
     assert max(abs(record["before"] - record["predicted"]) for record in worlds) < 1e-12
     assert max(record["before"] for record in worlds if record["scheme"] == "qkv") < 1e-12
+
+
+@pytest.mark.parametrize("schemes", [1, 9])
+def test_the_circuit_is_drawn_for_any_number_of_schemes(world_run: Run, schemes: int) -> None:
+    rows = world_run[0].table("selections").query("scheme == 'pre'")
+    lines = tuple(Line(f"scheme{i}", [0.1, 1.0], [100.0, 0.0]) for i in range(schemes))
+    charts = [Chart(title, "turned", "solved", lines, "", log_x=True) for title in ("one", "two")]
+    figure = draw_circuit(pd.concat([rows.assign(scheme=f"scheme{i}") for i in range(schemes)]), charts, "")
+    figure.draw_without_rendering()
+    panels = [axes for axes in figure.axes if axes.get_title().endswith("right")]
+    assert len(panels) == 3 * schemes
+    assert all(axes.get_position().height > 0 for axes in figure.axes)
+    right = (rows["selected"] == rows["wanted"]).groupby(rows["world"], sort=False).sum()
+    assert [axes.get_title() for axes in panels[:3]] == [f"{count} of 5 right" for count in right]
 
 
 def test_a_world_prints_theory_beside_what_was_seen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
