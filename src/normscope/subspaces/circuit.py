@@ -26,9 +26,8 @@ from normscope.schemes import Scheme
 from normscope.schemes.flow import layer, settle, written
 from normscope.subspaces.worlds import Subspaces, gram, look, slots_at
 
-PARTS = ("position", "type", "previous type", "prediction")
 HEADS = ("previous-token", "prefix-matching")
-WIDTHS = (2, 2, 2, 3)  # prediction: a type, and a coordinate that no head reads
+WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
 KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to nearly nothing left of it
 _GRID = 52
 _PRECISION = 1e-11
@@ -220,9 +219,8 @@ def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dic
         """Both heads by theory and on clean inputs, then both as they run."""
         turned = circuit.with_knob(knob, value)
         running = turned.right(scheme)
-        alone = (
-            running if running[0] else turned.right(scheme, corrected=True)
-        )  # while the first is right there is no difference
+        # as long as the first head is right, what the second reads needs no correction
+        alone = running if running[0] else turned.right(scheme, corrected=True)
         return torch.cat((turned.margins(scheme) > 0, alone, running))
 
     def point(*which: int) -> float:
