@@ -1,7 +1,7 @@
 """What reports read out of a run's tables: columns as numbers, lines, maps of heads, texts of tokens."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ from normscope.report.lines import Line
 from normscope.results import RunFolder
 
 _NAME = 12  # characters of a token that a label shows
+_LAYERS = 3  # that have tables of tokens
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
 
 
@@ -21,7 +22,14 @@ def table_of(run: RunFolder, name: str) -> pd.DataFrame | None:
 
 
 def head_map(
-    table: pd.DataFrame, column: str, title: str, value_label: str, caption: str, settings: str, log: bool = False
+    table: pd.DataFrame,
+    column: str,
+    title: str,
+    value_label: str,
+    caption: str,
+    settings: str,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
 ) -> HeatMap | None:
     """A column by layer and head."""
     rows = table[table["layer"].notna() & table["head"].notna()]
@@ -29,7 +37,7 @@ def head_map(
         return None
     layers, heads, values = grid(rows, "layer", "head", column)
     x_names, y_names = list(map(str, heads)), list(map(str, layers))
-    return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, log=log)
+    return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, limits, log)
 
 
 def grid(rows: pd.DataFrame, y: str, x: str, column: str) -> tuple[range, range, list[list[float]]]:
@@ -52,10 +60,33 @@ def together(name: str, groups: Iterable[pd.DataFrame], x: str, y: str) -> Line:
     return Line(name, xs, ys, thin=True)
 
 
+def dots(name: str, x: Sequence[float], y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Line]:
+    """Dots, each with a bar from ``low`` to ``high``."""
+    apart = [value for place in x for value in (place, math.nan)]
+    bars = [value for place in x for value in (place, place, math.nan)]
+    ends = [value for pair in zip(low, high, strict=True) for value in (*pair, math.nan)]
+    return [Line(name, apart, [value for one in y for value in (one, math.nan)]), Line(name, bars, ends, thin=True)]
+
+
 def spans_decades(values: Iterable[float]) -> bool:
     """Whether a linear axis would hide the smaller values."""
     shown = [value for value in values if value > 0 and math.isfinite(value)]
     return bool(shown and max(shown) > 10 * min(shown))
+
+
+def joined_tokens(texts: "pd.Series[str]") -> str:
+    """Several tokens in one cell of a table."""
+    return " · ".join(token_name(text) for text in texts) or "–"
+
+
+def a_few(layers: list[int]) -> list[int]:
+    """The first, the middle and the last of many layers."""
+    return layers if len(layers) <= _LAYERS else [layers[0], layers[len(layers) // 2], layers[-1]]
+
+
+def cell(value: float, form: str = ".3f") -> str:
+    """A number for a table; – where there is none."""
+    return format(value, form) if math.isfinite(value) else "–"
 
 
 def token_name(text: object, longest: int = _NAME) -> str:

@@ -1,0 +1,83 @@
+"""Pictures of what a norm does: points moved onto a sphere, gain and bias acting on it, one head's update."""
+
+import numpy as np
+import pandas as pd
+
+from normscope.report.charts import Chart, Cloud, Drawing, Line, Scene
+from normscope.report.figures import charts_section
+from normscope.report.page import Section
+from normscope.report.scene import Point
+from normscope.report.tables import floats, table_of
+from normscope.results import RunFolder
+
+_VIEW = (25.0, -20.0)  # from here the plane of the centred points, orthogonal to (1, 1, 1), looks neither flat nor round
+_CIRCLE = "circle"
+
+
+def norm_section(run: RunFolder, settings: str) -> Section | None:
+    """The three pictures, each if the run has its table."""
+    points, curves, update = (table_of(run, name) for name in ("norm_points", "norm_curves", "head_update"))
+    charts: dict[str, Drawing | None] = {
+        "norm-points": None if points is None else _points_scene(points, settings),
+        "norm-curves": None if curves is None else _curves_chart(curves, settings),
+        "head-update": None if update is None else _update_chart(update, settings),
+    }
+    if not any(charts.values()):
+        return None
+    text = (
+        "LayerNorm takes the mean away, which moves a token onto the plane orthogonal to (1, 1, …, 1), and then gives it the "
+        "length √d. RMSNorm only does the second. The gain makes an ellipsoid of the sphere, the bias moves its centre.",
+    )
+    return charts_section(run, "The geometry of a norm", text, charts)
+
+
+def _points_scene(table: pd.DataFrame, settings: str) -> Scene:
+    """Every stage as a cloud, with a line from where each point was in the stage before."""
+    clouds: list[Cloud] = []
+    last: dict[int, Point] = {}
+    for stage, rows in table.groupby("stage", sort=False):
+        here = dict(zip(map(int, rows["point"]), _triples(rows), strict=True))
+        origins = [last[point] for point in here] if here.keys() <= last.keys() else []
+        clouds.append(Cloud(str(stage), list(here.values()), [f"point {point}: {stage}" for point in here], origins))
+        last = here
+    reach = float(np.nanmax(np.linalg.norm(np.array(list(last.values())), axis=1)))
+    return Scene(
+        "A norm on points in three dimensions",
+        tuple(clouds),
+        (),
+        "Follow a line: wherever a point was given, it ends on the sphere.",
+        settings,
+        radius=reach,
+        axes=("x₁", "x₂", "x₃"),
+        view=_VIEW,
+    )
+
+
+def _triples(rows: pd.DataFrame) -> list[Point]:
+    return list(zip(*(floats(rows[axis]) for axis in ("x", "y", "z")), strict=True))
+
+
+def _curves_chart(table: pd.DataFrame, settings: str) -> Chart:
+    lines = tuple(_closed(str(stage), rows) for stage, rows in table.groupby("stage", sort=False))
+    caption = "The gain stretches the circle along the axes; the bias moves it away from the origin."
+    return Chart("Gain and bias on the sphere", "x₁", "x₂", lines, caption, settings, equal=True)
+
+
+def _closed(name: str, rows: pd.DataFrame) -> Line:
+    rows = rows.sort_values("order")
+    x, y = floats(rows["x"]), floats(rows["y"])
+    return Line(name, [*x, x[0]], [*y, y[0]])
+
+
+def _update_chart(table: pd.DataFrame, settings: str) -> Chart:
+    """Arrows on the circle: a part with one point starts at the origin, one with more leads through them in order."""
+    lines = []
+    for part, rows in table.groupby("part", sort=False):
+        if part == _CIRCLE:
+            lines.append(_closed("sphere", rows))
+            continue
+        rows = rows.sort_values("order")
+        x, y = floats(rows["x"]), floats(rows["y"])
+        lines.append(Line(str(part), x, y, arrow=True) if len(x) > 1 else Line(str(part), [0.0, *x], [0.0, *y], arrow=True))
+    caption = "The update turns the token; the norm takes back what it added to its length."
+    return Chart("One head's update", "first direction", "second direction", tuple(lines), caption, settings, equal=True)
