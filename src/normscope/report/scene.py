@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +91,9 @@ class Trail:
     def words(self) -> dict[int, str]:
         """For each drawn point that begins a new label: the label, with the steps that it holds for."""
         found: dict[int, str] = {}
-        shown = [i for i in self.shown if self.labels]
+        shown = self.shown if self.labels else []
         starts = [k for k, i in enumerate(shown) if k == 0 or self.labels[i] != self.labels[shown[k - 1]]]
-        for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
+        for start, end in pairwise([*starts, len(shown)]):
             first, last = self.numbers[shown[start]], self.numbers[shown[end - 1]]
             found[shown[start]] = f"{self.labels[shown[start]]} ({first if first == last else f'{first}–{last}'})"
         return found

@@ -129,7 +129,7 @@ def _draw_clouds(axes: "Axes3D", scene: Scene) -> dict[str, Any]:
         points = np.array([cloud.points[i] for i in cloud.shown])
         if cloud.origins:
             pairs = [(cloud.origins[i], cloud.points[i]) for i in cloud.shown]
-            axes.add_collection3d(Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6, zorder=2))
+            axes.add_collection3d(Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6, zorder=2), autolim=False)
         size, marker = (34.0, "*") if cloud.marked else (_dot(len(points)), "o")
         shade = (
             {"alpha": 1.0, "depthshade": False}
@@ -158,7 +158,7 @@ def _draw_trails(axes: "Axes3D", scene: Scene) -> dict[str, Any]:
         points = np.array([trail.points[i] for i in trail.shown])
         colours = _colours(scene, trail)
         pieces = list(pairwise(points))
-        axes.add_collection3d(Line3DCollection(pieces, colors=colours[1:], linewidths=1.4, zorder=4))
+        axes.add_collection3d(Line3DCollection(pieces, colors=colours[1:], linewidths=1.4, zorder=4), autolim=False)
         sizes = np.linspace(_SMALLEST, _LARGEST, len(points))
         style = {"linewidths": 0.5, "edgecolors": "white", "depthshade": False, "zorder": 5}
         axes.scatter(*points.T, s=sizes, c=colours, marker=marker, **style)
