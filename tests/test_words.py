@@ -17,6 +17,7 @@ from normscope.errors import InputError
 from normscope.models import ModelView, open_model
 from normscope.models.hugging_face import HuggingFaceView
 from normscope.words import (
+    MAPS,
     Found,
     Word,
     common_nouns,
@@ -515,19 +516,16 @@ def test_principal_directions_are_those_of_numpy() -> None:
 
 
 @pytest.mark.slow
-def test_umap_lays_a_journey_among_the_words() -> None:
+def test_umap_lays_points_among_their_neighbours() -> None:
     pytest.importorskip("umap", reason="pip install 'normscope[words]'")
-    options = FAMILIES["llama"].options | {"vocab_size": 200}
-    view = HuggingFaceView("llama", built("LlamaConfig", options), word_tokenizer())
-    found = follow(view, "the cat sat on a mat", -2)
-    one, same = (places(view, found, "umap", seed=3) for _ in range(2))
-    assert one.equals(same)
-    assert np.isfinite(one[["x", "y", "z"]].to_numpy()).all()
-    assert one["shown"].isna().all()
-    cloud, path = one[one["kind"] == "cloud"], one[one["kind"] == "path"]
-    away = ((cloud[["x", "y", "z"]].to_numpy() - path[["x", "y", "z"]].to_numpy()[0]) ** 2).sum(-1)
-    own = next(word for word in probe_words(view, ["a"])).token
-    assert (away < away[own]).sum() < 20  # it starts among the neighbours of its own word
+    centres = 5 * torch.eye(8)[:3]
+    words, others = (
+        torch.nn.functional.normalize(centres.repeat_interleave(n, 0) + drawn(3 * n, 8, seed=n), dim=-1) for n in (50, 4)
+    )
+    project = MAPS["umap"](words, others, 3)
+    known, new = project(words), project(others)
+    middles = known.view(3, 50, 3).mean(1)
+    assert torch.cdist(new, middles).argmin(-1).tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_pictures_of_norms_are_made_by_norms() -> None:
