@@ -14,19 +14,19 @@ from normscope.results import RunFolder
 _LONGEST = 24  # characters of a token in a table
 # Column → heading and form of a number in the table of the journey.
 _NUMBERS = {
-    "nearest_cosine": ("cosine to it", ".3f"),
-    "predicted_probability": ("its probability", ".3f"),
+    "nearest_cosine": ("cosine", ".2f"),
+    "predicted_probability": ("P", ".2f"),
     "angle": ("turned", ".1f"),
     "travelled": ("travelled", ".1f"),
-    "from_start": ("from the start", ".1f"),
+    "from_start": ("from start", ".1f"),
     "radius": ("radius", ".3g"),
-    "rank": ("rank of the next word", ",.0f"),
-    "probability": ("its probability", ".3g"),
+    "rank": ("rank of next", ",.0f"),
+    "probability": ("P of next", ".2g"),
 }
 _COLUMNS = ["layer", "nearest_text", "predicted_text", "cosine_start", "cosine_predicted", *_NUMBERS]
 
 
-def journey_section(run: RunFolder, settings: str) -> Section | None:
+def journey_sections(run: RunFolder, settings: str) -> list[Section]:
     """The path of a token over the sphere, and its angles, cosines, radius and logit lens by layer."""
     table, places = table_of(run, "journey"), table_of(run, "places")
     charts: dict[str, Drawing | None] = {}
@@ -35,15 +35,14 @@ def journey_section(run: RunFolder, settings: str) -> Section | None:
         "as a direction. A picture in three dimensions can make a journey out of nothing; what the charts show is measured in "
         "all dimensions.",
     )
-    tables = []
     if places is not None:
         charts["journey"] = _scene(places, settings)
     if table is not None:
         table = table.reindex(columns=_COLUMNS).sort_values("layer")  # a model that predicts nothing leaves some out
         text += _findings(table)
-        tables.append(_journey_table(table))
         charts |= _charts(table, settings)
-    return charts_section(run, "Journey of a token", text, charts, tables) if charts else None
+    sections = [charts_section(run, "Journey of a token", text, charts)] if charts else []
+    return sections if table is None else [*sections, Section("The journey, layer by layer", (), (_journey_table(table),))]
 
 
 def _findings(table: pd.DataFrame) -> tuple[str, ...]:
@@ -70,14 +69,14 @@ def _findings(table: pd.DataFrame) -> tuple[str, ...]:
 def _journey_table(table: pd.DataFrame) -> PageTable:
     """All that was measured, a row for each layer; columns without a value are left out."""
     columns: list[tuple[str, list[str]]] = [("layer", [str(int(layer)) for layer in table["layer"]])]
-    for text, heading in (("nearest_text", "nearest word"), ("predicted_text", "most probable next")):
+    for text, heading in (("nearest_text", "nearest word"), ("predicted_text", "would say")):
         if table[text].notna().any():
             columns.append((heading, [token_name(value, _LONGEST) for value in table[text]]))
         number = text.replace("text", "cosine" if text.startswith("nearest") else "probability")
         columns += _number_column(table, number)
     for name in ("angle", "travelled", "from_start", "radius", "rank", "probability"):
         columns += _number_column(table, name)
-    caption = "The journey, layer by layer; angles in degrees"
+    caption = "The nearest word, what the model would say, angles in degrees, and rank and probability of the next word"
     return PageTable(caption, tuple(name for name, _ in columns), tuple(zip(*(cells for _, cells in columns), strict=True)))
 
 
@@ -150,7 +149,8 @@ def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
     told = "The nearest word and its layers stand beside the path where it changes."
     if shown:
         caption = f"{told} The deeper a point lies in the sphere, the less of it can be seen."
-        seen = f"of the path's squared length {min(shown):.0%} to {max(shown):.0%} can be seen"
+        shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shown), max(shown))))
+        seen = f"of the path's squared length {shares} can be seen"
     else:
         caption = f"{told} This map keeps neighbours together, not angles or distances: see the charts for those."
         seen = "a map of neighbours, without a scale"

@@ -39,7 +39,7 @@ def overlaps(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def nearest_corner(box: Box, x: float, y: float) -> Spot:
+def nearest_spot(box: Box, x: float, y: float) -> Spot:
     """The point of the box that is nearest to (x, y)."""
     return min(max(x, box[0]), box[2]), min(max(y, box[1]), box[3])
 

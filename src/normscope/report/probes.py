@@ -9,7 +9,7 @@ from normscope.report.tables import a_few, cell, dots, floats, head_map, joined_
 from normscope.results import RunFolder
 
 _WORDS = 3  # that tables of nearest tokens show
-_HEADS = 40  # rows of a table of heads
+_HEADS = 20  # rows of a table of heads
 _BESIDE = 0.25  # of the way to the next head
 _SCORES = {
     "same": ("Heads that return the word itself", "share of words", "for bright heads the nearest token is the word itself"),
@@ -24,6 +24,7 @@ _SCORES = {
         "bright heads return what goes with the word in text; chance is 0.5",
     ),
 }
+_HYPHEN = "‑"  # at which no line breaks
 _LABELS = ("meaning-preserving", "precedence", "none")
 
 
@@ -81,13 +82,13 @@ def _head_table(probe: str, rows: pd.DataFrame) -> PageTable:
     order = order.sort_values(["kind", "same", "nearness"], ascending=[True, False, False], kind="stable").head(_HEADS)
     scores = [score for score in _SCORES if rows[score].notna().any()]
     cells = [[f"layer {layer}, head {head}" for layer, head in zip(order["layer"], order["head"], strict=True)]]
-    cells.append([str(label) for label in order["label"]])
+    cells.append([str(label).replace("-", _HYPHEN) for label in order["label"]])
     for score in scores:
         cells += [_with_interval(order, score), [cell(value, ".2f") for value in floats(order[f"{score}_random"])]]
-    cells.append([str(int(count)) for count in order["words"]])
-    columns = ("head", "kind", *(name for score in scores for name in (score, "random")), "words")
+    columns = ("head", "kind", *(name for score in scores for name in (score, "random")))
     cut = f"the first {len(order)} of {len(rows)}, all are in heads.parquet" if len(order) < len(rows) else "all"
-    caption = f"Heads by their {probe}, sorted ({cut}); in brackets the confidence interval"
+    words = " to ".join(dict.fromkeys(str(int(count)) for count in (rows["words"].min(), rows["words"].max())))
+    caption = f"Heads by their {probe}, sorted ({cut}), over {words} words; in brackets the confidence interval"
     return PageTable(caption, columns, tuple(zip(*cells, strict=True)))
 
 
