@@ -23,6 +23,7 @@ _NUMBERS = {
     "rank": ("rank of next", ",.0f"),
     "probability": ("P of next", ".2g"),
 }
+_WHOLE = 0.5  # of a landmark's squared length, if a picture is to show the sphere
 _COLUMNS = ["layer", "nearest_text", "predicted_text", "cosine_start", "cosine_predicted", *_NUMBERS]
 
 
@@ -146,18 +147,25 @@ def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
         Cloud("start and predicted word" if len(words) > 1 else "start word", _points(words), _names(words), marked=True),
     )
     trail = Trail("state of the token", _points(path), _names(path), [int(layer) for layer in path["layer"]])
-    told = "The nearest word and its layers stand beside the path where it changes."
+    whole = floats(words["shown"]) and min(floats(words["shown"])) > _WHOLE  # else the sphere would dwarf what it holds
+    radius = 1.0 if whole else None  # what is mapped are directions
+    axes = ("first direction", "second direction", "third direction") if radius else ("1st", "2nd", "3rd")
+    small_print = "; ".join(text for text in (settings, _seen(shown)) if text)
+    return Scene("Journey over the sphere", clouds, (trail,), _scene_caption(shown, radius), small_print, radius, axes, "layer")
+
+
+def _seen(shown: list[float]) -> str:
+    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shown), max(shown)))) if shown else ""
+    return f"of the path's squared length {shares} can be seen" if shown else "a map of neighbours, without a scale"
+
+
+def _scene_caption(shown: list[float], radius: float | None) -> str:
+    told = "The nearest word and its layers stand beside the path where there is room."
+    if radius:
+        return f"{told} The deeper a point lies in the sphere, the less of it can be seen."
     if shown:
-        caption = f"{told} The deeper a point lies in the sphere, the less of it can be seen."
-        shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shown), max(shown))))
-        seen = f"of the path's squared length {shares} can be seen"
-    else:
-        caption = f"{told} This map keeps neighbours together, not angles or distances: see the charts for those."
-        seen = "a map of neighbours, without a scale"
-    axes = ("first direction", "second direction", "third direction") if shown else ("first", "second", "third")
-    small_print = "; ".join(text for text in (settings, seen) if text)
-    radius = 1.0 if shown else None  # what is mapped are directions
-    return Scene("Journey over the sphere", clouds, (trail,), caption, small_print, radius, axes, "layer")
+        return f"{told} Points near each other may be far apart in what cannot be seen."
+    return f"{told} This map keeps neighbours together, not angles or distances: see the charts for those."
 
 
 def _points(rows: pd.DataFrame) -> list[Point]:

@@ -12,18 +12,23 @@ _WORDS = 3  # that tables of nearest tokens show
 _HEADS = 20  # rows of a table of heads
 _BESIDE = 0.25  # of the way to the next head
 _SCORES = {
-    "same": ("Heads that return the word itself", "share of words", "for bright heads the nearest token is the word itself"),
+    "same": (
+        "Heads that return the word itself",
+        "share of words",
+        "Bright heads return the word itself as the nearest token.",
+    ),
     "nearness": (
         "Heads that return related words",
         "nearness",
-        "bright heads return what is nearer to the word than chance, 0.5",
+        "Bright heads return tokens that mean something like the word; 0.5 is chance.",
     ),
     "precedence": (
         "Heads that return neighbours in text",
         "precedence",
-        "bright heads return what goes with the word in text; chance is 0.5",
+        "Bright heads return tokens that stand beside the word in text; 0.5 is chance.",
     ),
 }
+_LIMITS = (-0.03, 1.03)  # of scores, so that small differences look small
 _HYPHEN = "‑"  # at which no line breaks
 _LABELS = ("meaning-preserving", "precedence", "none")
 
@@ -38,7 +43,7 @@ def heads_section(run: RunFolder, settings: str) -> Section | None:
     for probe, rows in table.groupby("probe", sort=False):
         for score in _SCORES:
             if rows[score].notna().any():
-                charts[f"heads-{probe}-{score}"] = _score_chart(str(probe), score, rows, settings)
+                charts |= _score_charts(str(probe), score, rows, settings)
         tables.append(_head_table(str(probe), rows))
     text = (
         "Over all words: how often the nearest token is the word itself or a case variant (same), how much nearer in meaning "
@@ -48,23 +53,37 @@ def heads_section(run: RunFolder, settings: str) -> Section | None:
     return charts_section(run, "What heads do to words", text, charts, tables)
 
 
-def _score_chart(probe: str, score: str, rows: pd.DataFrame, settings: str) -> Drawing | None:
+def _score_charts(probe: str, score: str, rows: pd.DataFrame, settings: str) -> dict[str, Drawing | None]:
+    """Maps of the heads and of random weights in their place; with one layer, both in one chart."""
     title, label, seen = _SCORES[score]
-    random = [value for value in floats(rows[f"{score}_random"]) if value == value]
-    by_chance = f"; random weights give {min(random):.2f} to {max(random):.2f}" if random else ""
-    caption = f"{seen[0].upper()}{seen[1:]}{by_chance}."
-    layers = sorted({int(layer) for layer in rows["layer"]})
-    if len(layers) > 1:
-        return head_map(rows, score, f"{title} ({probe})", label, caption, settings, limits=(0.0, 1.0))
+    name = f"heads-{probe}-{score}"
+    if rows["layer"].nunique() == 1:
+        return {name: _score_chart(probe, score, rows, settings)}
+    above = f"{seen} Only what random weights, in the next picture, do not reach is the head's own."
+    beside = "The same for random weights with the same singular values: what a head has to surpass."
+    random, limits = f"{score}_random", (0.0, 1.0)
+    maps: dict[str, Drawing | None] = {
+        name: head_map(rows, score, f"{title} ({probe})", label, above, settings, limits=limits, chosen=True)
+    }
+    if rows[random].notna().any():
+        words = (f"{title} ({probe}, random weights)", label, beside, settings)
+        maps[f"{name}-random"] = head_map(rows, random, *words, limits=limits, chosen=True)
+    return maps
+
+
+def _score_chart(probe: str, score: str, rows: pd.DataFrame, settings: str) -> Chart:
+    """Dots with intervals for the heads of one layer, and beside them random weights."""
+    title, label, _ = _SCORES[score]
     rows = rows.sort_values("head")
     heads = floats(rows["head"])
-    value, low, high, chance = (floats(rows[f"{score}{end}"]) for end in ("", "_low", "_high", "_random"))
+    value, low, high, random = (floats(rows[f"{score}{end}"]) for end in ("", "_low", "_high", "_random"))
     lines = dots("head", heads, value, low, high)
-    lines += dots("random weights", [head + _BESIDE for head in heads], chance, chance, chance)
+    lines += dots("random weights", [head + _BESIDE for head in heads], random, random, random)
     if score != "same":
         lines.append(Line("chance", [heads[0], heads[-1] + _BESIDE], [0.5, 0.5]))
-    caption = f"Dots far above those of random weights are heads that do this; bars are confidence intervals{by_chance}."
-    return Chart(f"{title} ({probe}, layer {layers[0]})", "head", label, tuple(lines), caption, settings)
+    caption = "A head does this itself if its dot and bar, the confidence interval, lie above the dot of random weights."
+    layer = int(rows["layer"].iloc[0])
+    return Chart(f"{title} ({probe}, layer {layer})", "head", label, tuple(lines), caption, settings, limits=_LIMITS)
 
 
 def _label_table(table: pd.DataFrame) -> PageTable:
@@ -141,7 +160,8 @@ def _update_chart(table: pd.DataFrame, settings: str) -> Drawing | None:
     sizes = heads.groupby(["layer", "head"])["relative_norm"].agg(["mean", "min", "max"]).reset_index()
     title, label = "Size of updates", "|update| / |token|"
     if sizes["layer"].nunique() > 1:
-        return head_map(sizes, "mean", title, label, "Bright heads change a token most; means over words.", settings)
+        caption, log = "Bright heads change a token most; means over words.", spans_decades(floats(sizes["mean"]))
+        return head_map(sizes, "mean", title, label, caption, settings, log=log, chosen=True)
     if sizes.empty:
         return None
     places = floats(sizes["head"])

@@ -22,6 +22,7 @@ from normscope.report.scene import (
     Scene,
     Trail,
     camera,
+    clear_words,
     cloud_colour,
     frame,
     order_limits,
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
     from mpl_toolkits.mplot3d import Axes3D
 
 _SIDE = 340.0
+_FEW = 50  # lines that do not yet cover what they lead to
 _LETTERS = 7.0
 _LEAST_LEADER = 9.0  # a label that is nearer needs no line to its point
 _BAR, _BAR_LENGTH, _BAR_ROOM = 8.0, 150.0, 48.0
 _WIRE, _LINK = "#c3cad2", "#8c959f"
 _SMALLEST, _LARGEST = 9.0, 46.0  # area of a marker at the start and at the end of a trail
 _FILL = 0.93  # of the square, by what is drawn
+_BETWEEN = 6  # parts of a trail's line between two points, for labels to stay off
+_APART = 0.06  # between points with labels, in halves of the picture
 _LEAST_SLANT = 0.3  # an axis that points at the camera has no end to name
 
 
@@ -132,7 +136,10 @@ def _draw_clouds(axes: "Axes3D", scene: Scene) -> dict[str, Any]:
         points = np.array([cloud.points[i] for i in cloud.shown])
         if cloud.origins:
             pairs = [(cloud.origins[i], cloud.points[i]) for i in cloud.shown]
-            axes.add_collection3d(Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6, zorder=2), autolim=False)
+            axes.add_collection3d(
+                Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6 if len(pairs) < _FEW else 0.3, zorder=2),
+                autolim=False,
+            )
         size, marker = (34.0, "*") if cloud.marked else (_dot(len(points)), "o")
         shade = (
             {"alpha": 1.0, "depthshade": False}
@@ -204,7 +211,7 @@ def _labels(scene: Scene) -> list[_Label]:
         if cloud.marked and cloud.labels:
             found += [_Label(cloud.points[i], printable(cloud.labels[i]), bold=True) for i in cloud.shown]
     for trail in scene.trails:
-        found += [_Label(trail.points[i], printable(text)) for i, text in trail.words().items()]
+        found += [_Label(trail.points[i], printable(text)) for i, text in clear_words(scene, trail, _APART, _APART).items()]
     slants = np.linalg.norm(frame(scene)[2], axis=0)
     for name, (_, end), slant in zip(scene.axes, _axis_ends(scene), slants, strict=True):
         if slant > _LEAST_SLANT:
@@ -216,11 +223,18 @@ def _write_labels(sheet: Sheet, axes: "Axes3D", scene: Scene) -> None:
     """Texts beside their points, none over another."""
     labels = _labels(scene)
     anchors = _spots(axes, [label.point for label in labels])
-    dots = _spots(axes, [trail.points[i] for trail in scene.trails for i in trail.shown]) or anchors
+    dots = [spot for trail in scene.trails for spot in _along(_spots(axes, [trail.points[i] for i in trail.shown]))] or anchors
     room = (MARGIN, sheet.foot, WIDTH - MARGIN - (_BAR_ROOM if scene.trails else 0), sheet.foot + _SIDE)
     boxes = place_labels(anchors, [label.size for label in labels], dots, room)
     for label, anchor, box in zip(labels, anchors, boxes, strict=True):
         _write_label(sheet, label, anchor, box)
+
+
+def _along(way: list[Spot]) -> list[Spot]:
+    """The points of a way and some between them."""
+    shares = [k / _BETWEEN for k in range(_BETWEEN)]
+    between = [(x + t * (to_x - x), y + t * (to_y - y)) for (x, y), (to_x, to_y) in pairwise(way) for t in shares]
+    return [*between, *way[-1:]]
 
 
 def _spots(axes: "Axes3D", points: list[Point]) -> list[Spot]:

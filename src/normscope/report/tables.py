@@ -30,13 +30,17 @@ def head_map(
     settings: str,
     log: bool = False,
     limits: tuple[float, float] | None = None,
+    chosen: bool = False,
 ) -> HeatMap | None:
-    """A column by layer and head."""
+    """A column by layer and head; layers that are not in the table are empty rows, unless it has chosen ones only."""
     rows = table[table["layer"].notna() & table["head"].notna()]
     if rows.empty:
         return None
+    names = sorted({int(layer) for layer in rows["layer"]})
+    if chosen:
+        rows = rows.assign(layer=[names.index(int(layer)) for layer in rows["layer"]])
     layers, heads, values = grid(rows, "layer", "head", column)
-    x_names, y_names = list(map(str, heads)), list(map(str, layers))
+    x_names, y_names = list(map(str, heads)), list(map(str, names if chosen else layers))
     return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, limits, log)
 
 
