@@ -379,7 +379,7 @@ def test_heads_are_counted_and_sorted_by_kind(run: RunFolder, sections: dict[str
     kinds = [row[1].replace("‑", "-") for row in queries.rows]
     assert kinds == sorted(kinds, key=["meaning-preserving", "precedence", "none"].index)
     first = table[(table["probe"] == "queries") & (table["label"] == kinds[0])].sort_values("same").iloc[-1]
-    assert queries.rows[0][0] == f"layer {first['layer']}, head {first['head']}"
+    assert queries.rows[0][0] == f"{first['layer']}, {first['head']}"
     assert queries.rows[0][2] == f"{first['same']:.2f} ({first['same_low']:.2f}–{first['same_high']:.2f})"
 
 

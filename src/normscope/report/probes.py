@@ -100,11 +100,11 @@ def _head_table(probe: str, rows: pd.DataFrame) -> PageTable:
     order = rows.assign(kind=[kinds.get(str(label), len(kinds)) for label in rows["label"]])
     order = order.sort_values(["kind", "same", "nearness"], ascending=[True, False, False], kind="stable").head(_HEADS)
     scores = [score for score in _SCORES if rows[score].notna().any()]
-    cells = [[f"layer {layer}, head {head}" for layer, head in zip(order["layer"], order["head"], strict=True)]]
+    cells = [[f"{layer}, {head}" for layer, head in zip(order["layer"], order["head"], strict=True)]]
     cells.append([str(label).replace("-", _HYPHEN) for label in order["label"]])
     for score in scores:
         cells += [_with_interval(order, score), [cell(value, ".2f") for value in floats(order[f"{score}_random"])]]
-    columns = ("head", "kind", *(name for score in scores for name in (score, "random")))
+    columns = ("layer, head", "kind", *(name for score in scores for name in (score, "random")))
     cut = f"the first {len(order)} of {len(rows)}, all are in heads.parquet" if len(order) < len(rows) else "all"
     words = " to ".join(dict.fromkeys(str(int(count)) for count in (rows["words"].min(), rows["words"].max())))
     caption = f"Heads by their {probe}, sorted ({cut}), over {words} words; in brackets the confidence interval"
