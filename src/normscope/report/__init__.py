@@ -1,6 +1,7 @@
 """Figures and pages from results; this room draws what was computed elsewhere and computes nothing itself.
 
-``charts`` draws line charts, heat maps and scenes in three dimensions, ``blocks`` the block of a scheme, ``page`` an HTML page out of text, tables and pictures.
+``charts`` draws line charts, heat maps and scenes in three dimensions, ``blocks`` the block of a scheme, ``page`` an HTML
+page out of text, tables and pictures.
 The libraries that draw are imported when something is drawn, so importing the room costs nothing.
 """
 
