@@ -18,6 +18,7 @@ from normscope.report.labels import Box, place_labels
 from normscope.report.page import Section
 from normscope.report.scene import camera, frame, wire_sphere
 from normscope.report.scene_png import draw_scene_png
+from normscope.report.tables import token_name
 from normscope.report.words import words_sections, write_words_report
 from normscope.results import RunFolder
 from test_report import Reader, traces
@@ -439,6 +440,12 @@ def test_embeddings_have_the_tables_of_the_paper(run: RunFolder, sections: dict[
     assert [row[0] for row in extremes.rows] == [f"{end} {rank}" for end in ("top", "bottom") for rank in range(1, 6)]
     assert extremes.rows[0][1] == "␣the (3.9)"
     assert len(extremes.columns) == 5
+
+
+def test_tokens_show_what_cannot_be_seen() -> None:
+    assert [token_name(text) for text in (" a\n", "\x00\u200b", None, math.nan, pd.NA)] == ["␣a⏎", "□□", "–", "–", "–"]
+    assert token_name("x" * 13) == "x" * 11 + "…"
+    assert token_name("x" * 13, 24) == "x" * 13
 
 
 # The geometry of a norm

@@ -94,8 +94,8 @@ def cell(value: float, form: str = ".3f") -> str:
 
 
 def token_name(text: object, longest: int = _NAME) -> str:
-    """A token's text with its blanks visible, cut to fit a label; – where there is none."""
+    """A token's text with its blanks visible and □ for what cannot be shown, cut to fit a label; – where there is none."""
     if text is None or text is pd.NA or text != text:
         return "–"
-    shown = str(text).translate(_BLANKS)
+    shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
