@@ -14,10 +14,11 @@ from PIL import Image
 from normscope.errors import InputError
 from normscope.report.chart_png import draw_png
 from normscope.report.charts import Chart, Cloud, Line, Scene, Trail, save_chart
-from normscope.report.labels import overlaps, place_labels
+from normscope.report.labels import Box, place_labels
 from normscope.report.page import Section
 from normscope.report.scene import camera, frame, wire_sphere
 from normscope.report.scene_png import draw_scene_png
+from normscope.report.tables import token_name
 from normscope.report.words import words_sections, write_words_report
 from normscope.results import RunFolder
 from test_report import Reader, traces
@@ -26,6 +27,7 @@ WORDS = [" time", " life", " world", " year"]
 SECTIONS = {
     "What to know about this model": ["notes"],
     "Journey of a token": ["journey", "places"],
+    "The journey, layer by layer": ["journey"],
     "Embeddings on the sphere": ["distances", "extremes"],
     "What heads do to words": ["heads"],
     "Queries and their keys": ["nearest"],
@@ -43,7 +45,9 @@ def places(states: int, *, umap: bool = False) -> pd.DataFrame:
     """A path from one word to another inside the unit sphere, in a cloud."""
     random = np.random.default_rng(1)
     way = np.linspace(0, 1, states)[:, None]
-    path = 0.8 * unit((1 - way) * [1, 0.1, 0.2] + way * [0.1, 1, 0.4] + 0.05 * random.normal(size=(states, 3)))
+    path = (0.9 - 0.5 * way * (1 - way)) * unit(
+        (1 - way) * [1, 0.1, 0.2] + way * [0.1, 1, 0.4] + 0.05 * random.normal(size=(states, 3))
+    )
     cloud = 0.3 * unit(random.normal(size=(200, 3)))
     texts = [" one"] * (states // 2) + [" single"] * (states // 4)
     texts += [" stone"] * (states - len(texts))
@@ -254,8 +258,8 @@ def test_what_was_not_measured_is_left_out_without_a_warning(tmp_path: Path) -> 
     figures = {path.stem for path in (tmp_path / "figures").glob("*.png")}
     assert {"journey", "journey-angle", "heads-values-same", "heads-values-nearness"} <= figures
     assert not {"journey-rank", "journey-probability", "heads-queries-precedence", "heads-values-precedence"} & figures
-    (table,) = section(run, "Journey of a token").tables
-    assert "rank of the next word" not in table.columns
+    (table,) = section(run, "The journey, layer by layer").tables
+    assert "rank of next" not in table.columns
     assert list(drawn(run, "journey-cosine")) == ["start word", "nearest word"]
 
 
@@ -267,11 +271,11 @@ def test_the_journey_is_told_and_listed(run: RunFolder, sections: dict[str, Sect
     assert "The nearest word is ␣one at the start and ␣stone at the end." in page.text
     assert f"turns by {table['travelled'].iloc[-1]:.0f}° in all, and ends 80° from where it started" in page.text
     assert "The next word is the most probable one from layer 6 on." in page.text
-    (listed,) = sections["Journey of a token"].tables
+    (listed,) = sections["The journey, layer by layer"].tables
     assert [row[0] for row in listed.rows] == [str(layer) for layer in range(9)]
-    assert listed.rows[0][1:4] == ("␣one", "0.900", "$x$")
+    assert listed.rows[0][1:4] == ("␣one", "0.90", "$x$")
     assert listed.rows[1][listed.columns.index("nearest word")] == "⏎<b>"
-    assert [row[listed.columns.index("rank of the next word")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
+    assert [row[listed.columns.index("rank of next")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
     assert listed.rows[0][listed.columns.index("turned")] == "–"
 
 
@@ -316,10 +320,8 @@ def test_the_journey_is_drawn_where_the_table_says(run: RunFolder, sections: dic
     assert found["start and predicted word"]["text"] == ["␣one", "␣stone"]
     (picture, *_) = sections["Journey of a token"].pictures
     shares = path["shown"]
-    assert (
-        picture.settings
-        == f"tiny model, seed 0; of the path's squared length {shares.min():.0%} to {shares.max():.0%} can be seen"
-    )
+    seen = f"{shares.min():.0%} to {shares.max():.0%}"
+    assert picture.settings == f"tiny model, seed 0; of the path's squared length {seen} can be seen"
 
 
 def test_a_map_without_lengths_has_no_sphere_and_says_so(tmp_path: Path) -> None:
@@ -338,7 +340,17 @@ def test_maps_of_heads_have_the_values_of_the_table(run: RunFolder) -> None:
         (trace,) = traces(run.path / "figures" / f"heads-{probe}-{score}.html")
         rows = table[table["probe"] == probe]
         assert trace["z"] == [list(group[score]) for _, group in rows.groupby("layer")]
-        assert (trace["zmin"], trace["zmax"]) == (0, 1)
+        (random,) = traces(run.path / "figures" / f"heads-{probe}-{score}-random.html")
+        assert random["z"] == [list(group[f"{score}_random"]) for _, group in rows.groupby("layer")]
+        assert {(each["zmin"], each["zmax"]) for each in (trace, random)} == {(0, 1)}
+
+
+def test_chosen_layers_stand_without_gaps(tmp_path: Path) -> None:
+    table = heads(3, 2, ("queries",)).replace({"layer": {1: 7, 2: 29}})
+    words_sections(written(tmp_path, {"heads": table}), "")
+    (trace,) = traces(tmp_path / "figures" / "heads-queries-same.html")
+    assert trace["z"] == [list(group["same"]) for _, group in table.groupby("layer")]
+    assert trace["text"][2][1].startswith("layer 29, head 1: ")
 
 
 def test_one_layer_shows_heads_beside_random_weights(tmp_path: Path) -> None:
@@ -352,6 +364,7 @@ def test_one_layer_shows_heads_beside_random_weights(tmp_path: Path) -> None:
     bars = next(trace for trace in found if trace["name"] == "head" and not trace["showlegend"] and trace["mode"] == "lines")
     assert bars["y"][:2] == [table["nearness_low"][0], table["nearness_high"][0]]
     assert "chance" in [trace["name"] for trace in found]
+    assert '"range":[-0.03,1.03]' in (tmp_path / "figures" / "heads-queries-same.html").read_text(encoding="utf-8")
     assert "chance" not in [trace["name"] for trace in traces(tmp_path / "figures" / "heads-queries-same.html")]
 
 
@@ -364,18 +377,19 @@ def test_heads_are_counted_and_sorted_by_kind(run: RunFolder, sections: dict[str
             sum((table["probe"] == row[0]) & (table["label"] == label)) for label in counts.columns[1:4]
         ]
     assert len(queries.rows) == len(values.rows) == 12
-    kinds = [row[1] for row in queries.rows]
+    kinds = [row[1].replace("‑", "-") for row in queries.rows]
     assert kinds == sorted(kinds, key=["meaning-preserving", "precedence", "none"].index)
     first = table[(table["probe"] == "queries") & (table["label"] == kinds[0])].sort_values("same").iloc[-1]
-    assert queries.rows[0][0] == f"layer {first['layer']}, head {first['head']}"
+    assert queries.rows[0][0] == f"{first['layer']}, {first['head']}"
     assert queries.rows[0][2] == f"{first['same']:.2f} ({first['same_low']:.2f}–{first['same_high']:.2f})"
 
 
 def test_of_many_heads_the_table_shows_the_first(tmp_path: Path) -> None:
     run = written(tmp_path, {"heads": heads(6, 9, ("values",))})
     _, table = section(run, "What heads do to words").tables
-    assert len(table.rows) == 40
-    assert "the first 40 of 54" in table.caption
+    assert len(table.rows) == 20
+    assert "the first 20 of 54" in table.caption
+    assert "over 100 words" in table.caption
 
 
 # Nearest tokens, updates, singular vectors, embeddings
@@ -398,7 +412,7 @@ def test_updates_are_means_over_words(run: RunFolder, tmp_path: Path) -> None:
     table = run.table("updates")
     (trace,) = traces(run.path / "figures" / "updates.html")
     means = table[table["head"].notna()].groupby(["layer", "head"])["relative_norm"].mean()
-    assert np.array(trace["z"]).ravel() == pytest.approx(means.to_numpy())
+    assert np.array(trace["z"]).ravel() == pytest.approx(np.log10(means.to_numpy()))  # its colours are logarithmic
     one = written(tmp_path, {"updates": table[table["layer"] == 0]})
     words_sections(one, "")
     found = traces(tmp_path / "figures" / "updates.html")
@@ -426,6 +440,12 @@ def test_embeddings_have_the_tables_of_the_paper(run: RunFolder, sections: dict[
     assert [row[0] for row in extremes.rows] == [f"{end} {rank}" for end in ("top", "bottom") for rank in range(1, 6)]
     assert extremes.rows[0][1] == "␣the (3.9)"
     assert len(extremes.columns) == 5
+
+
+def test_tokens_show_what_cannot_be_seen() -> None:
+    assert [token_name(text) for text in (" a\n", "\x00\u200b", None, math.nan, pd.NA)] == ["␣a⏎", "□□", "–", "–", "–"]
+    assert token_name("x" * 13) == "x" * 11 + "…"
+    assert token_name("x" * 13, 24) == "x" * 13
 
 
 # The geometry of a norm
@@ -485,7 +505,9 @@ def test_labels_of_a_scene_stay_on_the_picture_and_apart(states: int, radius: fl
     width, height = figure.canvas.get_width_height()
     assert width == 1200
     labels = [text for text in figure.texts if "word" in text.get_text() or "□" in text.get_text()]
-    assert [text.get_text() for text in labels] == ["$x$ □□", *(f"␣word{i} ({i})" for i in range(states))]
+    written = [text.get_text() for text in labels]
+    assert {"$x$ □□", "␣word0 (0)", f"␣word{states - 1} ({states - 1})"} <= set(written)
+    assert min(states, 10) < len(written) <= states + 1
     boxes = [text.get_window_extent() for text in labels]
     for box in boxes:
         assert 0 <= box.x0 <= box.x1 <= width
@@ -561,6 +583,10 @@ def test_a_scene_says_what_is_wrong_with_it() -> None:
         Trail("t", [(0.0, 0.0, 0.0)] * 2, ["a"])
     with pytest.raises(InputError, match="1 points and 2 origins"):
         Cloud("c", [(0.0, 0.0, 0.0)], origins=[(0.0, 0.0, 0.0)] * 2)
+
+
+def overlaps(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def test_labels_find_room_beside_a_crowd() -> None:

@@ -73,6 +73,7 @@ def draw_html(chart: Chart) -> str:
             **axis(chart.y_label),
             "type": "log" if chart.log_y else "linear",
             **({"scaleanchor": "x", "constrain": "domain"} if chart.equal else {}),
+            **({"range": _range(chart.limits, log=chart.log_y)} if chart.limits else {}),
         },
         legend={"itemwidth": 50},
         showlegend=True,
@@ -152,6 +153,11 @@ def _add(figure: Any, trace: Trace) -> None:
     if any(trace.lonely):
         x_alone, y_alone = trace.lonely
         figure.add_scatter(x=x_alone, y=y_alone, mode="markers", marker=symbol, showlegend=False, **shared)
+
+
+def _range(limits: tuple[float, float], *, log: bool) -> list[float]:
+    """The ends of an axis; plotly gives those of a logarithmic one as powers of ten."""
+    return [math.log10(limit) if log else limit for limit in limits]
 
 
 def _arrow_head(trace: Trace) -> dict[str, Any]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import matplotlib.lines
 
 _DPI, WIDTH = 200, 432.0  # 1200 pixels
-_PLOT_HEIGHT, _SQUARE = 232.0, 300.0
+_PLOT_HEIGHT, _HIGHEST = 232.0, 330.0
+_TICKS = 45.0  # room for an axis' labels
 MARGIN = 8.0
 TEXT = 8.0
 _TITLE, _SMALL = 10.5, 6.5
@@ -42,9 +43,9 @@ class Sheet:
 def draw_png(chart: Chart) -> "matplotlib.figure.Figure":
     """The chart as a figure 1200 pixels wide and as high as its texts and legend ask for."""
     drawn = traces(chart)
-    columns, rows = _legend_shape([trace.name for trace in drawn if trace.first])
+    columns, rows = _legend_shape([trace.name for trace in drawn if trace.first], below=chart.equal)
     legend = rows * TEXT * _LEGEND_LEADING + 1.5 * MARGIN if rows else 0.0
-    plot = _SQUARE if chart.equal else _PLOT_HEIGHT
+    plot = _equal_height(drawn) if chart.equal else _PLOT_HEIGHT
     sheet = new_sheet(chart, plot + legend)
     figure, height = sheet.figure, sheet.height
 
@@ -55,6 +56,16 @@ def draw_png(chart: Chart) -> "matplotlib.figure.Figure":
     handles = {trace.name: _plot(axes, trace) for trace in reversed(drawn)}
     _add_legend(axes, {trace.name: handles[trace.name] for trace in drawn}, columns, (sheet.foot + MARGIN / 2) / height)
     return figure
+
+
+def _equal_height(drawn: list[Trace]) -> float:
+    """How high a plot is that fills its width with one scale on both axes, within limits."""
+    across = [x for trace in drawn for x in trace.x if math.isfinite(x)]
+    up = [y for trace in drawn for y in trace.y if math.isfinite(y)]
+    if not across or not up or max(across) == min(across):
+        return _PLOT_HEIGHT
+    shape = (max(up) - min(up)) / (max(across) - min(across))
+    return min(_HIGHEST, max(_PLOT_HEIGHT / 2, shape * (WIDTH - 2 * MARGIN - _TICKS)) + _TICKS)
 
 
 def new_sheet(chart: Drawing, inside: float) -> Sheet:
@@ -101,7 +112,7 @@ def _style_axes(axes: "matplotlib.axes.Axes", chart: Chart) -> None:
         axis.get_offset_text().set(fontsize=TEXT, fontfamily=FONT, color=INK)
     axes.margins(x=0.05 if chart.equal else 0.02)
     if chart.equal:
-        axes.set_aspect("equal", anchor="W")
+        axes.set_aspect("equal")
     axes.ticklabel_format(useOffset=False, useMathText=True)
     places = {float(x) for line in chart.lines for x in line.x if math.isfinite(x)}
     if all(x.is_integer() for x in places):
@@ -114,6 +125,8 @@ def _style_axes(axes: "matplotlib.axes.Axes", chart: Chart) -> None:
             axes.xaxis.set_minor_formatter(NullFormatter())  # a power of ten is there to be read; more would overlap
     if chart.log_y:
         axes.set_yscale("log")
+    if chart.limits:
+        axes.set_ylim(*chart.limits)
 
 
 def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2D":
@@ -122,7 +135,7 @@ def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2
     if trace.thin:
         style = {"linestyle": "-", "linewidth": 0.6, "marker": "", "markersize": 2.0, "alpha": 0.6}
     if trace.arrow:
-        style |= {"linestyle": "-", "marker": ""}
+        style |= {"linestyle": "-", "marker": "", "zorder": 2 + 1 / (2 + _extent(trace))}  # a short arrow over a long one
     for band in trace.bands:
         axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
     (line,) = axes.plot(
@@ -134,15 +147,20 @@ def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2
     )
     if trace.arrow and len(trace.x) > 1:
         head = {"arrowstyle": "-|>", "color": look.colour, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.5, "mutation_scale": 11}
-        axes.annotate("", (trace.x[-1], trace.y[-1]), (trace.x[-2], trace.y[-2]), arrowprops=head)
+        axes.annotate("", (trace.x[-1], trace.y[-1]), (trace.x[-2], trace.y[-2]), arrowprops=head, zorder=line.get_zorder())
     axes.plot(*trace.lonely, color=look.colour, **{**style, "linestyle": "", "marker": style["marker"] or "o"})
     return line
 
 
-def _legend_shape(names: list[str]) -> tuple[int, int]:
-    """Columns and rows of a legend below the chart; none if it fits at the right."""
+def _extent(trace: Trace) -> float:
+    """From the first to the last point."""
+    return math.dist((trace.x[0], trace.y[0]), (trace.x[-1], trace.y[-1]))
+
+
+def _legend_shape(names: list[str], *, below: bool = False) -> tuple[int, int]:
+    """Columns and rows of a legend below the chart; none if it fits at the right and may stand there."""
     widest = max((text_width(name, TEXT) for name in names), default=0.0)
-    if widest <= _LEGEND_WIDTH and len(names) <= _LEGEND_ROWS:
+    if not names or (widest <= _LEGEND_WIDTH and len(names) <= _LEGEND_ROWS and not below):
         return 0, 0
     columns = int((WIDTH - 2 * MARGIN) // (widest + (_HANDLE + 3) * TEXT))
     columns = max(1, min(len(names), columns))

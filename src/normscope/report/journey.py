@@ -14,19 +14,20 @@ from normscope.results import RunFolder
 _LONGEST = 24  # characters of a token in a table
 # Column → heading and form of a number in the table of the journey.
 _NUMBERS = {
-    "nearest_cosine": ("cosine to it", ".3f"),
-    "predicted_probability": ("its probability", ".3f"),
+    "nearest_cosine": ("cosine", ".2f"),
+    "predicted_probability": ("P", ".2f"),
     "angle": ("turned", ".1f"),
     "travelled": ("travelled", ".1f"),
-    "from_start": ("from the start", ".1f"),
+    "from_start": ("from start", ".1f"),
     "radius": ("radius", ".3g"),
-    "rank": ("rank of the next word", ",.0f"),
-    "probability": ("its probability", ".3g"),
+    "rank": ("rank of next", ",.0f"),
+    "probability": ("P of next", ".2g"),
 }
+_WHOLE = 0.5  # of a landmark's squared length, if a picture is to show the sphere
 _COLUMNS = ["layer", "nearest_text", "predicted_text", "cosine_start", "cosine_predicted", *_NUMBERS]
 
 
-def journey_section(run: RunFolder, settings: str) -> Section | None:
+def journey_sections(run: RunFolder, settings: str) -> list[Section]:
     """The path of a token over the sphere, and its angles, cosines, radius and logit lens by layer."""
     table, places = table_of(run, "journey"), table_of(run, "places")
     charts: dict[str, Drawing | None] = {}
@@ -35,15 +36,14 @@ def journey_section(run: RunFolder, settings: str) -> Section | None:
         "as a direction. A picture in three dimensions can make a journey out of nothing; what the charts show is measured in "
         "all dimensions.",
     )
-    tables = []
     if places is not None:
         charts["journey"] = _scene(places, settings)
     if table is not None:
         table = table.reindex(columns=_COLUMNS).sort_values("layer")  # a model that predicts nothing leaves some out
         text += _findings(table)
-        tables.append(_journey_table(table))
         charts |= _charts(table, settings)
-    return charts_section(run, "Journey of a token", text, charts, tables) if charts else None
+    sections = [charts_section(run, "Journey of a token", text, charts)] if charts else []
+    return sections if table is None else [*sections, Section("The journey, layer by layer", (), (_journey_table(table),))]
 
 
 def _findings(table: pd.DataFrame) -> tuple[str, ...]:
@@ -70,14 +70,14 @@ def _findings(table: pd.DataFrame) -> tuple[str, ...]:
 def _journey_table(table: pd.DataFrame) -> PageTable:
     """All that was measured, a row for each layer; columns without a value are left out."""
     columns: list[tuple[str, list[str]]] = [("layer", [str(int(layer)) for layer in table["layer"]])]
-    for text, heading in (("nearest_text", "nearest word"), ("predicted_text", "most probable next")):
+    for text, heading in (("nearest_text", "nearest word"), ("predicted_text", "would say")):
         if table[text].notna().any():
             columns.append((heading, [token_name(value, _LONGEST) for value in table[text]]))
         number = text.replace("text", "cosine" if text.startswith("nearest") else "probability")
         columns += _number_column(table, number)
     for name in ("angle", "travelled", "from_start", "radius", "rank", "probability"):
         columns += _number_column(table, name)
-    caption = "The journey, layer by layer; angles in degrees"
+    caption = "The nearest word, what the model would say, angles in degrees, and rank and probability of the next word"
     return PageTable(caption, tuple(name for name, _ in columns), tuple(zip(*(cells for _, cells in columns), strict=True)))
 
 
@@ -147,17 +147,25 @@ def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
         Cloud("start and predicted word" if len(words) > 1 else "start word", _points(words), _names(words), marked=True),
     )
     trail = Trail("state of the token", _points(path), _names(path), [int(layer) for layer in path["layer"]])
-    told = "The nearest word and its layers stand beside the path where it changes."
+    whole = floats(words["shown"]) and min(floats(words["shown"])) > _WHOLE  # else the sphere would dwarf what it holds
+    radius = 1.0 if whole else None  # what is mapped are directions
+    axes = ("first direction", "second direction", "third direction") if radius else ("1st", "2nd", "3rd")
+    small_print = "; ".join(text for text in (settings, _seen(shown)) if text)
+    return Scene("Journey over the sphere", clouds, (trail,), _scene_caption(shown, radius), small_print, radius, axes, "layer")
+
+
+def _seen(shown: list[float]) -> str:
+    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shown), max(shown)))) if shown else ""
+    return f"of the path's squared length {shares} can be seen" if shown else "a map of neighbours, without a scale"
+
+
+def _scene_caption(shown: list[float], radius: float | None) -> str:
+    told = "The nearest word and its layers stand beside the path where there is room."
+    if radius:
+        return f"{told} The deeper a point lies in the sphere, the less of it can be seen."
     if shown:
-        caption = f"{told} The deeper a point lies in the sphere, the less of it can be seen."
-        seen = f"of the path's squared length {min(shown):.0%} to {max(shown):.0%} can be seen"
-    else:
-        caption = f"{told} This map keeps neighbours together, not angles or distances: see the charts for those."
-        seen = "a map of neighbours, without a scale"
-    axes = ("first direction", "second direction", "third direction") if shown else ("first", "second", "third")
-    small_print = "; ".join(text for text in (settings, seen) if text)
-    radius = 1.0 if shown else None  # what is mapped are directions
-    return Scene("Journey over the sphere", clouds, (trail,), caption, small_print, radius, axes, "layer")
+        return f"{told} Points near each other may be far apart in what cannot be seen."
+    return f"{told} This map keeps neighbours together, not angles or distances: see the charts for those."
 
 
 def _points(rows: pd.DataFrame) -> list[Point]:

@@ -56,6 +56,7 @@ class Chart:
         log_x: a logarithmic horizontal axis; values that are not positive are left out.
         log_y: a logarithmic vertical axis, likewise.
         equal: one scale on both axes, so that a circle is round.
+        limits: lowest and highest value of the vertical axis, if not those of the lines.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     equal: bool = False
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def _points_scene(table: pd.DataFrame, settings: str) -> Scene:
         "A norm on points in three dimensions",
         tuple(clouds),
         (),
-        "Follow a line: wherever a point was given, it ends on the sphere.",
+        "Follow a line: from wherever it was given, a point goes first to the plane without a mean, then onto the sphere.",
         settings,
         radius=reach,
         axes=("x₁", "x₂", "x₃"),
@@ -70,14 +70,15 @@ def _closed(name: str, rows: pd.DataFrame) -> Line:
 
 
 def _update_chart(table: pd.DataFrame, settings: str) -> Chart:
-    """Arrows on the circle: a part with one point starts at the origin, one with more leads through them in order."""
-    lines = []
-    for part, rows in table.groupby("part", sort=False):
-        if part == _CIRCLE:
-            lines.append(_closed("sphere", rows))
-            continue
-        rows = rows.sort_values("order")
-        x, y = floats(rows["x"]), floats(rows["y"])
-        lines.append(Line(str(part), x, y, arrow=True) if len(x) > 1 else Line(str(part), [0.0, *x], [0.0, *y], arrow=True))
-    caption = "The update turns the token; the norm takes back what it added to its length."
-    return Chart("One head's update", "first direction", "second direction", tuple(lines), caption, settings, equal=True)
+    """Arrows on the circle: a part with one point starts at the origin; the update leads from the token to the sum."""
+    curves = {str(part): rows.sort_values("order") for part, rows in table.groupby("part", sort=False)}
+    points = {part: list(zip(floats(rows["x"]), floats(rows["y"]), strict=True)) for part, rows in curves.items()}
+    if {"token", "sum"} <= points.keys() and len(points.get("update", [])) < 2:
+        points = {"token": points["token"], "update": [points["token"][-1], points["sum"][-1]], **points}
+    lines = [_closed("sphere", curves[_CIRCLE])] if _CIRCLE in curves else []
+    for part, way in points.items():
+        if part != _CIRCLE:
+            x, y = zip(*(way if len(way) > 1 else [(0.0, 0.0), *way]), strict=True)
+            lines.append(Line(part, list(x), list(y), arrow=True))
+    caption = "The update turns the token; the norm then gives the sum the token's length again."
+    return Chart("One head's update", "along the token", "across", tuple(lines), caption, settings, equal=True)

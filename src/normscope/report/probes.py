@@ -9,21 +9,27 @@ from normscope.report.tables import a_few, cell, dots, floats, head_map, joined_
 from normscope.results import RunFolder
 
 _WORDS = 3  # that tables of nearest tokens show
-_HEADS = 40  # rows of a table of heads
+_HEADS = 20  # rows of a table of heads
 _BESIDE = 0.25  # of the way to the next head
 _SCORES = {
-    "same": ("Heads that return the word itself", "share of words", "for bright heads the nearest token is the word itself"),
+    "same": (
+        "Heads that return the word itself",
+        "share of words",
+        "Bright heads return the word itself as the nearest token.",
+    ),
     "nearness": (
         "Heads that return related words",
         "nearness",
-        "bright heads return what is nearer to the word than chance, 0.5",
+        "Bright heads return tokens that mean something like the word; 0.5 is chance.",
     ),
     "precedence": (
         "Heads that return neighbours in text",
         "precedence",
-        "bright heads return what goes with the word in text; chance is 0.5",
+        "Bright heads return tokens that stand beside the word in text; 0.5 is chance.",
     ),
 }
+_LIMITS = (-0.03, 1.03)  # of scores, so that small differences look small
+_HYPHEN = "‑"  # at which no line breaks
 _LABELS = ("meaning-preserving", "precedence", "none")
 
 
@@ -37,7 +43,7 @@ def heads_section(run: RunFolder, settings: str) -> Section | None:
     for probe, rows in table.groupby("probe", sort=False):
         for score in _SCORES:
             if rows[score].notna().any():
-                charts[f"heads-{probe}-{score}"] = _score_chart(str(probe), score, rows, settings)
+                charts |= _score_charts(str(probe), score, rows, settings)
         tables.append(_head_table(str(probe), rows))
     text = (
         "Over all words: how often the nearest token is the word itself or a case variant (same), how much nearer in meaning "
@@ -47,23 +53,37 @@ def heads_section(run: RunFolder, settings: str) -> Section | None:
     return charts_section(run, "What heads do to words", text, charts, tables)
 
 
-def _score_chart(probe: str, score: str, rows: pd.DataFrame, settings: str) -> Drawing | None:
+def _score_charts(probe: str, score: str, rows: pd.DataFrame, settings: str) -> dict[str, Drawing | None]:
+    """Maps of the heads and of random weights in their place; with one layer, both in one chart."""
     title, label, seen = _SCORES[score]
-    random = [value for value in floats(rows[f"{score}_random"]) if value == value]
-    by_chance = f"; random weights give {min(random):.2f} to {max(random):.2f}" if random else ""
-    caption = f"{seen[0].upper()}{seen[1:]}{by_chance}."
-    layers = sorted({int(layer) for layer in rows["layer"]})
-    if len(layers) > 1:
-        return head_map(rows, score, f"{title} ({probe})", label, caption, settings, limits=(0.0, 1.0))
+    name = f"heads-{probe}-{score}"
+    if rows["layer"].nunique() == 1:
+        return {name: _score_chart(probe, score, rows, settings)}
+    above = f"{seen} Only what random weights, in the next picture, do not reach is the head's own."
+    beside = "The same for random weights with the same singular values: what a head has to surpass."
+    random, limits = f"{score}_random", (0.0, 1.0)
+    maps: dict[str, Drawing | None] = {
+        name: head_map(rows, score, f"{title} ({probe})", label, above, settings, limits=limits, chosen=True)
+    }
+    if rows[random].notna().any():
+        words = (f"{title} ({probe}, random weights)", label, beside, settings)
+        maps[f"{name}-random"] = head_map(rows, random, *words, limits=limits, chosen=True)
+    return maps
+
+
+def _score_chart(probe: str, score: str, rows: pd.DataFrame, settings: str) -> Chart:
+    """Dots with intervals for the heads of one layer, and beside them random weights."""
+    title, label, _ = _SCORES[score]
     rows = rows.sort_values("head")
     heads = floats(rows["head"])
-    value, low, high, chance = (floats(rows[f"{score}{end}"]) for end in ("", "_low", "_high", "_random"))
+    value, low, high, random = (floats(rows[f"{score}{end}"]) for end in ("", "_low", "_high", "_random"))
     lines = dots("head", heads, value, low, high)
-    lines += dots("random weights", [head + _BESIDE for head in heads], chance, chance, chance)
+    lines += dots("random weights", [head + _BESIDE for head in heads], random, random, random)
     if score != "same":
         lines.append(Line("chance", [heads[0], heads[-1] + _BESIDE], [0.5, 0.5]))
-    caption = f"Dots far above those of random weights are heads that do this; bars are confidence intervals{by_chance}."
-    return Chart(f"{title} ({probe}, layer {layers[0]})", "head", label, tuple(lines), caption, settings)
+    caption = "A head does this itself if its dot and bar, the confidence interval, lie above the dot of random weights."
+    layer = int(rows["layer"].iloc[0])
+    return Chart(f"{title} ({probe}, layer {layer})", "head", label, tuple(lines), caption, settings, limits=_LIMITS)
 
 
 def _label_table(table: pd.DataFrame) -> PageTable:
@@ -80,14 +100,14 @@ def _head_table(probe: str, rows: pd.DataFrame) -> PageTable:
     order = rows.assign(kind=[kinds.get(str(label), len(kinds)) for label in rows["label"]])
     order = order.sort_values(["kind", "same", "nearness"], ascending=[True, False, False], kind="stable").head(_HEADS)
     scores = [score for score in _SCORES if rows[score].notna().any()]
-    cells = [[f"layer {layer}, head {head}" for layer, head in zip(order["layer"], order["head"], strict=True)]]
-    cells.append([str(label) for label in order["label"]])
+    cells = [[f"{layer}, {head}" for layer, head in zip(order["layer"], order["head"], strict=True)]]
+    cells.append([str(label).replace("-", _HYPHEN) for label in order["label"]])
     for score in scores:
         cells += [_with_interval(order, score), [cell(value, ".2f") for value in floats(order[f"{score}_random"])]]
-    cells.append([str(int(count)) for count in order["words"]])
-    columns = ("head", "kind", *(name for score in scores for name in (score, "random")), "words")
+    columns = ("layer, head", "kind", *(name for score in scores for name in (score, "random")))
     cut = f"the first {len(order)} of {len(rows)}, all are in heads.parquet" if len(order) < len(rows) else "all"
-    caption = f"Heads by their {probe}, sorted ({cut}); in brackets the confidence interval"
+    words = " to ".join(dict.fromkeys(str(int(count)) for count in (rows["words"].min(), rows["words"].max())))
+    caption = f"Heads by their {probe}, sorted ({cut}), over {words} words; in brackets the confidence interval"
     return PageTable(caption, columns, tuple(zip(*cells, strict=True)))
 
 
@@ -140,7 +160,8 @@ def _update_chart(table: pd.DataFrame, settings: str) -> Drawing | None:
     sizes = heads.groupby(["layer", "head"])["relative_norm"].agg(["mean", "min", "max"]).reset_index()
     title, label = "Size of updates", "|update| / |token|"
     if sizes["layer"].nunique() > 1:
-        return head_map(sizes, "mean", title, label, "Bright heads change a token most; means over words.", settings)
+        caption, log = "Bright heads change a token most; means over words.", spans_decades(floats(sizes["mean"]))
+        return head_map(sizes, "mean", title, label, caption, settings, log=log, chosen=True)
     if sizes.empty:
         return None
     places = floats(sizes["head"])

@@ -136,12 +136,13 @@ class Scene:
 
 
 def camera(scene: Scene) -> tuple[float, float]:
-    """Elevation and azimuth in degrees: in front of the trails on a sphere, else where they look widest."""
+    """Elevation and azimuth in degrees: in front of trails and marked points on a sphere, else where trails look widest."""
     points = np.array([trail.points[i] for trail in scene.trails for i in trail.shown], dtype=np.float64)
     if scene.view or not len(points):
         return scene.view or (_ELEVATION, _AZIMUTH)
     middle = points.mean(0)
-    towards = np.linalg.svd(points - middle)[2][2] if scene.radius is None else middle
+    marks = [cloud.points[i] for cloud in scene.clouds if cloud.marked for i in cloud.shown] or [middle]
+    towards = np.linalg.svd(points - middle)[2][2] if scene.radius is None else np.mean(marks, axis=0) + middle / 2
     length = float(np.linalg.norm(towards))
     if length == 0:
         return _ELEVATION, _AZIMUTH
@@ -162,6 +163,19 @@ def frame(scene: Scene) -> tuple[npt.NDArray[np.float64], float, npt.NDArray[np.
     middle = np.zeros(2) if scene.radius else (seen.min(0) + seen.max(0)) / 2
     reach = max(float(np.abs(seen - middle).max()), scene.radius or 0.0)
     return middle @ screen, reach or 1.0, screen
+
+
+def clear_words(scene: Scene, trail: Trail, across: float, up: float) -> dict[int, str]:
+    """The words that have room beside a trail: the first, the last, and what is so far from them in halves of the picture."""
+    words = trail.words()
+    _, reach, screen = frame(scene)
+    room = reach * np.array([across, up])
+    spots = {i: screen @ np.array(trail.points[i]) for i in words}
+    kept: list[int] = []
+    for i in [*list(words)[:1], *list(words)[-1:], *words]:
+        if all(np.any(np.abs(spots[i] - spots[other]) > room) for other in kept):
+            kept.append(i)
+    return {i: words[i] for i in sorted(kept)}
 
 
 def wire_sphere(radius: float) -> list[list[Point]]:

@@ -15,8 +15,8 @@ from normscope.report.scene import (
     Scene,
     Trail,
     camera,
+    clear_words,
     cloud_colour,
-    frame,
     order_limits,
     wire_sphere,
 )
@@ -104,7 +104,7 @@ def _add_trail(figure: Any, scene: Scene, trail: Trail, index: int) -> None:
         return
     steps = [trail.numbers[i] for i in trail.shown]
     labels = [trail.labels[i] if trail.labels else trail.name for i in trail.shown]
-    words = _spread_words(scene, trail)
+    words = clear_words(scene, trail, _WIDE, _HIGH)
     low, high = order_limits(scene)
     bar = {"title": {"text": markup(scene.order)}, "len": 0.6, "thickness": 14}
     figure.add_scatter3d(
@@ -129,19 +129,6 @@ def _add_trail(figure: Any, scene: Scene, trail: Trail, index: int) -> None:
         hovertext=[markup(f"{scene.order} {step}: {label}") for step, label in zip(steps, labels, strict=True)],
         hoverinfo="text",
     )
-
-
-def _spread_words(scene: Scene, trail: Trail) -> dict[int, str]:
-    """The words that have room beside the trail: the first, the last, and what stands clear of them; others show on hover."""
-    words = trail.words()
-    _, reach, screen = frame(scene)
-    spots = {i: screen @ np.array(trail.points[i]) for i in words}
-    word = np.array([_WIDE, _HIGH])
-    kept: list[int] = []
-    for i in [*list(words)[:1], *list(words)[-1:], *words]:
-        if all(np.any(np.abs(spots[i] - spots[other]) > word * reach) for other in kept):
-            kept.append(i)
-    return {i: words[i] for i in kept}
 
 
 def _plain(text: str) -> str:

@@ -3,7 +3,8 @@
 All lengths are in points (1/72 inch).
 """
 
-from collections.abc import Sequence
+import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, Sheet, new_sheet
-from normscope.report.labels import nearest_corner, place_labels
+from normscope.report.labels import Box, Spot, nearest_spot, place_labels
 from normscope.report.lettering import FONT, font, printable, text_width
 from normscope.report.scene import (
     MANY,
@@ -21,6 +22,7 @@ from normscope.report.scene import (
     Scene,
     Trail,
     camera,
+    clear_words,
     cloud_colour,
     frame,
     order_limits,
@@ -33,12 +35,15 @@ if TYPE_CHECKING:
     from mpl_toolkits.mplot3d import Axes3D
 
 _SIDE = 340.0
+_FEW = 50  # lines that do not yet cover what they lead to
 _LETTERS = 7.0
 _LEAST_LEADER = 9.0  # a label that is nearer needs no line to its point
 _BAR, _BAR_LENGTH, _BAR_ROOM = 8.0, 150.0, 48.0
 _WIRE, _LINK = "#c3cad2", "#8c959f"
 _SMALLEST, _LARGEST = 9.0, 46.0  # area of a marker at the start and at the end of a trail
 _FILL = 0.93  # of the square, by what is drawn
+_BETWEEN = 6  # parts of a trail's line between two points, for labels to stay off
+_APART = 0.06  # between points with labels, in halves of the picture
 _LEAST_SLANT = 0.3  # an axis that points at the camera has no end to name
 
 
@@ -95,19 +100,21 @@ def _project(axes: "Axes3D", points: npt.NDArray[np.float64]) -> npt.NDArray[np.
 
 
 def _draw_axes(axes: "Axes3D", scene: Scene) -> None:
-    """The three axes, named at their ends: through the wire sphere if there is one, else small in a corner."""
+    """The three axes and the wire sphere."""
     for line in wire_sphere(scene.radius) if scene.radius else []:
         axes.plot(*zip(*line, strict=True), color=_WIRE, linewidth=0.4, alpha=0.7, zorder=1)
+    for start, end in _axis_ends(scene):
+        axes.plot(*zip(start, end, strict=True), color=_WIRE, linewidth=0.6, zorder=1)
+
+
+def _axis_ends(scene: Scene) -> list[tuple[Point, Point]]:
+    """Start and end of each axis: through the wire sphere if there is one, else small in a corner."""
     centre, reach, screen = frame(scene)
-    start, length = (centre, reach) if scene.radius else (centre - 0.85 * reach * screen.sum(0), 0.13 * reach)
-    for direction, name in zip(np.eye(3), scene.axes, strict=True):
-        end = start + length * direction
-        ends = np.stack([start - length * direction if scene.radius else start, end])
-        axes.plot(*ends.T, color=_WIRE, linewidth=0.6, zorder=1)
-        if np.linalg.norm(screen @ direction) > _LEAST_SLANT:
-            beside = end + 0.05 * reach * direction
-            named = axes.text(*beside, printable(name), ha="center", va="center", **font(_LETTERS, colour=SOFT))
-            named.set_path_effects(_halo())
+    middle, length = (centre, reach) if scene.radius else (centre - 0.85 * reach * screen.sum(0), 0.13 * reach)
+    starts = middle - length * np.eye(3) if scene.radius else np.tile(middle, (3, 1))
+    return [
+        (tuple(start), tuple(end)) for start, end in zip(starts.tolist(), (middle + length * np.eye(3)).tolist(), strict=True)
+    ]
 
 
 def _halo() -> list[Any]:
@@ -129,7 +136,10 @@ def _draw_clouds(axes: "Axes3D", scene: Scene) -> dict[str, Any]:
         points = np.array([cloud.points[i] for i in cloud.shown])
         if cloud.origins:
             pairs = [(cloud.origins[i], cloud.points[i]) for i in cloud.shown]
-            axes.add_collection3d(Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6, zorder=2), autolim=False)
+            axes.add_collection3d(
+                Line3DCollection(pairs, colors=_LINK, linewidths=0.4, alpha=0.6 if len(pairs) < _FEW else 0.3, zorder=2),
+                autolim=False,
+            )
         size, marker = (34.0, "*") if cloud.marked else (_dot(len(points)), "o")
         shade = (
             {"alpha": 1.0, "depthshade": False}
@@ -180,40 +190,68 @@ def _order_map(scene: Scene) -> "matplotlib.cm.ScalarMappable":
     return ScalarMappable(Normalize(*order_limits(scene)), LinearSegmentedColormap.from_list("order", ORDER_COLOURS))
 
 
-def _write_labels(sheet: Sheet, axes: "Axes3D", scene: Scene) -> None:
-    """Texts beside marked points and beside trails where they change, none over another."""
-    words: list[tuple[Point, str, bool]] = []
+@dataclass(frozen=True)
+class _Label:
+    """A text beside a point in space."""
+
+    point: Point
+    text: str
+    bold: bool = False
+    colour: str = INK
+
+    @property
+    def size(self) -> tuple[float, float]:
+        return text_width(self.text, _LETTERS, bold=self.bold) + 1, 1.15 * _LETTERS
+
+
+def _labels(scene: Scene) -> list[_Label]:
+    """Texts of marked points, of trails where they change, and of axes that do not point at the camera."""
+    found: list[_Label] = []
     for cloud in scene.clouds:
         if cloud.marked and cloud.labels:
-            words += [(cloud.points[i], cloud.labels[i], True) for i in cloud.shown]
+            found += [_Label(cloud.points[i], printable(cloud.labels[i]), bold=True) for i in cloud.shown]
     for trail in scene.trails:
-        words += [(trail.points[i], text, False) for i, text in trail.words().items()]
-    if not words:
-        return
-    texts = [printable(text) for _, text, _ in words]
-    anchors = _project(axes, np.array([point for point, _, _ in words])).tolist()
-    dots = [trail.points[i] for trail in scene.trails for i in trail.shown] or [point for point, _, _ in words]
-    sizes = [
-        (text_width(text, _LETTERS, bold=bold) + 1, 1.15 * _LETTERS) for text, (_, _, bold) in zip(texts, words, strict=True)
-    ]
+        found += [_Label(trail.points[i], printable(text)) for i, text in clear_words(scene, trail, _APART, _APART).items()]
+    slants = np.linalg.norm(frame(scene)[2], axis=0)
+    for name, (_, end), slant in zip(scene.axes, _axis_ends(scene), slants, strict=True):
+        if slant > _LEAST_SLANT:
+            found.append(_Label(end, printable(name), colour=SOFT))
+    return found
+
+
+def _write_labels(sheet: Sheet, axes: "Axes3D", scene: Scene) -> None:
+    """Texts beside their points, none over another."""
+    labels = _labels(scene)
+    anchors = _spots(axes, [label.point for label in labels])
+    dots = [spot for trail in scene.trails for spot in _along(_spots(axes, [trail.points[i] for i in trail.shown]))] or anchors
     room = (MARGIN, sheet.foot, WIDTH - MARGIN - (_BAR_ROOM if scene.trails else 0), sheet.foot + _SIDE)
-    boxes = place_labels(
-        [tuple(a) for a in anchors], sizes, [tuple(dot) for dot in _project(axes, np.array(dots)).tolist()], room
-    )
-    for text, (x, y), box, (_, _, bold) in zip(texts, anchors, boxes, words, strict=True):
-        _write_label(sheet, text, (x, y), box, bold=bold)
+    boxes = place_labels(anchors, [label.size for label in labels], dots, room)
+    for label, anchor, box in zip(labels, anchors, boxes, strict=True):
+        _write_label(sheet, label, anchor, box)
 
 
-def _write_label(sheet: Sheet, text: str, anchor: Sequence[float], box: Sequence[float], *, bold: bool) -> None:
+def _along(way: list[Spot]) -> list[Spot]:
+    """The points of a way and some between them."""
+    shares = [k / _BETWEEN for k in range(_BETWEEN)]
+    between = [(x + t * (to_x - x), y + t * (to_y - y)) for (x, y), (to_x, to_y) in pairwise(way) for t in shares]
+    return [*between, *way[-1:]]
+
+
+def _spots(axes: "Axes3D", points: list[Point]) -> list[Spot]:
+    return [(x, y) for x, y in _project(axes, np.array(points).reshape(-1, 3)).tolist()]
+
+
+def _write_label(sheet: Sheet, label: _Label, anchor: Spot, box: Box) -> None:
+    """The text in its box, with a line to its point unless that is near."""
     from matplotlib.lines import Line2D
 
     figure, scale = sheet.figure, np.array([WIDTH, sheet.height])
-    near = nearest_corner((box[0], box[1], box[2], box[3]), anchor[0], anchor[1])
-    if np.hypot(near[0] - anchor[0], near[1] - anchor[1]) > _LEAST_LEADER:
-        ends = (np.array([anchor, near]) / scale).T
-        figure.add_artist(Line2D(*ends, color=SOFT, linewidth=0.4, zorder=7))
+    near = nearest_spot(box, *anchor)
+    if math.dist(near, anchor) > _LEAST_LEADER:
+        figure.add_artist(Line2D(*(np.array([anchor, near]) / scale).T, color=SOFT, linewidth=0.4, zorder=7))
     left, middle = np.array([box[0], (box[1] + box[3]) / 2]) / scale
-    written = figure.text(left, middle, text, va="center", **font(_LETTERS, bold=bold, colour=INK))
+    letters = font(_LETTERS, bold=label.bold, colour=label.colour)
+    written = figure.text(left, middle, label.text, va="center", **letters)
     written.set_path_effects(_halo())
     written.set_zorder(8)
 

@@ -30,13 +30,17 @@ def head_map(
     settings: str,
     log: bool = False,
     limits: tuple[float, float] | None = None,
+    chosen: bool = False,
 ) -> HeatMap | None:
-    """A column by layer and head."""
+    """A column by layer and head; layers that are not in the table are empty rows, unless it has chosen ones only."""
     rows = table[table["layer"].notna() & table["head"].notna()]
     if rows.empty:
         return None
+    names = sorted({int(layer) for layer in rows["layer"]})
+    if chosen:
+        rows = rows.assign(layer=[names.index(int(layer)) for layer in rows["layer"]])
     layers, heads, values = grid(rows, "layer", "head", column)
-    x_names, y_names = list(map(str, heads)), list(map(str, layers))
+    x_names, y_names = list(map(str, heads)), list(map(str, names if chosen else layers))
     return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, limits, log)
 
 
@@ -90,8 +94,8 @@ def cell(value: float, form: str = ".3f") -> str:
 
 
 def token_name(text: object, longest: int = _NAME) -> str:
-    """A token's text with its blanks visible, cut to fit a label; – where there is none."""
+    """A token's text with its blanks visible and □ for what cannot be shown, cut to fit a label; – where there is none."""
     if text is None or text is pd.NA or text != text:
         return "–"
-    shown = str(text).translate(_BLANKS)
+    shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from normscope.report.figures import charts_section, write_page
-from normscope.report.journey import journey_section
+from normscope.report.journey import journey_sections
 from normscope.report.norm_pictures import norm_section
 from normscope.report.page import PageTable, Section
 from normscope.report.probes import heads_section, nearest_sections
@@ -22,10 +22,15 @@ def write_words_report(run: RunFolder, settings: str) -> None:
 
 def words_sections(run: RunFolder, settings: str) -> list[Section]:
     """Notes, journey, embeddings, heads, nearest tokens, singular vectors and norms, each if the run has a table for it."""
-    makers = (_notes, journey_section, _embeddings, heads_section)
-    sections = [maker(run, settings) for maker in makers]
-    sections += nearest_sections(run, settings)
-    sections += [singular_section(run, settings), norm_section(run, settings)]
+    sections = [
+        _notes(run, settings),
+        *journey_sections(run, settings),
+        _embeddings(run, settings),
+        heads_section(run, settings),
+        *nearest_sections(run, settings),
+        singular_section(run, settings),
+        norm_section(run, settings),
+    ]
     return [section for section in sections if section]
 
 
