@@ -12,7 +12,7 @@ from normscope.norms import NORMS, centre, layer_norm, length, rms_norm, unit
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import updates_of
 
-_POINTS, _CURVE = 200, 181
+_POINTS, _CURVE = 60, 181
 _GAIN, _BIAS = (1.6, 0.7), (0.6, 0.9)  # of the drawn ellipse: far enough from a circle about 0 to be seen
 
 

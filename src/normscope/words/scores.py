@@ -20,8 +20,8 @@ FEWEST = 20  # words that a score needs
 _RANDOM = 256
 _JUDGED = 3  # of the nearest tokens, as many are compared with the word
 _RESAMPLES = 1000
-_NAMES = ("same", "nearness", "precedence")
-_CHANCE, CLEARLY = 0.5, 0.55
+CLEARLY = 0.05
+_CHANCES = {"same": 0.0, "nearness": 0.5, "precedence": 0.5}
 MEANING, PRECEDENCE, NONE = "meaning-preserving", "precedence", "none"
 
 
@@ -156,7 +156,7 @@ def _mean_of_others(
 def _table(probe: str, layer: int, own: WordScores, random: WordScores, seed: int) -> pd.DataFrame:
     """A row for every head: scores with intervals, those of random weights, and what they make of it."""
     columns: dict[str, list[float | None]] = {}
-    for name in _NAMES:
+    for name in _CHANCES:
         for suffix, scores in (("", own), ("_random", random)):
             mean, low, high = _interval(getattr(scores, name), seed)
             columns |= {
@@ -175,14 +175,15 @@ def label_of(row: Mapping[str, Any]) -> str:
 
     It keeps meaning if it returns the word itself, or words that are like it, clearly more often than random weights do; it has
     to do with precedence if its words come before (as keys) or after (as values) clearly more often. Clearly: the interval lies
-    above that of random weights, and above ``CLEARLY`` for a share whose chance is 0.5. Of both, the greater decides.
+    more than ``CLEARLY`` above that of random weights, and above the chance of 0.5 for the last two. Of both, the greater
+    decides.
     """
     passed = {
-        name: row[name] - _CHANCE
-        for name in ("nearness", "precedence")
-        if (row[f"{name}_low"] or 0.0) > max(CLEARLY, row[f"{name}_random_high"] or 0.0)
+        name: row[name] - chance
+        for name, chance in _CHANCES.items()
+        if (row[f"{name}_low"] or 0.0) > max(chance, row[f"{name}_random_high"] or 0.0) + CLEARLY
     }
-    if row["same_low"] > row["same_random_high"] or passed.get("nearness", 0.0) > passed.get("precedence", 0.0):
+    if "same" in passed or passed.get("nearness", 0.0) > passed.get("precedence", 0.0):
         return MEANING
     return PRECEDENCE if "precedence" in passed else NONE
 
