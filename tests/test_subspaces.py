@@ -10,6 +10,7 @@ import torch
 from scipy.linalg import null_space, subspace_angles
 from torch import Tensor
 
+from normscope.attention import HeadWeights
 from normscope.errors import InputError
 from normscope.models import AttentionStep, ModelView, open_model
 from normscope.schemes import NAMED, Scheme, Slots
@@ -573,6 +574,22 @@ def test_a_world_is_a_model_that_attends() -> None:
     assert torch.allclose(after, wanted, atol=1e-12)
     assert torch.equal(states[0], step.stream)
     assert torch.equal(states[1], after)
+    assert torch.equal(view.forward(view.sample(), watch=lambda layer, x: 2 * x if layer else None), 2 * after)
+    assert [view.token_of(text) for text in ("5", "6", "five")] == [5, None, None]
+
+
+def test_a_head_without_weights_is_left_out_of_what_is_said() -> None:
+    view = WorldView(World.make(12, (2, 3, 3), spread=0.4), NAMED["pre"])
+    weights = {name: getattr(view.world.weights, name).clone() for name in ("W_Q", "W_K", "W_V", "W_O")}
+    weights["W_Q"][1] = weights["W_K"][1] = 0
+    view._weights = HeadWeights(**weights)
+    tables = measure_subspaces(view, view.sample())
+    assert tables["rank"]["rank"].tolist() == [2, 0, 3]
+    assert tables["interference"].query("head == 1")["change"].isna().all()
+    assert tables["interference"].query("head != 1")["change"].notna().all()
+    said = "\n".join(findings(view, tables))
+    assert "Interference: " in said
+    assert "nan" not in said
 
 
 @pytest.mark.slow

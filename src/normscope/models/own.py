@@ -34,6 +34,12 @@ class OwnView(ModelView):
         self.scheme, self.vocabulary = config.scheme, config.vocabulary
         self.layers, self.heads, self.dim, self.head = config.layers, config.heads, config.dim, config.head
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
     @torch.no_grad()
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """Logits of the next character at every place."""
@@ -118,7 +124,7 @@ class OwnView(ModelView):
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (--examples)")
         task, offsets = task_of(self.about.get("recipe", {}))
-        device, feed = next(self.model.parameters()).device, PaddedFeed()
+        device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
         batch = feed.trimmed(one_batch(drawn, 0))
         characters, targets = batch["characters"], batch["targets"]
@@ -127,6 +133,11 @@ class OwnView(ModelView):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Characters."""
         return [as_text(token[None]) for token in tokens]
+
+    def token_of(self, text: str) -> int | None:
+        """The number of a character."""
+        known = self.words(torch.arange(self.vocabulary))
+        return known.index(text) if text in known else None
 
     def _attention(self, layer: int) -> Attention:
         block: Any = self.model.decoder[layer]
