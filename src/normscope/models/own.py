@@ -93,12 +93,12 @@ class OwnView(ModelView):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
                 for slot in ("input", "output", "stream"):
-                    found += _norm_views(getattr(part, slot), slot, layer, sublayer, self.dim)
+                    found += self._norm_views(getattr(part, slot), slot, layer, sublayer)
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
                 found += [NormView(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
-        return found + _norm_views(self.model.readout.norm, "final", None, "", self.dim)
+        return found + self._norm_views(self.model.readout.norm, "final", None, "")
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
@@ -139,6 +139,13 @@ class OwnView(ModelView):
         known = self.words(torch.arange(self.vocabulary))
         return known.index(text) if text in known else None
 
+    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[NormView]:
+        """The norm in a slot, if there is one."""
+        if not isinstance(module, Norm):
+            return []
+        gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
+        return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
+
     def _attention(self, layer: int) -> Attention:
         block: Any = self.model.decoder[layer]
         attention: Attention = block.attention.f
@@ -177,11 +184,3 @@ class _Observed:
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """All scores, and which are not of later keys."""
         return self._causal.scores(q, k)
-
-
-def _norm_views(module: nn.Module, slot: str, layer: int | None, sublayer: str, dim: int) -> list[NormView]:
-    """The norm in a slot, if there is one."""
-    if not isinstance(module, Norm):
-        return []
-    gain = torch.ones(dim) if module.gain is None else module.gain().detach()
-    return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
