@@ -805,7 +805,7 @@ def test_a_decoder_predicts_every_next_word() -> None:
     for text in ("", "the"):
         with pytest.raises(InputError, match="empty or too short"):
             view.sample(text, 2, 0)
-    with pytest.raises(InputError, match="reads at most 64; --tokens 64"):
+    with pytest.raises(InputError, match="reads at most 64; shorten it"):
         view.sample("the cat " * 40, None, 0)
 
 
@@ -877,7 +877,7 @@ def test_minilm_is_an_encoder_that_predicts_nothing(minilm: ModelView) -> None:
     sample = minilm.sample("A cat sat on the mat.", None, 0)
     assert minilm.forward(sample).shape == (1, sample.tokens.shape[1], minilm.dim)
     assert minilm.words(sample.tokens[0])[1:4] == ["a", "cat", "sat"]
-    with pytest.raises(InputError, match="reads at most 512; --tokens 512"):
+    with pytest.raises(InputError, match="reads at most 512; shorten it"):
         minilm.sample("word " * 600, None, 0)
     assert minilm.sample("word " * 600, 512, 0).tokens.shape == (1, 512)
     with pytest.raises(InputError, match="empty or too short"):

@@ -73,15 +73,19 @@ class OwnView(ModelView):
         return HeadProjections(W_Q, W_K, W_V, W_O, none, none, none, none.new_zeros(self.dim))
 
     def heads_of(
-        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
         """Q, k and v of what a layer reads."""
         weights, norm = self.projections(layer), self._attention(layer).head_norm
-        made = [read[:, None] @ W for W in (weights.W_Q, weights.W_K, weights.W_V)]
+        parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
+        made = [read[:, None] @ parts[letter] for letter in letters]
         if norm is not None:
-            made = [norm.one(x, y.transpose(1, 2)).transpose(1, 2) for x, y in zip("qkv", made, strict=True)]
-        q, k, v = made
-        return q, k, v
+            made = [norm.one(x, y.transpose(1, 2)).transpose(1, 2) for x, y in zip(letters, made, strict=True)]
+        return tuple(made)
 
     @property
     def normalised_heads(self) -> str:
