@@ -12,7 +12,7 @@ from normscope.norms import length, tangent, unit
 from normscope.schemes import NAMED, derive
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.flows import SIX, Tokens, even_times, follow, log_times, smallest_cosine, started, turning
+from normscope.theorems.flows import SIX, Tokens, ends_free, even_times, follow, log_times, smallest_cosine, started, turning
 from normscope.theorems.statement import Curves, Statement, lines_table
 from normscope.theorems.tensors import hessian, in_blocks, jacobian
 
@@ -23,16 +23,10 @@ _RUNS = 3
 _STARTS = ("uniform", "antipodal", "clusters")
 
 
-def _is_free(scheme: str) -> bool:
-    """Whether radii are free at the end."""
-    *_, last = NAMED[scheme].stages
-    return not derive(last.attention).radius_fixed
-
-
 def _own_times(scheme: str, last: float, count: int) -> list[float]:
     """Times at which a scheme's own time, in which directions move, is evenly spread."""
     own = even_times(last / count, last, count)
-    if _is_free(scheme):
+    if ends_free(scheme):
         return [math.expm1(u) for u in own]
     slow = NAMED[scheme].attention.formulas[0]
     return [(1 + u / 2) ** 2 - 1 for u in own] if "t" in slow.names or "layer" in slow.names else own
@@ -43,7 +37,7 @@ def _followed(motion: Motion, x: Tokens, scheme: str) -> tuple[Tensor, Tensor]:
     apart, radial = torch.ones(x.shape[:-2], dtype=torch.float64), torch.ones(x.shape[:-2], dtype=torch.float64)
     for t, state in follow(motion, x, _own_times(scheme, _LAST, 60), step=0.25):
         apart = 1 - smallest_cosine(state)
-        if _is_free(scheme):
+        if ends_free(scheme):
             radial = turning(state, motion.velocity(state, t))[1].amin(-1)
         if bool((apart < _CLUSTER / 10).all()):
             break
@@ -114,7 +108,7 @@ def _unstable(case: Case) -> Comparison:
     theta, beta, scheme = _equilibrium(case), case["beta"], case["scheme"]
     n, d = theta.shape
     motion = Motion(NAMED[scheme], Attention(beta), 4.0)
-    radii = case["radius"] ** case.uniform("radii", n, 1) if _is_free(scheme) else torch.ones(n, 1, dtype=torch.float64)
+    radii = case["radius"] ** case.uniform("radii", n, 1) if ends_free(scheme) else torch.ones(n, 1, dtype=torch.float64)
     time = 2.0
 
     def speed(flat: Tensor) -> Tensor:

@@ -7,24 +7,22 @@ for sqrt-scaling.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from normscope.dynamics import SCHEDULES, Motion
 from normscope.norms import length
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.flows import even_times, follow, in_cone, log_times, query_key, variance, variance_rate
+from normscope.theorems.flows import ends_free, even_times, follow, in_cone, log_times, query_key, variance, variance_rate
 from normscope.theorems.law import alpha_integral
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table
 
 _RUNS = 4
 _DEPTH = 4.0  # Mix-LN changes over at 1
 _NARROW = 0.01
-_FREE = ("pre", "peri", "mix")
 _BELOW = 0.999999  # of a bound that is not reached itself
 _FACTOR = 1.5
 
@@ -45,9 +43,41 @@ def _delta(case: Case, narrow: bool = True) -> float:
     return float(case["share"] * min(bound, _NARROW if narrow else 2.0))
 
 
-def _start(case: Case, scheme: str, narrow: bool = True) -> Float[Tensor, "runs tokens dim"]:
-    theta = in_cone(case, _delta(case, narrow), _RUNS)
-    return float(case["radius"]) * theta if scheme in _FREE else theta
+@dataclass(frozen=True)
+class _Row:
+    """What is printed for a scheme, and when it can be seen: late enough for r ≈ t, early enough for Var to keep its digits.
+
+    Attributes:
+        rate: −(dVar/dt)/Var up to a constant.
+        exponent: −ln Var.
+        times: when rates are compared, in units of max(r_0, 1) where radii are free.
+        span: the two times between which the fall of ln Var is compared, likewise.
+    """
+
+    rate: Callable[[float], float]
+    exponent: Callable[[float], float]
+    times: list[float]
+    span: tuple[float, float]
+
+
+_FREE = _Row(lambda t: 1 / t, lambda t: 2 * math.log(t), log_times(4, 4e3, 5), (50.0, 5e3))
+_ROWS = {
+    "post": _Row(lambda t: 1.0, lambda t: 2 * t, even_times(0.5, 4.5, 5), (2.0, 3.5)),
+    "pre": _FREE,
+    "peri": _FREE,
+    "mix": _FREE,
+    "sqrt-scaling": _Row(lambda t: 1 / math.sqrt(t), lambda t: 4 * math.sqrt(t), log_times(4, 20, 5), (20.0, 60.0)),
+}
+
+
+def _ngpt_row(schedule: str) -> _Row:
+    """What is printed for nGPT with a schedule α_t."""
+    alpha = SCHEDULES[schedule]
+    return _Row(lambda t: 1 / alpha(t), lambda t: 2 * alpha_integral(schedule, t), even_times(0.25, 2.0, 4), (2.0, 3.5))
+
+
+def _unit_of_time(case: Case, scheme: str) -> float:
+    return max(float(case["radius"]), 1.0) if ends_free(scheme) else 1.0
 
 
 def _radii(case: Case) -> Comparison:
@@ -61,31 +91,14 @@ def _radii(case: Case) -> Comparison:
     return Comparison(found, 1 - delta, "≥", tolerance=1e-6, scale=max(delta, 1e-9), base=bases)
 
 
-def _times(scheme: str, radius: float) -> list[float]:
-    """Times that are late enough for r ≈ t and √(t+1) ≈ √t, and early enough for Var to keep its digits."""
-    if scheme in _FREE:
-        first = 4 * max(radius, 1.0)
-        return log_times(first, 1e3 * first, 5)
-    return even_times(0.5, 4.5, 5) if scheme == "post" else log_times(4, 20, 5)
-
-
-_PRINTED_RATES: dict[str, Callable[[float], float]] = {
-    "post": lambda t: 1.0,
-    "pre": lambda t: 1 / t,
-    "peri": lambda t: 1 / t,
-    "mix": lambda t: 1 / t,
-    "sqrt-scaling": lambda t: 1 / math.sqrt(t),
-}
-
-
 def _rate(case: Case, narrow: bool = True) -> Comparison:
     """−dVar/dt along the flow beside 2 Var times the printed rate."""
     scheme = case["scheme"]
     motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH)
-    times, measured, claimed = _times(scheme, case["radius"]), [], []
-    for t, x in follow(motion, _start(case, scheme, narrow), times):
+    times, measured, claimed = [_unit_of_time(case, scheme) * t for t in _ROWS[scheme].times], [], []
+    for t, x in follow(motion, case["radius"] * in_cone(case, _delta(case, narrow), _RUNS), times):
         measured.append(-variance_rate(x, motion.velocity(x, t)))
-        claimed.append(2 * variance(x) * _PRINTED_RATES[scheme](t))
+        claimed.append(2 * variance(x) * _ROWS[scheme].rate(t))
     base = torch.tensor(times, dtype=torch.float64)[:, None]
     return Comparison(torch.stack(measured), torch.stack(claimed), "≈", tolerance=_FACTOR, base=base)
 
@@ -106,19 +119,11 @@ def _ngpt_rate(case: Case, power: int) -> Comparison:
 def _decay(case: Case) -> Comparison:
     """The fall of ln Var between two times beside the printed exponents."""
     scheme = case["scheme"]
-    schedule = SCHEDULES[case["alpha"]] if scheme == "ngpt" else None
-    motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH, alpha=schedule)
-    first, last = (2.0, 3.5) if scheme in ("post", "ngpt") else (20.0, 60.0)
-    if scheme in _FREE:
-        first, last = 50 * max(case["radius"], 1.0), 5e3 * max(case["radius"], 1.0)
-    (_, x), (_, y) = follow(motion, _start(case, scheme), [first, last])
-    exponents: dict[str, Callable[[float], float]] = {
-        "post": lambda t: 2 * t,
-        "ngpt": lambda t: 2 * alpha_integral(case["alpha"], t),
-        "sqrt-scaling": lambda t: 4 * math.sqrt(t),
-    }
-    exponent = exponents.get(scheme, lambda t: 2 * math.log(t))
-    claimed = exponent(last) - exponent(first)
+    row = _ROWS.get(scheme, _ngpt_row(case["alpha"]))
+    motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH, alpha=SCHEDULES[case["alpha"]])
+    first, last = (_unit_of_time(case, scheme) * t for t in row.span)
+    (_, x), (_, y) = follow(motion, case["radius"] * in_cone(case, _delta(case), _RUNS), [first, last])
+    claimed = row.exponent(last) - row.exponent(first)
     fallen = torch.log(variance(x) / variance(y))
     return Comparison(fallen, claimed, tolerance=0.05, base=last / first)
 
@@ -173,7 +178,7 @@ STATEMENTS = (
         title="In a narrow cone Var dies",
         claim="dVar/dt = −Θ(Var) Post; −Θ(Var/t) Pre, Peri, Mix; −Θ(Var/√t) sqrt-scaling.",
         tested="−dVar/dt along the library's flow beside 2 Var times the printed rate, within a factor of 1.5.",
-        space=_SPACE | _RADIUS | {"scheme": choice("post", *_FREE, "sqrt-scaling")},
+        space=_SPACE | _RADIUS | {"scheme": choice(*_ROWS)},
         conclusion=_rate,
         by="scheme",
         limit=_THETA + " Narrow is δ < 1/(100 n²β²) and δ < 1/100.",
@@ -208,7 +213,7 @@ STATEMENTS = (
         tested="As 2:4.3ii, with nβ < 1, where the bound allows δ above 1/100, and up to 2 for β < 1/(14 n).",
         space={**_SPACE, "tokens": whole(2, 4), "beta": Range(0.01, 0.1, log=True), "weights": choice("identity", "rotation")}
         | _RADIUS
-        | {"scheme": choice("post", *_FREE, "sqrt-scaling")},
+        | {"scheme": choice(*_ROWS)},
         conclusion=lambda case: _rate(case, narrow=False),
         by="scheme",
         limit=_THETA,
@@ -229,9 +234,7 @@ STATEMENTS = (
         claim="Var = e^{−2t} Post; e^{−2 ln t} Pre, Peri, Mix; e^{−2∫α} nGPT; e^{−4√t} sqrt-scaling, each exponent "
         "times 1+o(1).",
         tested="The fall of ln Var between two late times beside that of the printed exponent, within 5 %.",
-        space=_SPACE
-        | _RADIUS
-        | {"alpha": choice("constant", "linear", "root", "power"), "scheme": choice("post", *_FREE, "ngpt", "sqrt-scaling")},
+        space=_SPACE | _RADIUS | {"alpha": choice("constant", "linear", "root", "power"), "scheme": choice(*_ROWS, "ngpt")},
         conclusion=_decay,
         by="scheme",
         limit="1 + o(1) is within 5 %, between t = 50 r_0 and 5,000 r_0 for free radii, 20 and 60 for sqrt-scaling, 2 "

@@ -1,6 +1,5 @@
 """What the pages of paper 2 share: starts at the edges of the hypotheses, and flows that are followed to late times."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from normscope.attention import Attention, HeadWeights
 from normscope.dynamics import Motion
 from normscope.dynamics.integrators import TABLEAUS, runge_kutta_step
 from normscope.norms import length, tangent, unit
+from normscope.schemes import NAMED, derive
 from normscope.schemes.flow import coefficients
 from normscope.theorems.cases import Case
 
@@ -47,6 +47,12 @@ def _pace(motion: Motion, t: float) -> float:
     at = at if motion.alpha is None else replace(at, alpha=motion.alpha(t))
     c = coefficients(stage.attention, stage.norm, at)
     return min(c.carry / max(c.step, 1e-9), 1 + t) if c.stream_norm else 1 + t
+
+
+def ends_free(scheme: str) -> bool:
+    """Whether radii are free in the last stage of a scheme."""
+    *_, last = NAMED[scheme].stages
+    return not derive(last.attention).radius_fixed
 
 
 def turning(x: Tokens, velocity: Tokens) -> tuple[Tokens, Float[Tensor, "*batch tokens"]]:
@@ -126,8 +132,3 @@ def log_times(first: float, last: float, count: int) -> list[float]:
 def even_times(first: float, last: float, count: int) -> list[float]:
     """Times evenly spread."""
     return [first + (last - first) * i / (count - 1) for i in range(count)]
-
-
-def pairs_of(values: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """Neighbours."""
-    return itertools.pairwise(values)

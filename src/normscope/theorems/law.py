@@ -135,7 +135,7 @@ def _logarithmic(case: Case) -> Comparison:
 
     def rates(theta: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         A = plain_attention(unit(theta), beta)
-        A = unit(A) if case["scheme"] == "peri" else A
+        A = unit(A) if motion.scheme.attention.output == "norm" else A
         return tangent(unit(theta), A) / q, (unit(theta) * A).sum(-1, keepdim=True) - q
 
     theta, q = unit(early), length(early)

@@ -91,8 +91,8 @@ def tables(findings: Sequence[Finding], pictures: bool = True) -> dict[str, pd.D
     """The ledger and its evidence as tidy tables.
 
     ``ledger``: a row for each statement. ``margins``: a row for each case and form, in rising order of the margin, with the
-    share of cases up to it. ``groups``: number of cases and worst margin of each option of a choice. ``curves`` and ``pictures``:
-    the lines of pictures and the words around them.
+    share of cases up to it. ``groups``: number of cases and worst margin of each option of a choice. ``curves`` and
+    ``pictures``: the lines of pictures and the words around them.
     """
     margins = pd.concat([finding.table for finding in findings], ignore_index=True)
     margins = margins.sort_values(["statement", "form", "margin"], kind="stable", ignore_index=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,8 +18,6 @@ from normscope.theorems.statement import Curves, Statement, lines_table
 
 _DEPTH = 8.0  # Mix-LN changes over at a quarter of it
 _LATE = (40.0, 60.0)  # of a scheme's own time, in which 1 − γ falls as e^{−2τ}
-_SCHEDULES = ("constant", "root", "linear", "power")
-_FREE = ("pre", "mix", "peri")
 _SPEEDS: Space = {"radius": Range(0.1, 10, log=True), "alpha": Range(0.01, 10, log=True), "scheme": choice(*SIX)}
 
 
@@ -74,8 +73,7 @@ def _first_speed(case: Case) -> Comparison:
     plain, normed = 2 / (math.exp(beta) + n - 1), 2 / math.sqrt(math.exp(2 * beta) + n - 1)
     claimed = {"pre": plain / r0, "peri": normed / r0, "ngpt": alpha * normed}.get(scheme, plain)
     flow = SymmetricFlow(NAMED[scheme], n, beta, _DEPTH, lambda t: alpha)
-    r = r0 if scheme in ("pre", "peri") else 1.0
-    measured = [flow.rates(0.0, np.array([0.0, math.log(r)]))["cosine_rate"]]
+    measured = [flow.rates(0.0, np.array([0.0, math.log(r0)]))["cosine_rate"]]
     if n <= 64:
         motion = Motion(NAMED[scheme], Attention(beta), _DEPTH, alpha=lambda t: alpha)
         x = motion.settle(r0 * torch.eye(n, dtype=torch.float64), 0.0)
@@ -84,59 +82,57 @@ def _first_speed(case: Case) -> Comparison:
     return Comparison(torch.tensor(measured, dtype=torch.float64), claimed, tolerance=1e-8, base=base)
 
 
-def _own_time(scheme: str, schedule: str) -> Callable[[float], float]:
-    """The time t at which a scheme's own time is τ."""
-    if scheme in _FREE:
-        return math.exp
-    schedule = "power" if scheme == "sqrt-scaling" else schedule
-    if scheme == "post":
-        schedule = "constant"
-    inverse: dict[str, Callable[[float], float]] = {
-        "constant": lambda tau: tau,
-        "root": lambda tau: (1.5 * tau) ** (2 / 3),
-        "linear": lambda tau: math.sqrt(2 * tau),
-        "power": lambda tau: (1 + tau / 2) ** 2 - 1,
-    }
-    return inverse[schedule]
+@dataclass(frozen=True)
+class _End:
+    """The last column of the table: the time t at which a scheme's own time is τ, and the logarithm of γ̇/C as printed."""
+
+    time: Callable[[float], float]
+    form: Callable[[float], float]
 
 
-def _printed_end(scheme: str, schedule: str, t: float) -> float:
-    """The logarithm of γ̇/C as printed, for t → ∞."""
-    if scheme in _FREE:
-        return -3 * math.log(t)
-    if scheme == "post":
-        return -2 * t
-    if scheme == "sqrt-scaling":
-        return -4 * math.sqrt(t) - math.log(t) / 2
-    return math.log(SCHEDULES[schedule](t)) - 2 * alpha_integral(schedule, t)
+def _with_alpha(schedule: str, time: Callable[[float], float]) -> _End:
+    return _End(time, lambda t: math.log(SCHEDULES[schedule](t)) - 2 * alpha_integral(schedule, t))
+
+
+_FREE = _End(math.exp, lambda t: -3 * math.log(t))
+_ENDS = {
+    "post": _End(lambda tau: tau, lambda t: -2 * t),
+    "pre": _FREE,
+    "mix": _FREE,
+    "peri": _FREE,
+    "sqrt-scaling": _End(lambda tau: (1 + tau / 2) ** 2 - 1, lambda t: -4 * math.sqrt(t) - math.log(t) / 2),
+}
+_ALPHA_ENDS = {
+    "constant": _with_alpha("constant", lambda tau: tau),
+    "root": _with_alpha("root", lambda tau: (1.5 * tau) ** (2 / 3)),
+    "linear": _with_alpha("linear", lambda tau: math.sqrt(2 * tau)),
+    "power": _with_alpha("power", lambda tau: (1 + tau / 2) ** 2 - 1),
+}
 
 
 def _late_rates(n: int, beta: float, scheme: str, schedule: str, times: list[float]) -> list[float]:
-    flow = SymmetricFlow(NAMED[scheme], n, beta, _DEPTH, SCHEDULES[schedule] if scheme == "ngpt" else None)
+    flow = SymmetricFlow(NAMED[scheme], n, beta, _DEPTH, SCHEDULES[schedule])
     return [m["cosine_rate"] for m in flow.solve(times, step=0.02).measures]
 
 
 def _last_speed(case: Case) -> Comparison:
     """γ̇(t_2)/γ̇(t_1) at two late times beside the ratio of the printed forms."""
     scheme, schedule = case["scheme"], case["alpha"]
-    first, last = map(_own_time(scheme, schedule), _LATE)
+    end = _ENDS.get(scheme, _ALPHA_ENDS[schedule])
+    first, last = map(end.time, _LATE)
     early, late = _late_rates(case["tokens"], case["beta"], scheme, schedule, [first, last])
-    claimed = _printed_end(scheme, schedule, last) - _printed_end(scheme, schedule, first)
+    claimed = end.form(last) - end.form(first)
     ratio = math.exp(math.log(late) - math.log(early) - claimed)
     return Comparison(ratio, 1.0, tolerance=0.05, base=last / first)
 
 
 def _end_curves() -> Curves:
-    lines = {}
+    lines, taus = {}, [0.5 + 0.5 * i for i in range(60)]
     for scheme in SIX:
-        own = _own_time(scheme, "constant")
-        times = [own(0.5 + 0.5 * i) for i in range(60)]
+        end = _ENDS.get(scheme, _ALPHA_ENDS["constant"])
+        times = [end.time(tau) for tau in taus]
         rates = _late_rates(64, 1.0, scheme, "constant", times)
-        taus = [0.5 + 0.5 * i for i in range(60)]
-        lines[scheme] = (
-            taus,
-            [rate / math.exp(_printed_end(scheme, "constant", t)) for rate, t in zip(rates, times, strict=True)],
-        )
+        lines[scheme] = (taus, [rate / math.exp(end.form(t)) for rate, t in zip(rates, times, strict=True)])
     return Curves(
         lines_table(lines),
         "the scheme's own time: t, ln t, 2√(t+1) − 2",
@@ -180,7 +176,7 @@ STATEMENTS = (
         space={
             "tokens": whole(2, 1_000_000),
             "beta": Range(0.001, 3, log=True),
-            "alpha": choice(*_SCHEDULES),
+            "alpha": choice(*_ALPHA_ENDS),
             "scheme": choice(*SIX),
         },
         conclusion=_last_speed,
