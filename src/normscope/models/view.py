@@ -222,6 +222,17 @@ class ModelView(ABC):
         """Tokens as texts."""
 
     @property
+    def summary(self) -> str:
+        """A sentence on its scheme and shape."""
+        if self.scheme is None:
+            return f"{self.name}: its scheme could not be told: {self.scheme_note}."
+        note = f" ({self.scheme_note})" if self.scheme_note else ""
+        return (
+            f"{self.name} places its norms as {self.scheme.name}, {self.scheme.title}{note}: "
+            f"{self.layers} layers, {self.heads} heads of {self.head}, width {self.dim}."
+        )
+
+    @property
     def final_norm(self) -> NormView | None:
         """The norm in front of the unembedding."""
         return next((norm for norm in self.norms if norm.slot == "final"), None)

@@ -1,13 +1,14 @@
 """Figures and page sections of stability: spread of norms, noise, circuit collapse and sparsity, from their tables."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
+from normscope.report.by_head import charts_section, filled_table, findings_section, floats, grid, head_map, spans_decades
 from normscope.report.charts import Chart, HeatMap, Line
-from normscope.report.figures import save_picture, write_page
+from normscope.report.figures import write_page
 from normscope.report.page import Section
 from normscope.results import RunFolder
 
@@ -26,24 +27,19 @@ def write_stability_report(run: RunFolder, settings: str) -> None:
 
 def stability_sections(run: RunFolder, settings: str) -> list[Section]:
     """Findings, spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
-    sections = [section(run, settings) for section in (_findings, _spread, _noise, _collapse, _sparsity, _maps)]
+    sections = [section(run, settings) for section in (findings_section, _spread, _noise, _collapse, _sparsity, _maps)]
     return [section for section in sections if section]
 
 
-def _findings(run: RunFolder, settings: str) -> Section | None:
-    table = _table(run, "findings")
-    return None if table is None else Section("Findings", tuple(map(str, table["text"])))
-
-
 def _spread(run: RunFolder, settings: str) -> Section | None:
-    table = _table(run, "spread")
+    table = filled_table(run, "spread")
     if table is None:
         return None
     whole = table[table["head"].isna()].sort_values("layer")
-    layers = _floats(whole["layer"])
+    layers = floats(whole["layer"])
     lines = [Line("whole layer", layers, [1.0] * len(layers))]
     for share in (50, 90, 99):
-        low, high = _floats(whole[f"low{share}"]), _floats(whole[f"high{share}"])
+        low, high = floats(whole[f"low{share}"]), floats(whole[f"high{share}"])
         lines += [Line("whole layer", layers, low, low, high, thin=True), Line("whole layer", layers, high, thin=True)]
     lines += [Line("±20%", layers, [limit] * len(layers)) for limit in (0.8, 1.2)]
     lines += _head_limits(table[table["head"].notna()].sort_values("layer"))
@@ -54,13 +50,13 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
         tuple(lines),
         "Bands hold 50, 90 and 99% of a layer's attention; where they are narrow, embeddings lie on a sphere.",
         settings,
-        log_y=_spans_decades([value for line in lines for value in line.y]),
+        log_y=spans_decades([value for line in lines for value in line.y]),
     )
     text = (
         "Heads that read different subspaces through a norm at their input stay independent only if embeddings lie on spheres: "
         "then their norms do not vary. Published for Pre-Norm: 90% within ±20% of the median.",
     )
-    return _section(run, "Spread of embedding norms", text, {"spread": chart})
+    return charts_section(run, "Spread of embedding norms", text, {"spread": chart})
 
 
 def _head_limits(heads: pd.DataFrame) -> list[Line]:
@@ -75,7 +71,7 @@ def _head_limits(heads: pd.DataFrame) -> list[Line]:
 
 
 def _noise(run: RunFolder, settings: str) -> Section | None:
-    table = _table(run, "noise")
+    table = filled_table(run, "noise")
     if table is None:
         return None
     table = table.assign(accuracy=100 * table["accuracy"], accuracy_stderr=100 * table["accuracy_stderr"])
@@ -92,7 +88,7 @@ def _noise(run: RunFolder, settings: str) -> Section | None:
         "distributions, or only at those that are sparse or are not. Published for Pre-Norm: noise of 1% everywhere costs "
         "10 points of accuracy or more. Bands are one standard error.",
     )
-    return _section(run, "Sensitivity to noise", text, charts)
+    return charts_section(run, "Sensitivity to noise", text, charts)
 
 
 def _noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings: str) -> Chart | None:
@@ -101,7 +97,7 @@ def _noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings:
         return None
     groups = rows.groupby(["perturbed", "where"], sort=False)
     lines = [_banded(f"{perturbed}, {where}", group, "noise", column) for (perturbed, where), group in groups]
-    lines += _clean_lines(clean, column, _floats(rows["noise"].drop_duplicates()))
+    lines += _clean_lines(clean, column, floats(rows["noise"].drop_duplicates()))
     return Chart(
         f"{column.capitalize()} under noise in all layers",
         "RMS of the relative noise",
@@ -110,7 +106,7 @@ def _noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings:
         "A line that leaves the clean value early belongs to norms that have to be exact.",
         settings,
         log_x=True,
-        log_y=column == "loss" and _spans_decades([value for line in lines for value in line.y]),
+        log_y=column == "loss" and spans_decades([value for line in lines for value in line.y]),
     )
 
 
@@ -119,7 +115,7 @@ def _layer_noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, perturbed: str, 
     column = "loss" if rows["accuracy"].isna().all() else "accuracy"
     rows = rows.sort_values("layer")
     lines = [_banded(f"noise {level:g}", group, "layer", column) for level, group in rows.groupby("noise")]
-    lines += _clean_lines(clean, column, _floats(rows["layer"].drop_duplicates()))
+    lines += _clean_lines(clean, column, floats(rows["layer"].drop_duplicates()))
     return Chart(
         f"{column.capitalize()} with noise in one layer at a time ({perturbed})",
         "layer with noise",
@@ -131,7 +127,7 @@ def _layer_noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, perturbed: str, 
 
 
 def _collapse(run: RunFolder, settings: str) -> Section | None:
-    collapse, margins = _table(run, "collapse"), _table(run, "margins")
+    collapse, margins = filled_table(run, "collapse"), filled_table(run, "margins")
     if collapse is None and margins is None:
         return None
     text = (
@@ -145,16 +141,16 @@ def _collapse(run: RunFolder, settings: str) -> Section | None:
     if collapse is not None:
         charts |= {"collapse": _collapse_chart(collapse, settings), "collapse-heads": _collapse_map(collapse, settings)}
     if margins is not None:
-        charts["margins"] = _head_map(
+        charts["margins"] = head_map(
             margins,
             "margin",
             "Smallest noise that can collapse a head",
             "margin (relative noise)",
             "Dark heads have a distribution that the least noise can move; empty cells have no sparse distribution.",
             settings,
-            log=_spans_decades(_floats(margins["margin"])),
+            log=spans_decades(floats(margins["margin"])),
         )
-    return _section(run, "Circuit collapse", text, charts)
+    return charts_section(run, "Circuit collapse", text, charts)
 
 
 def _collapse_chart(table: pd.DataFrame, settings: str) -> Chart:
@@ -179,7 +175,7 @@ def _collapse_chart(table: pd.DataFrame, settings: str) -> Chart:
         "How many sparse distributions select another token; the further left a line rises, the less noise it takes.",
         settings,
         log_x=True,
-        log_y=_spans_decades([value for line in lines for value in line.y]),
+        log_y=spans_decades([value for line in lines for value in line.y]),
     )
 
 
@@ -188,7 +184,7 @@ def _collapse_map(table: pd.DataFrame, settings: str) -> HeatMap | None:
     if rows.empty:
         return None
     level = min(rows["noise"], key=lambda noise: abs(noise - _LEVEL))
-    return _head_map(
+    return head_map(
         rows[rows["noise"] == level],
         "probability",
         f"Circuit collapse by head at a noise of {level:.3g}",
@@ -199,14 +195,14 @@ def _collapse_map(table: pd.DataFrame, settings: str) -> HeatMap | None:
 
 
 def _sparsity(run: RunFolder, settings: str) -> Section | None:
-    sparsity, maxima = _table(run, "sparsity"), _table(run, "maxima")
+    sparsity, maxima = filled_table(run, "sparsity"), filled_table(run, "maxima")
     if sparsity is None and maxima is None:
         return None
     text: tuple[str, ...] = ()
     charts: dict[str, Chart | HeatMap | None] = {}
     if sparsity is not None:
         text = _sparse_shares(sparsity)
-        charts["sparsity"] = _head_map(
+        charts["sparsity"] = head_map(
             sparsity,
             "share",
             "Share of sparse attention by head",
@@ -216,12 +212,12 @@ def _sparsity(run: RunFolder, settings: str) -> Section | None:
         )
     if maxima is not None:
         charts["maxima"] = _maxima_chart(maxima[maxima["layer"].isna() & maxima["head"].isna()], settings)
-    return _section(run, "Sparsity of attention", text, charts)
+    return charts_section(run, "Sparsity of attention", text, charts)
 
 
 def _sparse_shares(table: pd.DataFrame) -> tuple[str, ...]:
     whole = table[table["layer"].isna() & table["head"].isna()]
-    columns = (_floats(whole[name]) for name in ("distributions", "share", "non_sparse_share", "mean_max"))
+    columns = (floats(whole[name]) for name in ("distributions", "share", "non_sparse_share", "mean_max"))
     return tuple(
         f"Of {count:,.0f} distributions {100 * sparse:.1f} % are sparse and {100 * other:.1f} % clearly are not; the largest "
         f"weight is {largest:.3f} on average."
@@ -234,8 +230,8 @@ def _maxima_chart(table: pd.DataFrame, settings: str) -> Chart | None:
     if table.empty:
         return None
     bins = table.sort_values("low")
-    edges = [edge for pair in zip(_floats(bins["low"]), _floats(bins["high"]), strict=True) for edge in pair]
-    counts = [count for count in _floats(bins["count"]) for _ in ("low", "high")]
+    edges = [edge for pair in zip(floats(bins["low"]), floats(bins["high"]), strict=True) for edge in pair]
+    counts = [count for count in floats(bins["count"]) for _ in ("low", "high")]
     return Chart(
         "Largest weight of a distribution",
         "largest attention weight",
@@ -243,18 +239,18 @@ def _maxima_chart(table: pd.DataFrame, settings: str) -> Chart | None:
         (Line("whole model", edges, counts, [0.0] * len(counts), counts),),
         "A peak at 1 is sparse attention: heads that select one token, and that noise can make select another.",
         settings,
-        log_y=_spans_decades(counts),
+        log_y=spans_decades(counts),
     )
 
 
 def _maps(run: RunFolder, settings: str) -> Section | None:
-    table, tokens = _table(run, "maps"), _table(run, "tokens")
+    table, tokens = filled_table(run, "maps"), filled_table(run, "tokens")
     if table is None:
         return None
     names = {} if tokens is None else dict(zip(tokens["position"], map(_token_name, tokens["text"]), strict=True))
     charts: dict[str, Chart | HeatMap | None] = {}
     for (layer, head), rows in table.groupby(["layer", "head"], sort=False):
-        queries, keys, weights = _grid(rows, "query", "key", "weight")
+        queries, keys, weights = grid(rows, "query", "key", "weight")
         charts[f"map-{layer}-{head}"] = HeatMap(
             f"Attention of head {head} in layer {layer}",
             "key",
@@ -268,67 +264,26 @@ def _maps(run: RunFolder, settings: str) -> Section | None:
             limits=(0.0, 1.0),
             from_top=True,
         )
-    return _section(run, "Attention maps", (), charts)
-
-
-def _table(run: RunFolder, name: str) -> pd.DataFrame | None:
-    """The table, if the run has it and it has rows."""
-    table = run.table(name) if name in run.tables else pd.DataFrame()
-    return None if table.empty else table
-
-
-def _section(run: RunFolder, title: str, text: tuple[str, ...], charts: Mapping[str, Chart | HeatMap | None]) -> Section:
-    """The text, and the charts that there are."""
-    return Section(title, text, (), tuple(save_picture(run, name, chart) for name, chart in charts.items() if chart))
+    return charts_section(run, "Attention maps", (), charts)
 
 
 def _banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:
     """A line with a band of one standard error."""
-    middle, error = np.array(_floats(rows[column])), np.array(_floats(rows[f"{column}_stderr"]))
+    middle, error = np.array(floats(rows[column])), np.array(floats(rows[f"{column}_stderr"]))
     low = np.maximum(middle - error, 0.1 * middle)  # a band that nearly reaches 0 would stretch a logarithmic axis
-    return Line(name, _floats(rows[x]), middle.tolist(), low.tolist(), (middle + error).tolist())
+    return Line(name, floats(rows[x]), middle.tolist(), low.tolist(), (middle + error).tolist())
 
 
 def _together(name: str, groups: Iterable[pd.DataFrame], x: str, y: str) -> Line:
     """Many thin lines as one, with gaps between them."""
     tables = list(groups)
-    xs, ys = ([value for table in tables for value in (*_floats(table[column]), math.nan)] for column in (x, y))
+    xs, ys = ([value for table in tables for value in (*floats(table[column]), math.nan)] for column in (x, y))
     return Line(name, xs, ys, thin=True)
 
 
 def _clean_lines(clean: pd.DataFrame, column: str, x: list[float]) -> list[Line]:
     """The value without noise, all along the axis."""
-    return [Line("clean", x, [value] * len(x)) for value in _floats(clean[column])[:1]]
-
-
-def _head_map(
-    table: pd.DataFrame, column: str, title: str, value_label: str, caption: str, settings: str, log: bool = False
-) -> HeatMap | None:
-    """A column by layer and head."""
-    rows = table[table["layer"].notna() & table["head"].notna()]
-    if rows.empty:
-        return None
-    layers, heads, values = _grid(rows, "layer", "head", column)
-    x_names, y_names = list(map(str, heads)), list(map(str, layers))
-    return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, log=log)
-
-
-def _grid(rows: pd.DataFrame, y: str, x: str, column: str) -> tuple[range, range, list[list[float]]]:
-    """Rows and columns from the first to the last, and a column's values in them, NaN where there is none."""
-    down, across = rows[y].astype(int), rows[x].astype(int)
-    values = np.full((down.max() - down.min() + 1, across.max() - across.min() + 1), math.nan)
-    values[down - down.min(), across - across.min()] = _floats(rows[column])
-    return range(down.min(), down.max() + 1), range(across.min(), across.max() + 1), values.tolist()
-
-
-def _floats(column: "pd.Series[float]") -> list[float]:
-    return [float(value) for value in column.to_numpy(dtype=float, na_value=math.nan)]
-
-
-def _spans_decades(values: Iterable[float]) -> bool:
-    """Whether a linear axis would hide the smaller values."""
-    shown = [value for value in values if value > 0 and math.isfinite(value)]
-    return bool(shown and max(shown) > 10 * min(shown))
+    return [Line("clean", x, [value] * len(x)) for value in floats(clean[column])[:1]]
 
 
 def _token_name(text: object) -> str:
