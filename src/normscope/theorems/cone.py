@@ -128,20 +128,40 @@ def _decay(case: Case) -> Comparison:
     return Comparison(fallen, claimed, tolerance=0.05, base=last / first)
 
 
-def _curves() -> Curves:
-    """α_t rising and falling: the measured rate over Var, beside the printed and the corrected one."""
+_EXAMPLE = Case(
+    {"tokens": 4, "dim": 4, "beta": 1.0, "share": 0.5, "place": "rim", "weights": "identity", "radius": 1.0}, ((1, 1.0),)
+)
+
+
+def _example_rates(motion: Motion, times: list[float]) -> list[float]:
+    """−(dVar/dt)/Var over time, from one start."""
+    path = follow(motion, in_cone(_EXAMPLE, _delta(_EXAMPLE), _RUNS), times)
+    return [float((-variance_rate(x, motion.velocity(x, t)) / variance(x)).mean()) for t, x in path]
+
+
+def _rate_curves() -> Curves:
+    lines = {}
+    for scheme, row in _ROWS.items():
+        times = log_times(0.05, row.times[-1], 40)
+        rates = _example_rates(Motion(NAMED[scheme], query_key(_EXAMPLE, 1.0), _DEPTH), times)
+        lines[scheme] = (times, [rate / row.rate(t) for rate, t in zip(rates, times, strict=True)])
+    return Curves(
+        lines_table(lines),
+        "time t",
+        "−(dVar/dt)/Var over its printed form",
+        "Every line ends at 2. Early, free radii are r_0 and not t, and √(t+1) is not √t.",
+        log_x=True,
+    )
+
+
+def _alpha_curves() -> Curves:
+    """α_t rising and falling: the measured rate beside the printed and the corrected one."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
+    times = even_times(0.2, 4.0, 24)
     for schedule in ("linear", "power"):
-        case = Case(
-            {"tokens": 4, "dim": 4, "beta": 1.0, "share": 0.5, "place": "rim", "weights": "identity", "radius": 1.0},
-            ((1, 1.0),),
-        )
         alpha = SCHEDULES[schedule]
-        motion = Motion(NAMED["ngpt"], query_key(case, 1.0), _DEPTH, alpha=alpha)
-        times, rates = even_times(0.2, 4.0, 24), []
-        for t, x in follow(motion, in_cone(case, _delta(case), _RUNS), times):
-            rates.append(float((-variance_rate(x, motion.velocity(x, t)) / variance(x)).mean()))
-        lines[f"measured, α {schedule}"] = (times, rates)
+        motion = Motion(NAMED["ngpt"], query_key(_EXAMPLE, 1.0), _DEPTH, alpha=alpha)
+        lines[f"measured, α {schedule}"] = (times, _example_rates(motion, times))
         lines[f"2α_t, α {schedule}"] = (times, [2 * alpha(t) for t in times])
         lines[f"2/α_t, α {schedule}"] = (times, [2 / alpha(t) for t in times])
     return Curves(
@@ -180,6 +200,7 @@ STATEMENTS = (
         tested="−dVar/dt along the library's flow beside 2 Var times the printed rate, within a factor of 1.5.",
         space=_SPACE | _RADIUS | {"scheme": choice(*_ROWS)},
         conclusion=_rate,
+        curves=_rate_curves,
         by="scheme",
         limit=_THETA + " Narrow is δ < 1/(100 n²β²) and δ < 1/100.",
         cases=30,
@@ -202,7 +223,7 @@ STATEMENTS = (
             "agree with 2α_t.",
             conclusion=lambda case: _ngpt_rate(case, 1),
         ),
-        curves=_curves,
+        curves=_alpha_curves,
         cases=24,
         notices=(),
     ),

@@ -12,7 +12,7 @@ from normscope.norms import length, unit
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.flows import turning
+from normscope.theorems.flows import SIX, turning
 from normscope.theorems.statement import Curves, Statement, lines_table
 
 _CONSTANT = 1.0
@@ -64,15 +64,15 @@ def _small_attention(case: Case) -> Comparison:
 
 
 def _first_step(case: Case) -> Comparison:
-    """The speed of Peri-LN and nGPT over that of Pre-LN and Post-LN, at every token, beside c·min(d/log n, √(n/log n))."""
+    """The speed of schemes that normalise their output over that of the others, beside c·min(d/log n, √(n/log n))."""
     theta, attention = _directions(case), _attention(case)
-    speeds = {}
-    for name in ("post", "pre", "peri", "ngpt"):
-        motion = Motion(NAMED[name], attention, 1.0)
-        speeds[name] = length(turning(theta, motion.velocity(theta, 0.0))[0])
+    speeds: dict[str, list[Tensor]] = {"norm": [], "none": []}
+    for scheme in map(NAMED.__getitem__, SIX):
+        motion = Motion(scheme, attention, 1.0)
+        speeds[scheme.attention.output].append(length(turning(theta, motion.velocity(theta, 0.0))[0]))
     n = len(theta)
     gain = min(case["dim"] / math.log(n), math.sqrt(n / math.log(n)))
-    measured = torch.stack([(speeds[large] / speeds[small]).min() for large in ("peri", "ngpt") for small in ("pre", "post")])
+    measured = torch.stack([(large / small).min() for large in speeds["norm"] for small in speeds["none"]])
     return Comparison(measured, gain / (2 * _CONSTANT), "≥", tolerance=0.0, base=gain)
 
 

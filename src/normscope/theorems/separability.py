@@ -1,94 +1,79 @@
 """Paper 1, Theorems 1 to 3: which subspaces of an embedding parallel heads can read on their own.
 
-A token is x = Σ_α x_α with x_α = B_α c_α. The rows D_α of the pseudo-inverse of (B_1 B_2 ...) read coordinates, D_α x = c_α,
-whenever the subspaces are linearly independent. A head that reads α has W_Q = D_αᵀ M and W_K = D_αᵀ M', so that its scores are
-bilinear in c_α.
+A token is x = Σ_α x_α with x_α = E_α a_α. Where the subspaces are linearly independent, the dual bases D_α read coordinates,
+D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``subspaces.World``).
 """
-
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import attention_weights, normalise_heads
-from normscope.norms import NORMS, hyperplane_basis, length, rms_norm, unit
+from normscope.norms import NORMS, hyperplane_basis, length, unit
+from normscope.schemes import NAMED
+from normscope.subspaces import Subspaces, World, head_scores, look
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Correction, Statement
-from normscope.theorems.tensors import in_blocks, rank
+from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+from normscope.theorems.tensors import rank
 
 _SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
 _LENGTHS: Space = {"lengths": Range(0.01, 100, log=True)}
+_COMPARED = ("none", "pre", "qkv")
 _LEAN: Space = {"independence": Range(1e-3, 1, log=True)}
 
 
-@dataclass(frozen=True)
-class World:
-    """Bases of the subspaces side by side, and what reads their coordinates."""
-
-    bases: Float[Tensor, "subspaces dim width"]
-    readers: Float[Tensor, "subspaces width dim"]
-
-    def tokens(self, coordinates: Float[Tensor, "tokens subspaces width"]) -> Float[Tensor, "tokens dim"]:
-        """X = Σ_α B_α c_α."""
-        return torch.einsum("sdw,tsw->td", self.bases, coordinates)
-
-
-def _world(case: Case, orthogonal: bool = False, layer: bool = False) -> World:
-    """Random subspaces: orthogonal ones, or linearly independent ones that lean on each other as the case says.
-
-    With ``layer`` they lie in the hyperplane orthogonal to 1.
-    """
+def _subspaces(case: Case, orthogonal: bool = False) -> Subspaces:
+    """Random subspaces, orthogonal ones or ones that all lean on the first, in the hyperplane orthogonal to 1."""
     count, width = case["subspaces"], case["width"]
     dim = count * width + case["spare"]
-    joined = torch.linalg.qr(case.normal("bases", dim, count * width)).Q
+    parts = torch.linalg.qr(case.normal("bases", dim, count * width)).Q.unflatten(1, (count, width)).movedim(1, 0)
     if not orthogonal:
-        lean = torch.linalg.qr(case.normal("lean", count * width, count * width)).Q
-        first, rest = joined[:, :width].repeat(1, count - 1), joined[:, width:] * case["independence"]
-        joined = torch.cat([joined[:, :width], first + rest], dim=1) if count > 1 else joined
-        joined = joined @ in_blocks([lean[:width, :width] + 2 * torch.eye(width) for _ in range(count)])
-    if layer:
-        joined = hyperplane_basis(dim + 1) @ joined
-    readers = torch.linalg.pinv(joined)
-    return World(
-        joined.unflatten(1, (count, width)).movedim(1, 0).contiguous(), readers.unflatten(0, (count, width)).contiguous()
-    )
+        leaning = parts[0] + case["independence"] * parts[1:]
+        parts = torch.cat([parts[:1], leaning / (1 + case["independence"] ** 2) ** 0.5])
+    return Subspaces(tuple(hyperplane_basis(dim + 1) @ part for part in parts))
 
 
-def _coordinates(case: Case, name: str, spheres: bool = False) -> Float[Tensor, "tokens subspaces width"]:
-    """Coordinates of tokens; on spheres, each subspace with a length of its own, or of lengths that vary as the case says."""
-    drawn = case.normal(name, case["tokens"], case["subspaces"], case["width"])
-    spread = case.normal("radii" if spheres else f"{name} radii", 1 if spheres else case["tokens"], case["subspaces"], 1)
-    return unit(drawn) * float(case["lengths"]) ** spread.clamp(-1, 1)
+def _coordinates(case: Case, name: str, spheres: bool) -> list[Float[Tensor, "tokens width"]]:
+    """Coordinates in each subspace, of lengths that vary as the case says; on spheres each subspace has one length."""
+    found = []
+    for index in range(case["subspaces"]):
+        directions = unit(case.normal(f"{name} {index}", case["tokens"], case["width"]))
+        size = case.normal(f"{'all' if spheres else name} radii {index}", 1 if spheres else case["tokens"], 1).clamp(-1, 1)
+        found.append(case["lengths"] ** size * directions)
+    return found
 
 
-def _exchanged(case: Case, spheres: bool = False) -> tuple[Tensor, Tensor]:
-    """Coordinates of tokens, and the same with those of every subspace but the first taken from other tokens."""
-    own, other = _coordinates(case, "own", spheres), _coordinates(case, "other", spheres)
-    return own, torch.cat([own[:, :1], other[:, 1:]], dim=1)
+def _exchanged(case: Case, orthogonal: bool = False, spheres: bool = False) -> tuple[World, World]:
+    """A world, and the same with every part but the first taken from other tokens."""
+    spaces = _subspaces(case, orthogonal)
+    own, other = (_coordinates(case, name, spheres) for name in ("own", "other"))
+    return World(spaces, tuple(own)), World(spaces, (own[0], *other[1:]))
 
 
-def _head(case: Case, world: World, name: str) -> Float[Tensor, "dim width"]:
-    """A weight that reads the first subspace alone."""
-    return world.readers[0].T @ case.normal(name, case["width"], case["width"])
+def _scores(scheme: str, world: World) -> Float[Tensor, "tokens tokens"]:
+    """Scores of the head that reads the first part."""
+    return head_scores(NAMED[scheme], world.weights, world.embeddings)[0]
 
 
 def _independent(case: Case) -> Comparison:
-    """Attention of a head that reads the first subspace, before and after the others are exchanged."""
-    world = _world(case)
-    W_Q, W_K = _head(case, world, "W_Q"), _head(case, world, "W_K")
-    before, after = (attention_weights(x @ W_Q, x @ W_K, 1.0) for x in map(world.tokens, _exchanged(case)))
-    return Comparison(after, before, tolerance=1e-5, scale=1.0)
+    """Scores of the head that reads the first part, before and after the others are exchanged."""
+    before, after = (_scores("none", world) for world in _exchanged(case))
+    return Comparison(after, before, tolerance=1e-5, scale=max(float(before.abs().max()), 1e-3))
 
 
 def _null_space(case: Case) -> Comparison:
-    """Dimensions of the left and right null space of W_QK that the other subspaces, and what lies beside all, fill."""
-    world = _world(case)
-    W_Q, W_K = _head(case, world, "W_Q"), _head(case, world, "W_K")
-    N, W_QK = len(W_Q), W_Q @ W_K.T
-    nullities = torch.tensor([N - rank(W / W.norm()) for W in (W_QK, W_QK.T)], dtype=torch.float64)
-    return Comparison(nullities, float(N - case["width"]), tolerance=1e-9)
+    """Dimensions of the left and right null space of W_QK, and what is left of the other subspaces behind it."""
+    world, _ = _exchanged(case)
+    W_Q, W_K = world.weights.W_Q, world.weights.W_K
+    if W_Q is None or W_K is None:
+        raise ValueError("a world's heads have weights")
+    W_QK = W_Q[0] @ W_K[0].T
+    W_QK = W_QK / W_QK.norm()
+    N, others = len(W_QK), torch.cat(world.subspaces.bases[1:], 1)
+    nullities = torch.tensor([N - rank(W) for W in (W_QK, W_QK.T)], dtype=torch.float64)
+    seen = torch.stack([(W_QK @ others).abs().max(), (W_QK.T @ others).abs().max()])
+    claimed = torch.tensor([float(N - case["width"])] * 2 + [1.0, 1.0])
+    return Comparison(torch.cat([nullities, 1 + seen]), claimed, tolerance=1e-9)
 
 
 def _shared(case: Case) -> Comparison:
@@ -105,28 +90,41 @@ def _shared(case: Case) -> Comparison:
 
 
 def _orthogonal_spheres(case: Case) -> Comparison:
-    """Pre-Norm attention on orthogonal spheres, before and after an exchange."""
-    kind = case["norm"]
-    world = _world(case, orthogonal=True, layer=kind == "layer")
-    gain = (0.5 * case.normal("gain", world.bases.shape[1])).exp()
-    W_Q, W_K = (_head(case, world, name) / gain[:, None] for name in ("W_Q", "W_K"))
-    found = []
-    for coordinates in _exchanged(case, spheres=True):
-        read = NORMS[kind](world.tokens(coordinates), gain)
-        found.append(attention_weights(read @ W_Q, read @ W_K, 0.1))
-    return Comparison(found[1], found[0], tolerance=1e-8, scale=1.0)
+    """Scores behind a norm with a gain, which the head undoes, on orthogonal spheres, before and after an exchange."""
+    worlds = _exchanged(case, orthogonal=True, spheres=True)
+    readers, found = worlds[0].subspaces.duals[0], []
+    gain = (0.5 * case.normal("gain", len(readers))).exp()
+    for world in worlds:
+        q = NORMS[case["norm"]](world.embeddings, gain) @ (readers / gain[:, None])
+        found.append(torch.cat([q @ q.T, len(readers) * _scores("pre", world)]))
+    return Comparison(found[1], found[0], tolerance=1e-8, scale=float(found[0].abs().max()))
 
 
 def _interference(case: Case) -> Comparison:
-    """Scores after an exchange over scores before: the factor |x||y| / (|x'||y'|)."""
-    world = _world(case)
-    W_Q, W_K = _head(case, world, "W_Q"), _head(case, world, "W_K")
-    x, changed = map(world.tokens, _exchanged(case))
-    before, after = ((rms_norm(z) @ W_Q) @ (rms_norm(z) @ W_K).T for z in (x, changed))
-    shrunk = length(x) / length(changed)
+    """Scores after an exchange beside scores before times |x||y| / (|x'||y'|), with lengths of the embeddings themselves."""
+    worlds = _exchanged(case)
+    before, after = (_scores("pre", world) for world in worlds)
+    shrunk = length(worlds[0].embeddings) / length(worlds[1].embeddings)
     factor = shrunk * shrunk.T
-    return Comparison(
-        after, factor * before, tolerance=1e-5, scale=float(torch.maximum(after.abs(), before.abs()).max()), base=factor
+    scale = float(torch.maximum(after.abs(), (factor * before).abs()).max())
+    return Comparison(after, factor * before, tolerance=1e-5, scale=scale, base=factor)
+
+
+def _interference_curves() -> Curves:
+    lengths = [10 ** (0.05 * i - 1) for i in range(41)]
+    spaces = Subspaces.at_angle([2, 2])
+    own = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    lines = {
+        scheme: (lengths, [float(_scores(scheme, World(spaces, (own, size * own)))) for size in lengths])
+        for scheme in _COMPARED
+    }
+    return Curves(
+        lines_table(lines),
+        "length of the part that the head does not read",
+        "score of a token with itself",
+        "The part that is read stays the same. Behind a norm of the input its score still falls with the other part's length.",
+        log_x=True,
+        log_y=True,
     )
 
 
@@ -170,15 +168,12 @@ def _varying_spheres(case: Case) -> Comparison:
 
 
 def _normalised_heads(case: Case) -> Comparison:
-    """Attention and messages of a QKV-Norm head, before and after an exchange."""
-    world = _world(case)
-    W = [_head(case, world, name) for name in ("W_Q", "W_K", "W_V")]
+    """Scores and values of the QKV-Norm head that reads the first part, before and after an exchange."""
     found = []
-    for coordinates in _exchanged(case):
-        x = world.tokens(coordinates)
-        q, k, v = normalise_heads(x @ W[0], x @ W[1], x @ W[2], "qkv")
-        found.append(attention_weights(q, k, 3.0) @ v)
-    return Comparison(found[1], found[0], tolerance=1e-6, scale=1.0)
+    for world in _exchanged(case):
+        q, k, v = look(NAMED["qkv"], world.weights, world.embeddings)
+        found.append(torch.cat([q[0] @ k[0].T, v[0]], 1))
+    return Comparison(found[1], found[0], tolerance=1e-5, scale=1.0)
 
 
 STATEMENTS = (
@@ -186,8 +181,8 @@ STATEMENTS = (
         id="1:1i",
         title="No-Norm: independence is enough",
         claim="Heads can attend to different subspaces if these are linearly independent.",
-        tested="Attention of a head that reads one subspace, after all others are exchanged for other tokens', equals "
-        "that before.",
+        tested="Scores of a head that reads one subspace, after all others are exchanged for other tokens', equal "
+        "those before.",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_independent,
         remark="Edges: subspaces that are nearly dependent, token lengths over four orders of magnitude.",
@@ -196,8 +191,9 @@ STATEMENTS = (
         id="1:1ii",
         title="No-Norm: null spaces of W_QK",
         claim="W_QK is low-rank; its left and right null spaces hold everything that the head does not attend to.",
-        tested="The dimension of either null space is N less the dimension of the subspace that is read.",
-        space=_SIZES | {"independence": Range(0.1, 1)},
+        tested="The dimension of either null space is N less that of the subspace that is read, and the other "
+        "subspaces lie in both.",
+        space=_SIZES | _LENGTHS | {"independence": Range(0.1, 1)},
         conclusion=_null_space,
         remark="For a head that uses all coordinates of its subspace; one that uses fewer has larger null spaces.",
     ),
@@ -221,7 +217,7 @@ STATEMENTS = (
         space=_SIZES | _LENGTHS | {"norm": choice("rms", "layer")},
         conclusion=_orthogonal_spheres,
         by="norm",
-        remark="For LayerNorm the spheres lie in the hyperplane orthogonal to 1. The head undoes the gain.",
+        remark="The spheres lie in the hyperplane orthogonal to 1, as they must for LayerNorm. The head undoes the gain.",
     ),
     Statement(
         id="1:2ii",
@@ -230,6 +226,7 @@ STATEMENTS = (
         tested="Scores after an exchange are scores before times |x||y|/(|x'||y'|).",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_interference,
+        curves=_interference_curves,
         notices=("sign", "constant", "exponent"),
         remark="P_α is the projection along the other subspaces, which is oblique where they are not orthogonal.",
     ),
@@ -248,7 +245,8 @@ STATEMENTS = (
             "x_2') = 0, so A_1 ⊥ A_2. "
             "With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is constant if "
             "and only if every "
-            "|a_α + P_α s| = |P_{A_α} x| is. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant.",
+            "|a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± e_2: |x|² = 7 always, "
+            "and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant.",
             conclusion=_varying_spheres,
         ),
         notices=(),
@@ -257,7 +255,7 @@ STATEMENTS = (
         id="1:3",
         title="QKV-Norm: independence is enough again",
         claim="QKV-Norm: linear independence is enough again.",
-        tested="What a QKV-Norm head writes, after all other subspaces are exchanged, equals what it wrote before.",
+        tested="Scores and values of a QKV-Norm head, after all other subspaces are exchanged, equal those before.",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_normalised_heads,
     ),
