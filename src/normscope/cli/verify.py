@@ -38,7 +38,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Try twelve times as many cases: minutes, not seconds.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Try ten times as many cases: minutes, not seconds.")] = False,
     seed: SeedOption = 0,
     out: OutOption = None,
     overwrite: OverwriteOption = False,

@@ -53,7 +53,7 @@ class Range:
         """A number close by; whole ones move by at least one."""
         moved = self.at(self.share(value) + size * random.standard_normal())
         if self.whole and moved == value:
-            moved = min(max(value + random.choice([-1, 1]), self.low), self.high)
+            moved = min(max(value + (1 if random.random() < 0.5 else -1), self.low), self.high)
         return self._clean(moved)
 
     def simpler(self, value: float) -> Iterator[float]:

@@ -1,20 +1,21 @@
 """Check a statement: edges, random cases, then a search that tries to make it fail."""
 
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from normscope.theorems.cases import Case, draw, edges, near, simpler
+from normscope.theorems.cases import Case, Choice, draw, edges, near, simpler
 from normscope.theorems.statement import Conclusion, Statement
 from normscope.threads import one_thread
 
 HOLDS, IN_RANGE, FAILS = "holds", "holds in the tested range", "fails as printed"
 VERDICTS = (HOLDS, IN_RANGE, FAILS)
-THOROUGH = 12  # times as many cases
+THOROUGH = 10  # times as many cases
 _POOL = 3  # worst cases that are moved on
 _RESTARTS = 0.25  # share of the search that begins anew
 _SIZES = (0.5, 0.2, 0.05, 0.01)
@@ -80,8 +81,8 @@ def check(statement: Statement, seed: int = 0, factor: float = 1.0) -> Finding:
     random = np.random.default_rng([seed, zlib.crc32(statement.id.split("~")[0].encode())])
     count = max(3, math.ceil(statement.cases * factor / 3))
     with one_thread(True):
-        tried = [_try(statement.conclusion, case) for case in edges(statement.space, count, random)]
-        tried += [_try(statement.conclusion, draw(statement.space, random)) for _ in range(count)]
+        first = [*edges(statement.space, count, random), *(draw(statement.space, random) for _ in range(count))]
+        tried = [_try(statement.conclusion, case) for case in _in_turn(statement, first)]
         tried += _searched(statement, tried, count, random)
         worst = min(tried, key=lambda one: one.margin)
         if worst.margin < 0:
@@ -102,6 +103,15 @@ def check_all(
         if advance is not None:
             advance(done)
     return found
+
+
+def _in_turn(statement: Statement, cases: Sequence[Case]) -> list[Case]:
+    """The cases with the options that are told apart taken in turn, so that each gets its share."""
+    told_apart = statement.space.get(statement.by)
+    if not isinstance(told_apart, Choice):
+        return list(cases)
+    turns = itertools.cycle(told_apart.options)
+    return [replace(case, values={**case.values, statement.by: next(turns)}) for case in cases]
 
 
 def _try(conclusion: Conclusion, case: Case) -> Tried:

@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import attention_weights
 from normscope.norms import unit
 from normscope.stability import collapse_margin, collapse_probability
 from normscope.theorems.cases import Case, Range, Space, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+from normscope.theorems.tensors import attention_of
 
 _SCORES: Space = {"selected": Range(-3, 3), "gap": Range(0.01, 2.9, log=True)}
 _KAPPAS = ("kappa_query", "kappa_selected", "kappa_other")
@@ -74,7 +74,7 @@ def _log_odds(case: Case) -> float:
     """ln(a_*/a_t) of the selected key against the other, with noise on the query alone."""
     w, q = case["selected"], unit(case.normal("q", 8))
     keys = torch.stack([w * q, (w - case["gap"]) * q])
-    weights = attention_weights(((1 + case["kappa_query"]) * q)[None], keys, 1.0)[0]
+    weights = attention_of(((1 + case["kappa_query"]) * q)[None], keys)[0]
     return float(weights[0].log() - weights[1].log())
 
 

@@ -214,7 +214,7 @@ STATEMENTS = (
         space=_SPACE | {"size": Range(0.1, 5, log=True), "alpha": choice("linear", "power", "root", "mixed", "constant")},
         conclusion=lambda case: _ngpt_rate(case, -1),
         by="alpha",
-        limit=_THETA,
+        limit="Θ(·) is read as: 2 times what is printed up to a factor of 1.5, for α_t between 0.01 and 10.",
         correction=Correction(
             claim="nGPT: dVar/dt = −Θ(α_t Var).",
             why="θ̇_j = (1/s_j) P A_j with s_j = |A_j|/α_t, and |A_j| ≥ 1 − δ in a cone: the speed is multiplied by "

@@ -128,6 +128,6 @@ STATEMENTS = (
         by="weights",
         limit=_PROBABLY + ", so that Ω has the constant 1/(2C); r_0 = 1, α_0 = 1.",
         cases=30,
-        notices=("sign", "constant"),
+        notices=("sign",),
     ),
 )

@@ -20,7 +20,7 @@ SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")
 Tokens = Float[Tensor, "*batch tokens dim"]
 
 
-def follow(motion: Motion, x: Tokens, times: Sequence[float], step: float = 0.1) -> Iterator[tuple[float, Tokens]]:
+def follow(motion: Motion, x: Tokens, times: Sequence[float], step: float = 0.2) -> Iterator[tuple[float, Tokens]]:
     """(t, x) at each of ``times``, which rise; fourth-order steps that grow with the time in which the scheme moves.
 
     A free stream moves by ln t, a normalised one by ∫ step/carry, so late times cost no more than early ones.

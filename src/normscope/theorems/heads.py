@@ -4,11 +4,12 @@ import math
 
 import torch
 
-from normscope.attention import Attention, HeadWeights, attention_weights
+from normscope.attention import Attention, HeadWeights
 from normscope.norms import unit
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
+from normscope.theorems.tensors import attention_of
 
 _SPACE: Space = {"dim": whole(2, 48), "head": whole(1, 16), "tokens": whole(2, 24)}
 
@@ -31,7 +32,7 @@ def _null_spaces(case: Case) -> Comparison:
     measured = [torch.tensor(float((d - rank) >= max(d - k, 0)), dtype=torch.float64)[None]]
     if rank < d:
         blind = size * unit(case.normal("blind", 3, d - rank)) @ U[:, rank:].T
-        weights = attention_weights(blind @ W_Q, y @ W_K, 1 / math.sqrt(k))
+        weights = attention_of(blind @ W_Q, y @ W_K, 1 / math.sqrt(k))
         unseen = size * unit(case.normal("unseen", 3, d - rank)) @ Vh[rank:]
         scores = (y @ W_Q) @ (unseen @ W_K).T / math.sqrt(k)
         measured += [case["tokens"] * weights.flatten(), 1 + scores.flatten() / size**2]
@@ -44,7 +45,7 @@ def _biases(case: Case) -> Comparison:
     x, y = case.normal("x", 3, case["dim"]), case.normal("y", case["tokens"], case["dim"])
     b_q, b_k, b_v = (case["size"] * case.normal(name, case["head"]) for name in ("b_q", "b_k", "b_v"))
     scale = 1 / math.sqrt(case["head"])
-    weights = attention_weights(x @ W_Q + b_q, y @ W_K + b_k, scale)
+    weights = attention_of(x @ W_Q + b_q, y @ W_K + b_k, scale)
     if case["term"] == "scores":
         key_bias = y @ (b_q @ W_K.T)
         return Comparison(weights, (scale * (x @ W_Q @ W_K.T @ y.T + key_bias)).softmax(-1), tolerance=1e-8, scale=1.0)
@@ -60,7 +61,7 @@ def _singular(case: Case) -> Comparison:
     U, S, Vh = torch.linalg.svd(W_V @ W_O, full_matrices=False)
     kept = min(case["head"], case["dim"])
     keys, values = U[:, :kept] * S[:kept], Vh[:kept]
-    weights = attention_weights(x @ W_Q, x @ W_K, 1.0)
+    weights = attention_of(x @ W_Q, x @ W_K)
     return Comparison(update, weights @ x @ keys @ values, tolerance=1e-9, scale=float(update.abs().max()))
 
 

@@ -93,7 +93,8 @@ def _gradient(case: Case, corrected: bool) -> Comparison:
     speed, _ = _PRINTED[case["scheme"]](length(x), length(A), (theta * A).sum(-1, keepdim=True), 0.0, alpha)
     claimed = -speed / Z * tangent(theta, gradient)
     measured, _ = turning(x, motion.velocity(x, 0.0))
-    return Comparison(measured, claimed, tolerance=1e-8, scale=max(float(measured.abs().max()), float(claimed.abs().max())))
+    scale = max(float((speed * length(A)).max()), float(claimed.abs().max()))
+    return Comparison(measured, claimed, tolerance=1e-8, scale=scale)
 
 
 _INTEGRALS: dict[str, Callable[[float], float]] = {
@@ -131,7 +132,7 @@ def _logarithmic(case: Case) -> Comparison:
     """(θ, r/t) of the flow at t = e^u beside dθ/du = P A/q, dq/du = ⟨θ, A⟩ − q (A/|A| for Peri-LN), and q ≤ max(q_0, 1)."""
     x, beta = _tokens(case), case["beta"]
     motion = Motion(NAMED[case["scheme"]], Attention(beta), 1.0)
-    (_, early), (_, late) = follow(motion, x, [1.0, math.exp(case["span"])], step=0.02)
+    (_, early), (_, late) = follow(motion, x, [1.0, math.exp(case["span"])], step=0.05)
 
     def rates(theta: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         A = plain_attention(unit(theta), beta)
@@ -140,7 +141,7 @@ def _logarithmic(case: Case) -> Comparison:
 
     theta, q = unit(early), length(early)
     largest = torch.maximum(q, torch.ones_like(q))
-    steps = math.ceil(case["span"] / 0.02)
+    steps = math.ceil(case["span"] / 0.05)
     h = case["span"] / steps
     for _ in range(steps):
         k1 = rates(theta, q)

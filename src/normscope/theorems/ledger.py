@@ -95,7 +95,8 @@ def tables(findings: Sequence[Finding], pictures: bool = True) -> dict[str, pd.D
     ``pictures``: the lines of pictures and the words around them.
     """
     margins = pd.concat([finding.table for finding in findings], ignore_index=True)
-    margins = margins.sort_values(["statement", "form", "margin"], kind="stable", ignore_index=True)
+    rising = ["statement", "form", "margin"]  # printed before corrected
+    margins = margins.sort_values(rising, ascending=[True, False, True], kind="stable", ignore_index=True)
     ranked = margins.groupby(["statement", "form"])["margin"]
     margins["share"] = (ranked.cumcount() + 1) / ranked.transform("size")
     groups = margins.groupby(["statement", "form", "group"], as_index=False, sort=False).agg(

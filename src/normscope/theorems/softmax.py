@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from normscope.attention import attention_weights
 from normscope.norms import length
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
+from normscope.theorems.tensors import attention_of
 
 _SIZES: Space = {"keys": whole(2, 32), "dim": whole(2, 16), "head": whole(1, 8)}
 
@@ -17,7 +17,7 @@ def _shift(case: Case) -> Comparison:
     """Attention with a constant added to every score, which a common change of all keys along q does."""
     q, k = case.normal("q", case["head"]), case.normal("k", case["keys"], case["head"])
     moved = k + case["shift"] * q / (q @ q)
-    before, after = (attention_weights(q[None], keys, 1.0) for keys in (k, moved))
+    before, after = (attention_of(q[None], keys) for keys in (k, moved))
     return Comparison(after, before, tolerance=1e-9, scale=1.0)
 
 
@@ -25,9 +25,7 @@ def _temperature_ends(case: Case) -> Comparison:
     """|T a_t − 1| ≤ e^{cΔ} − 1 for scores c·w that differ by at most cΔ; 1 − a* ≤ (T − 1) e^{−c·gap}."""
     keys, factor = case["keys"], case["factor"]
     scores = case.normal("scores", keys).sort(descending=True).values
-    a = attention_weights(torch.ones(1, 1, dtype=torch.float64), scores[:, None], factor if case["end"] == "∞" else 1 / factor)[
-        0
-    ]
+    a = attention_of(torch.ones(1, 1, dtype=torch.float64), scores[:, None], factor if case["end"] == "∞" else 1 / factor)[0]
     if case["end"] == "∞":
         exponent = min(factor * float(scores[0] - scores[1]), 600.0)
         return Comparison(a[1:].sum(), (keys - 1) * math.exp(-exponent), "≤", tolerance=1e-9)
@@ -40,7 +38,7 @@ def _projection(case: Case) -> Comparison:
     x, y = case.normal("x", case["dim"]), case.normal("y", case["keys"], case["dim"])
     W_Q, W_K = (case.normal(name, case["dim"], case["head"]) / case["dim"] for name in ("W_Q", "W_K"))
     W_Q = W_Q * case["size"]
-    a = attention_weights((x @ W_Q)[None], y @ W_K, 1.0)[0]
+    a = attention_of((x @ W_Q)[None], y @ W_K)[0]
     u = W_K @ (W_Q.T @ x)
     along = y @ u / length(u)
     first, last = along.argmax(), along.argmin()
@@ -55,12 +53,12 @@ def _biases(case: Case) -> Comparison:
     x, y = case.normal("x", 4, case["dim"]), case.normal("y", case["keys"], case["dim"])
     W_Q, W_K = (case.normal(name, case["dim"], case["head"]) / math.sqrt(case["dim"]) for name in ("W_Q", "W_K"))
     b_q, b_k = (case["size"] * case.normal(name, case["head"]) for name in ("b_q", "b_k"))
-    biased = attention_weights(x @ W_Q + b_q, y @ W_K + b_k, 1.0)
+    biased = attention_of(x @ W_Q + b_q, y @ W_K + b_k)
     if case["term"] == "key":
-        return Comparison(biased, attention_weights(x @ W_Q + b_q, y @ W_K, 1.0), tolerance=1e-8, scale=1.0)
+        return Comparison(biased, attention_of(x @ W_Q + b_q, y @ W_K), tolerance=1e-8, scale=1.0)
     constant = torch.full((4, 1), case["constant"], dtype=torch.float64)
     wider = torch.cat([W_Q, b_q[None] / case["constant"]])
-    return Comparison(biased, attention_weights(torch.cat([x, constant], 1) @ wider, y @ W_K, 1.0), tolerance=1e-8, scale=1.0)
+    return Comparison(biased, attention_of(torch.cat([x, constant], 1) @ wider, y @ W_K), tolerance=1e-8, scale=1.0)
 
 
 STATEMENTS = (

@@ -112,7 +112,7 @@ _ALPHA_ENDS = {
 
 def _late_rates(n: int, beta: float, scheme: str, schedule: str, times: list[float]) -> list[float]:
     flow = SymmetricFlow(NAMED[scheme], n, beta, _DEPTH, SCHEDULES[schedule])
-    return [m["cosine_rate"] for m in flow.solve(times, step=0.02).measures]
+    return [m["cosine_rate"] for m in flow.solve(times, step=0.05).measures]
 
 
 def _last_speed(case: Case) -> Comparison:

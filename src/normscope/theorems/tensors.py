@@ -1,10 +1,12 @@
-"""Derivatives of maps between vectors, and matrices in blocks."""
+"""Small things that several pages need: derivatives, ranks, blocks, attention of a few queries."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from normscope.attention import attention_weights
 
 
 def jacobian(f: Callable[[Tensor], Tensor], x: Float[Tensor, " inputs"]) -> Float[Tensor, "outputs inputs"]:
@@ -23,6 +25,13 @@ def in_blocks(blocks: Sequence[Float[Tensor, "_ _"]]) -> Float[Tensor, "rows col
     """Matrices along the diagonal, zeros beside them."""
     joined: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return joined
+
+
+def attention_of(
+    q: Float[Tensor, "queries head"], k: Float[Tensor, "keys head"], scale: float = 1.0
+) -> Float[Tensor, "queries keys"]:
+    """The library's attention weights of any number of queries, each among as many copies of itself as there are keys."""
+    return torch.cat([attention_weights(row.expand(len(k), -1), k, scale)[:1] for row in q])
 
 
 def rank(matrix: Float[Tensor, "rows columns"], threshold: float = 1e-9) -> int:
