@@ -96,7 +96,7 @@ def test_thorough_tries_more_cases(here: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_same_seed_gives_the_same_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, same, other = (json.loads(run(capsys, "verify", "1:3", "1:11", "--json", "--seed", s)[1]) for s in ("1", "1", "2"))
+    one, same, other = (json.loads(run(capsys, "verify", "1:11", "--json", "--seed", s)[1]) for s in ("1", "1", "2"))
     assert one == same
     assert one != other
 

@@ -140,15 +140,15 @@ def _searched(statement: Statement, tried: list[Tried], count: int, random: np.r
 
 def _simplest(statement: Statement, failing: Tried) -> Tried:
     """A failing case whose values are as easy to read as they can be made one at a time, and that still clearly fails."""
-    tries, clearly = 0, _CLEARLY * failing.margin
-    while tries < _SIMPLER_TRIES:
+    tries, most, clearly = 0, min(_SIMPLER_TRIES, statement.cases), _CLEARLY * failing.margin
+    while tries < most:
         for candidate in simpler(statement.space, failing.case):
             tries += 1
             one = _try(statement.conclusion, candidate)
             if one.margin <= clearly:
                 failing = one
                 break
-            if tries >= _SIMPLER_TRIES:
+            if tries >= most:
                 break
         else:
             break

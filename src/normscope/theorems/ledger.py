@@ -26,8 +26,8 @@ from normscope.theorems.statement import Statement
 
 FAMILIES: dict[str, tuple[Statement, ...]] = {
     "subspaces": separability.STATEMENTS,
-    "propagation": propagation.STATEMENTS[:4],
-    "collapse": (*collapse.STATEMENTS, *propagation.STATEMENTS[4:]),
+    "propagation": propagation.STATEMENTS,
+    "collapse": collapse.STATEMENTS,
     "softmax": softmax.STATEMENTS,
     "structure": structure.STATEMENTS,
     "law": law.STATEMENTS,
@@ -38,7 +38,17 @@ FAMILIES: dict[str, tuple[Statement, ...]] = {
     "sphere": sphere.STATEMENTS,
     "heads": heads.STATEMENTS,
 }
-LEDGER: dict[str, Statement] = {statement.id: statement for family in FAMILIES.values() for statement in family}
+
+
+def _place(statement: Statement) -> tuple[int, int]:
+    """Where a statement stands: theorems of paper 1 by their numbers, other pages in the order of their families."""
+    number = re.match(r"\d+", statement.number) if statement.paper == 1 else None
+    return statement.paper, int(number[0]) if number else 100
+
+
+LEDGER: dict[str, Statement] = {
+    statement.id: statement for statement in sorted((one for family in FAMILIES.values() for one in family), key=_place)
+}
 
 
 def find_statements(names: Sequence[str]) -> list[Statement]:
@@ -50,9 +60,9 @@ def find_statements(names: Sequence[str]) -> list[Statement]:
         return list(LEDGER.values())
     found: dict[str, Statement] = {}
     for name in names:
-        # A number goes on until its digits end: 1:1 is not 1:10.
-        pattern = re.compile(re.escape(name.strip()) + (r"(?!\d)" if name[-1:].isdigit() else ""))
-        own = {id: statement for id, statement in LEDGER.items() if name.strip() and (id == name or pattern.match(id))}
+        # A number goes on until its digits end: 1:1 is not 1:10, and 1:7i is not 1:7iv.
+        end = r"(?!\d)" if name[-1:].isdigit() else r"(?![iv])" if name[-1:] in ("i", "v") else ""
+        own = {id: statement for id, statement in LEDGER.items() if name and re.match(re.escape(name) + end, id)}
         if not own:
             raise InputError(f"no statement '{name}'{did_you_mean(name, LEDGER)} (normscope verify lists them: {_some()})")
         found |= own
