@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,6 +101,14 @@ def test_what_fails_has_a_counterexample_a_reason_and_a_correction_that_holds_on
         assert row["why"]
         cases = {form: sorted(rows["case"]) for form, rows in own.groupby("form")}
         assert cases["printed"] == cases["corrected"]
+
+
+def test_the_docs_name_every_statement_with_its_verdict(ledger: pd.DataFrame) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "theorems.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\S+) \|.*\| ([a-z ]+) \|$", text.split("## The ledger")[1], re.MULTILINE))
+    assert rows == ledger["verdict"].to_dict()
+    for id in FAILING:
+        assert id in text.split("## What fails as printed")[1].split("\n## ")[0]
 
 
 def test_only_what_fails_has_a_correction() -> None:

@@ -166,7 +166,7 @@ STATEMENTS = (
         "time of at most 300, counted in ln t for free radii. β up to 2: the waiting time grows as e^{2β}.",
         curves=_curves,
         by="scheme",
-        cases=42,
+        cases=60,
         notices=("sign",),
     ),
     Statement(
@@ -194,7 +194,7 @@ STATEMENTS = (
         conclusion=_always_one_cluster,
         limit="'Always' is from almost every start, as in Theorem 3.1, by ln t = 300; β from ln n to ln n + 0.4.",
         by="scheme",
-        cases=18,
+        cases=30,
         notices=("sign",),
     ),
     Statement(

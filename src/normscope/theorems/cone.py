@@ -190,7 +190,7 @@ STATEMENTS = (
         remark="The cone never opens: for the pair with the least cosine m ≥ 0, ⟨P_i A_i, θ_j⟩ = Σ_k w_ik(⟨θ_k,θ_j⟩ − "
         "m⟨θ_k,θ_i⟩) ≥ 0. So "
         "ṙ = ⟨θ, A⟩ ≥ 1 − δ, and more with A/|A|. No bound on δ is used; for δ > 1 the claim is empty.",
-        cases=24,
+        cases=36,
         notices=("sign", "constant", "exponent"),
     ),
     Statement(
@@ -203,7 +203,7 @@ STATEMENTS = (
         curves=_rate_curves,
         by="scheme",
         limit=_THETA + " Narrow is δ < 1/(100 n²β²) and δ < 1/100.",
-        cases=30,
+        cases=45,
         notices=("sign", "constant", "exponent"),
     ),
     Statement(
@@ -224,7 +224,7 @@ STATEMENTS = (
             conclusion=lambda case: _ngpt_rate(case, 1),
         ),
         curves=_alpha_curves,
-        cases=24,
+        cases=36,
         notices=(),
     ),
     Statement(
@@ -246,7 +246,7 @@ STATEMENTS = (
             "≪ 1 besides.",
             conclusion=_rate,
         ),
-        cases=24,
+        cases=36,
         notices=(),
     ),
     Statement(
@@ -260,7 +260,7 @@ STATEMENTS = (
         by="scheme",
         limit="1 + o(1) is within 5 %, between t = 50 r_0 and 5,000 r_0 for free radii, 20 and 60 for sqrt-scaling, 2 "
         "and 3.5 for the others.",
-        cases=30,
+        cases=45,
         notices=("sign", "constant"),
     ),
 )

@@ -185,7 +185,7 @@ STATEMENTS = (
         "orthogonal tokens wait for e^β. "
         "For sqrt-scaling e^{−4√t} stands for e^{−4√(t+1)}: their ratio tends to 1.",
         curves=_end_curves,
-        cases=30,
+        cases=42,
         notices=("sign", "constant", "exponent"),
     ),
 )
