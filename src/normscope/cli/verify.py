@@ -28,6 +28,7 @@ EXAMPLES = examples(
     "normscope verify 1:7 2:gradient --thorough",
     "normscope verify --json",
 )
+_WIDE = 140  # columns, from which on there is room for what was tested
 
 
 def verify(
@@ -55,7 +56,8 @@ def verify(
     started = datetime.now(UTC)
     with progress("checking statements", total=len(chosen)) as advance:
         found = check_all(chosen, seed, THOROUGH if thorough else 1, advance)
-    evidence = tables(found)
+    with console(stderr=True).status("drawing pictures"):
+        evidence = tables(found)
     configuration = {"statements": [statement.id for statement in chosen], "thorough": thorough}
     settings = f"{len(chosen)} statements; {'thorough' if thorough else 'quick'}; seed {seed}"
     with new_run(folder, "verify", configuration, seed=seed, overwrite=overwrite, started=started) as run:
@@ -72,11 +74,11 @@ def verify(
 
 def _print(records: list[dict[str, Any]], groups: "pd.DataFrame", in_full: bool) -> None:
     """The table; then, of statements that were asked for or that fail, what there is to say."""
-    rows = [
-        [r["id"], r["title"], r["cases"], f"{r['margin']:.2g}", r["verdict"], "" if in_full else r["tested"]] for r in records
-    ]
-    columns = ("statement", "title", "cases", "margin", "verdict", "what was tested")
-    print_table(columns[:-1] if in_full else columns, [row[: 5 if in_full else 6] for row in rows])
+    columns = ["statement", "title", "cases", "margin", "verdict"]
+    rows = [[r["id"], r["title"], r["cases"], f"{r['margin']:.2g}", r["verdict"]] for r in records]
+    if not in_full and console().width >= _WIDE:
+        columns, rows = [*columns, "what was tested"], [[*row, r["tested"]] for row, r in zip(rows, records, strict=True)]
+    print_table(columns, rows)
     for r in records:
         if in_full:
             _print_page(r, groups[groups["statement"] == r["id"]])
@@ -102,13 +104,17 @@ def _print_page(r: dict[str, Any], groups: "pd.DataFrame") -> None:
         "worst case": f"{r['worst_case']} (margin {r['worst_case_margin']:.3g})",
         "why": r["why"] or "",
         "corrected": r["corrected"] or "",
-        "": f"holds on the same cases, worst margin {r['corrected_margin']:.3g}" if (r["corrected_margin"] or -1) >= 0 else "",
+        "": "" if r["corrected_margin"] is None else _on_the_same_cases(r["corrected_margin"]),
     }
     _print_lines(r, lines)
     named = groups[groups["group"] != ""]
     if len(named):
         rows = [[row.group, row.form, row.cases, f"{row.margin:.2g}"] for row in named.itertuples(index=False)]
         print_table(("choice", "form", "cases", "worst margin"), rows)
+
+
+def _on_the_same_cases(margin: float) -> str:
+    return f"{'holds' if margin >= 0 else 'fails too'} on the same cases, worst margin {margin:.3g}"
 
 
 def _print_lines(r: dict[str, Any], lines: dict[str, str]) -> None:

@@ -206,7 +206,6 @@ STATEMENTS = (
         space={name: _SIZES[name] for name in ("width", "spare", "tokens")} | _LENGTHS,
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
-        notices=(),
     ),
     Statement(
         id="1:2i",
