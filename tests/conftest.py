@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def ledger_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of the whole ledger in its quick form, with what was printed.
+    """The run folder of the whole ledger in its quick form, with what was printed and how long a processor took.
 
     Made once for all tests and their processes, in one of its own, where no run-time type checks slow the flows down.
     """
@@ -38,7 +38,9 @@ def ledger_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not folder.exists():
             command = [sys.executable, "-c", "from normscope.cli import main; main()"]
             arguments = ["verify", "--json", "--out", str(folder)]
+            before = os.times().children_user
             done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
+            (folder / "seconds.txt").write_text(str(os.times().children_user - before), encoding="utf-8")
     return folder

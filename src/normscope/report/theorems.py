@@ -19,11 +19,11 @@ def write_theorems_report(run: RunFolder, settings: str) -> None:
 
 
 def theorem_sections(run: RunFolder, settings: str) -> list[Section]:
-    """The ledger as a table, then a section for each statement: of many statements, for those that fail as printed."""
+    """The ledger as a table, then a section for each statement: of many, for those that fail as printed or have a picture."""
     ledger = run.table("ledger")
     rows = ledger.to_dict("records")
-    few = len(rows) <= _FEW
-    shown = [row for row in rows if few or row["verdict"] == _FAILS]
+    few, pictured = len(rows) <= _FEW, set(run.table("pictures")["statement"]) if "pictures" in run.tables else set()
+    shown = [row for row in rows if few or row["verdict"] == _FAILS or row["id"] in pictured]
     return [_ledger(ledger), *(_statement(run, {str(k): v for k, v in row.items()}, few, settings) for row in shown)]
 
 
