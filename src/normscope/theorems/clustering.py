@@ -60,7 +60,7 @@ def _always_one_cluster(case: Case) -> Comparison:
 
 
 def _radial_bound(case: Case) -> Comparison:
-    """Ṙ_j of the library's flow beside 1/(n e^β), for n ≤ e^β."""
+    """Radial speeds of the library's flow beside 1/(n e^β), for n ≤ e^β."""
     n, d = case["tokens"], case["dim"]
     beta = math.log(n) + case["extra"]
     drawn = unit(case.normal("start", n, d))

@@ -85,7 +85,7 @@ def _isotropic(case: Case) -> tuple[Tensor, ...]:
 
 
 def _uncorrelated(z: Float[Tensor, "keys _"], m: Float[Tensor, "keys _"]) -> Float[Tensor, "keys _"]:
-    """Z less what of its variation over tokens lies along that of m."""
+    """What is left of z when its variation over tokens along that of m is taken away."""
     centred = m - m.mean(0)
     basis = torch.linalg.svd(centred, full_matrices=False)
     kept = basis.U[:, basis.S.gt(1e-9 * float(basis.S[0]) + 1e-30)]

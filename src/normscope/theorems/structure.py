@@ -57,13 +57,16 @@ def _degrees(case: Case) -> Comparison:
 
 
 def _on_quadric(messages: Float[Tensor, "tokens dim"], width: int) -> Float[Tensor, " tokens"]:
-    """MᵀQm for the symmetric Q that fits half of the messages best with mᵀQm = 1, in the space that they span."""
-    basis = torch.linalg.svd(messages, full_matrices=False).Vh[:width]
-    points = unit(messages @ basis.T) * length(messages)
+    """The values mᵀQm for the Q that fits half of the messages best with mᵀQm = 1, in the space that they span.
+
+    On a spheroid they are 1 and Q is positive; a Q that is not turns their signs round.
+    """
+    points = messages @ torch.linalg.svd(messages, full_matrices=False).Vh[:width].T
     products = torch.einsum("ti,tj->tij", points, points).flatten(1)
     half = len(products) // 2
-    form = torch.linalg.lstsq(products[:half], torch.ones(half, 1, dtype=torch.float64), driver="gelsd").solution
-    return torch.mv(products, form.squeeze(-1))
+    form = torch.linalg.lstsq(products[:half], torch.ones(half, 1, dtype=torch.float64), driver="gelsd").solution.squeeze(-1)
+    positive = bool((torch.linalg.eigvalsh(form.view(width, width)) > 0).all())
+    return torch.mv(products, form if positive else -form)
 
 
 def _messages(case: Case) -> Comparison:
