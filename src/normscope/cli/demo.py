@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _TEST_EXAMPLES = 4000
 _TEXT_TOKENS = 128
+_JOURNEY = "To kill two birds with one stone"
 EXAMPLES = examples("normscope demo", "normscope demo --out /tmp/first-look --overwrite")
 
 
@@ -107,12 +108,13 @@ def _trained(recipes: "list[Recipe]") -> "pd.DataFrame":
 
 
 def _looked_into(seed: int) -> "tuple[str, dict[str, pd.DataFrame]]":
-    """What stability says of SmolLM2 where its package is installed, else of one of our own; and which it was."""
+    """Stability of SmolLM2 and a journey in it, where its package is installed; else of one of our own; and which it was."""
     import pandas as pd
 
     from normscope.models import open_model
     from normscope.models.open import PACKAGES, need_gguf, packaged_model
     from normscope.stability import findings, measure_clean, sample_text
+    from normscope.words import follow, places
 
     name = f"package:{next(iter(PACKAGES))}"
     try:
@@ -126,7 +128,11 @@ def _looked_into(seed: int) -> "tuple[str, dict[str, pd.DataFrame]]":
     view = open_model(name)
     with progress("looking at attention", total=view.layers) as advance:
         tables = measure_clean(view, view.sample(content, size, seed), draws=0, seed=seed, progress=advance)
-    return name, {"findings": pd.DataFrame({"text": findings(view, tables)}), **tables}
+    tables = {"findings": pd.DataFrame({"text": findings(view, tables)}), **tables}
+    if content is not None:
+        journey = follow(view, _JOURNEY, -2)
+        tables |= {"journey": journey.table, "places": places(view, journey, "sphere", seed)}
+    return name, tables
 
 
 def _tested(seed: int) -> "dict[str, pd.DataFrame]":

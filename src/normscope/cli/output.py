@@ -92,6 +92,13 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield lambda completed: bar.update(task, completed=completed)
 
 
+@contextmanager
+def stages(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Work in several stages, on stderr; call the result with the stage, how much of it is done, and how much it is."""
+    with console(stderr=True).status(what) as status:
+        yield lambda stage, done, total: status.update(f"{what}: {stage} {done:,}/{total:,}")
+
+
 def with_report(write: Callable[[], None]) -> None:
     """Write a report; where its optional packages are missing, say so and go on: the tables and pictures are there."""
     try:

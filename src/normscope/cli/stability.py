@@ -164,7 +164,7 @@ def _default_levels() -> list[float]:
 
 def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
     """A record for every row: its measure, layer and head, null for totals, and its own fields."""
-    from normscope.stability import plain_rows
+    from normscope.results import plain_rows
 
     records = []
     for name, measure in _RECORDS.items():
@@ -176,7 +176,7 @@ def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
 
 def _print(tables: "dict[str, pd.DataFrame]", said: list[str]) -> None:
     """A line for each layer, the noise curve, and what it comes to."""
-    from normscope.stability import plain_rows
+    from normscope.results import plain_rows
 
     columns = _by_layer({name: plain_rows(table) for name, table in tables.items()})
     layers = sorted({layer for column in columns.values() for layer in column})

@@ -190,7 +190,7 @@ def _end(said: list[str], folder: Path) -> None:
 
 def _records(tables: "dict[str, pd.DataFrame]", names: dict[str, str]) -> list[dict[str, Any]]:
     """A record for every row: its measure, layer and head where it has them, and its own fields."""
-    from normscope.stability import plain_rows
+    from normscope.results import plain_rows
 
     records = []
     for name, measure in names.items():
@@ -225,7 +225,7 @@ def _print_layers(tables: "dict[str, pd.DataFrame]") -> None:
 
 
 def _print_world(tables: "dict[str, pd.DataFrame]") -> None:
-    from normscope.stability import plain_rows
+    from normscope.results import plain_rows
     from normscope.subspaces import in_words
 
     means = tables["worlds"].groupby(["world", "scheme"], as_index=False, sort=False)[["before", "predicted", "after"]].mean()
@@ -236,7 +236,7 @@ def _print_world(tables: "dict[str, pd.DataFrame]") -> None:
             for row in plain_rows(means)
         ],
     )
-    points = tables["points"].to_dict("records")
+    points = plain_rows(tables["points"])
     print_table(
         ("knob", "scheme", "part", "breaks at, by Theorem 7", "as seen"),
         [

@@ -26,19 +26,23 @@ def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def watch_states(stack: ExitStack, blocks: list[nn.Module], watch: Watcher) -> None:
-    """Until the stack unwinds: tell the states that enter every block, and those that leave the last."""
+    """Until the stack unwinds: tell the states that enter every block, and those that leave the last; take others for them."""
 
-    def entering(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        watch(layer, given_states(args, kwargs))
+    def entering(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        others = watch(layer, given_states(args, kwargs))
+        if others is None:
+            return None
+        return ((others, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": others})
 
-    def leaving(module: nn.Module, args: tuple[Any, ...], wrote: Any) -> None:
-        watch(len(blocks), wrote[0] if isinstance(wrote, tuple) else wrote)
+    def leaving(module: nn.Module, args: tuple[Any, ...], wrote: Any) -> Any:
+        others = watch(len(blocks), wrote[0] if isinstance(wrote, tuple) else wrote)
+        return (others, *wrote[1:]) if isinstance(wrote, tuple) and others is not None else others
 
     for layer, block in enumerate(blocks):
         before(stack, block, partial(entering, layer))
     stack.callback(blocks[-1].register_forward_hook(leaving).remove)
 
 
-def before(stack: ExitStack, module: nn.Module, hook: Callable[..., None]) -> None:
+def before(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None:
     """Until the stack unwinds: call the hook before every call of the module."""
     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)

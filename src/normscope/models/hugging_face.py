@@ -49,6 +49,12 @@ class HuggingFaceView(ModelView):
         self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
         self.scheme, self.scheme_note = self._name_scheme()
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
     @torch.no_grad()
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """Logits, or the last states of a model that predicts nothing."""
@@ -102,8 +108,7 @@ class HuggingFaceView(ModelView):
         """The rotation that the model hands to a layer, from a run of as many tokens as the last position needs."""
         if self.position_kind != "rotary":
             return None
-        device = next(self.model.parameters()).device
-        tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=device)
+        tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=self.device)
         found: dict[int, tuple[Tensor, Tensor]] = {}
 
         def keep(step: AttentionStep) -> None:
@@ -169,7 +174,7 @@ class HuggingFaceView(ModelView):
         """The tokens of a text, or its first ``size``; an encoder has some of them masked, to be predicted."""
         if self.tokenizer is None:
             raise InputError(f"'{self.name}' has no tokenizer beside it: a text cannot be read")
-        device = next(self.model.parameters()).device
+        device = self.device
         tokens = torch.tensor([self.tokenizer(text or "", verbose=False)["input_ids"]], device=device).long()[:, :size]
         count = tokens.shape[1]
         if count < _FEWEST:
@@ -195,6 +200,13 @@ class HuggingFaceView(ModelView):
         if self.tokenizer is None:
             return [str(number) for number in tokens.tolist()]
         return [self.tokenizer.decode([number]) for number in tokens.tolist()]
+
+    def token_of(self, text: str) -> int | None:
+        """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
+        if self.tokenizer is None:
+            return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
+        found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return found[0] if len(found) == 1 and found[0] != self.tokenizer.unk_token_id else None
 
     def _name_scheme(self) -> tuple[Scheme | None, str]:
         """The scheme of all layers, and what else there is to say."""

@@ -34,6 +34,12 @@ class OwnView(ModelView):
         self.scheme, self.vocabulary = config.scheme, config.vocabulary
         self.layers, self.heads, self.dim, self.head = config.layers, config.heads, config.dim, config.head
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
     @torch.no_grad()
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """Logits of the next character at every place."""
@@ -87,12 +93,12 @@ class OwnView(ModelView):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
                 for slot in ("input", "output", "stream"):
-                    found += _norm_views(getattr(part, slot), slot, layer, sublayer, self.dim)
+                    found += self._norm_views(getattr(part, slot), slot, layer, sublayer)
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
                 found += [NormView(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
-        return found + _norm_views(self.model.readout.norm, "final", None, "", self.dim)
+        return found + self._norm_views(self.model.readout.norm, "final", None, "")
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
@@ -118,7 +124,7 @@ class OwnView(ModelView):
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (--examples)")
         task, offsets = task_of(self.about.get("recipe", {}))
-        device, feed = next(self.model.parameters()).device, PaddedFeed()
+        device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
         batch = feed.trimmed(one_batch(drawn, 0))
         characters, targets = batch["characters"], batch["targets"]
@@ -127,6 +133,18 @@ class OwnView(ModelView):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Characters."""
         return [as_text(token[None]) for token in tokens]
+
+    def token_of(self, text: str) -> int | None:
+        """The number of a character."""
+        known = self.words(torch.arange(self.vocabulary))
+        return known.index(text) if text in known else None
+
+    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[NormView]:
+        """The norm in a slot, if there is one."""
+        if not isinstance(module, Norm):
+            return []
+        gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
+        return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
 
     def _attention(self, layer: int) -> Attention:
         block: Any = self.model.decoder[layer]
@@ -166,11 +184,3 @@ class _Observed:
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """All scores, and which are not of later keys."""
         return self._causal.scores(q, k)
-
-
-def _norm_views(module: nn.Module, slot: str, layer: int | None, sublayer: str, dim: int) -> list[NormView]:
-    """The norm in a slot, if there is one."""
-    if not isinstance(module, Norm):
-        return []
-    gain = torch.ones(dim) if module.gain is None else module.gain().detach()
-    return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]

@@ -12,7 +12,7 @@ from normscope.norms import NORMS
 from normscope.schemes import Scheme
 
 NOTHING = -100  # a target that is not predicted
-Watcher = Callable[[int, Tensor], None]
+Watcher = Callable[[int, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,18 @@ class ModelView(ABC):
     causal: bool
     position_kind: str
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the model is."""
+
     @abstractmethod
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """Logits (rows, tokens, vocabulary), or the last states of a model that predicts nothing.
 
         ``observe`` is called with every layer's attention; what it returns, if anything, takes the place of the mixed values
-        (rows, heads, tokens, value). ``watch`` is called with the states that enter every layer, and those that leave the last.
+        (rows, heads, tokens, value). ``watch`` is called with the states that enter every layer, and those that leave the last;
+        what it returns, if anything, takes their place.
         """
 
     @abstractmethod
@@ -221,6 +227,16 @@ class ModelView(ABC):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts."""
 
+    @abstractmethod
+    def token_of(self, text: str) -> int | None:
+        """The token that a text is, blanks and all; None if it is none or several."""
+
+    def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
+        """The logits that the model's own last steps, from the final norm on, make of states as they leave the last layer."""
+        tokens = torch.zeros(len(states), 1, dtype=torch.long, device=states.device)
+        sample = Sample(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        return self.forward(sample, watch=lambda layer, x: states[:, None] if layer == self.layers else None)[:, 0]
+
     @property
     def summary(self) -> str:
         """A sentence on its scheme and shape."""
@@ -236,3 +252,15 @@ class ModelView(ABC):
     def final_norm(self) -> NormView | None:
         """The norm in front of the unembedding."""
         return next((norm for norm in self.norms if norm.slot == "final"), None)
+
+    def read_norm(self, layer: int) -> NormView | None:
+        """The norm between the stream and what a layer's attention reads.
+
+        That at its input; where there is none, the last norm that the stream itself went through. None if there is neither.
+        """
+        places = {(norm.layer, norm.sublayer, norm.slot): norm for norm in self.norms}
+        before = (
+            [(layer - 1, "feedforward", "stream"), (layer - 1, "attention", "stream")] if layer else [(None, "", "embedding")]
+        )
+        wanted = [(layer, "attention", "input"), *before]
+        return next((places[place] for place in wanted if place in places), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import MissingExtraError
-from normscope.report.heat import HeatMap
+from normscope.report.drawing import Drawing
 from normscope.report.lines import Chart, Trace, traces
 
 _INK, _SOFT, _GRID = "#1f2328", "#57606a", "#e4e7eb"
@@ -69,7 +69,12 @@ def draw_html(chart: Chart) -> str:
         _add(figure, trace)
     figure.update_layout(
         xaxis={**axis(chart.x_label), "type": "log" if chart.log_x else "linear"},
-        yaxis={**axis(chart.y_label), "type": "log" if chart.log_y else "linear"},
+        yaxis={
+            **axis(chart.y_label),
+            "type": "log" if chart.log_y else "linear",
+            **({"scaleanchor": "x", "constrain": "domain"} if chart.equal else {}),
+            **({"range": _range(chart.limits, log=chart.log_y)} if chart.limits else {}),
+        },
         legend={"itemwidth": 50},
         showlegend=True,
         hovermode="closest",
@@ -87,7 +92,7 @@ def new_figure() -> Any:
     return go.Figure(layout={"template": "none", "font": letters, "margin": {"l": 70, "r": 20, "t": 36, "b": 55}})
 
 
-def page(figure: Any, chart: Chart | HeatMap) -> str:
+def page(figure: Any, chart: Drawing) -> str:
     """The figure in a page with the chart's words."""
     plot = figure.to_html(
         full_html=False,
@@ -129,7 +134,7 @@ def _add(figure: Any, trace: Trace) -> None:
     look = trace.look
     shared = {"name": markup(trace.name), "legendgroup": markup(trace.name)}
     symbol = {"symbol": look.marker[1] or "circle", "size": 4 if trace.thin else 8, "color": look.colour}
-    dash = {"dash": "solid", "width": 0.8} if trace.thin else {"dash": look.dash[1], "width": 2.2}
+    dash = {"dash": "solid", "width": 0.8} if trace.thin else {"dash": "solid" if trace.arrow else look.dash[1], "width": 2.2}
     if trace.bands:
         # One outline for each piece, up along one edge and back along the other; None keeps them apart.
         x = [v for band in trace.bands for v in (*band.x, *reversed(band.x), None)]
@@ -139,15 +144,26 @@ def _add(figure: Any, trace: Trace) -> None:
     figure.add_scatter(
         x=[None if math.isnan(v) else v for v in trace.x],
         y=[None if math.isnan(v) else v for v in trace.y],
-        mode="lines+markers" if look.marker[1] and not trace.thin else "lines",
+        mode="lines+markers" if trace.arrow or (look.marker[1] and not trace.thin) else "lines",
         line={"color": look.colour, **dash},
-        marker={**symbol, "maxdisplayed": _MARKS},
+        marker=_arrow_head(trace) if trace.arrow else {**symbol, "maxdisplayed": _MARKS},
         showlegend=trace.first,
         **shared,
     )
     if any(trace.lonely):
         x_alone, y_alone = trace.lonely
         figure.add_scatter(x=x_alone, y=y_alone, mode="markers", marker=symbol, showlegend=False, **shared)
+
+
+def _range(limits: tuple[float, float], *, log: bool) -> list[float]:
+    """The ends of an axis; plotly gives those of a logarithmic one as powers of ten."""
+    return [math.log10(limit) if log else limit for limit in limits]
+
+
+def _arrow_head(trace: Trace) -> dict[str, Any]:
+    """A marker at the last point, turned the way the line comes."""
+    sizes = [0] * (len(trace.x) - 1) + [14]
+    return {"symbol": "arrow", "angleref": "previous", "size": sizes, "color": trace.look.colour}
 
 
 def markup(text: str) -> str:

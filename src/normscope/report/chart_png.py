@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normscope.report.heat import HeatMap
+from normscope.report.drawing import Drawing
 from normscope.report.lettering import FONT, broken, font, text_width
 from normscope.report.lines import Chart, Trace, traces
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import matplotlib.lines
 
 _DPI, WIDTH = 200, 432.0  # 1200 pixels
-_PLOT_HEIGHT = 232.0
+_PLOT_HEIGHT, _HIGHEST = 232.0, 330.0
+_TICKS = 45.0  # room for an axis' labels
 MARGIN = 8.0
 TEXT = 8.0
 _TITLE, _SMALL = 10.5, 6.5
@@ -42,12 +43,13 @@ class Sheet:
 def draw_png(chart: Chart) -> "matplotlib.figure.Figure":
     """The chart as a figure 1200 pixels wide and as high as its texts and legend ask for."""
     drawn = traces(chart)
-    columns, rows = _legend_shape([trace.name for trace in drawn if trace.first])
+    columns, rows = _legend_shape([trace.name for trace in drawn if trace.first], below=chart.equal)
     legend = rows * TEXT * _LEGEND_LEADING + 1.5 * MARGIN if rows else 0.0
-    sheet = new_sheet(chart, _PLOT_HEIGHT + legend)
+    plot = _equal_height(drawn) if chart.equal else _PLOT_HEIGHT
+    sheet = new_sheet(chart, plot + legend)
     figure, height = sheet.figure, sheet.height
 
-    rect = (MARGIN / WIDTH, (sheet.foot + legend) / height, 1 - 2 * MARGIN / WIDTH, _PLOT_HEIGHT / height)
+    rect = (MARGIN / WIDTH, (sheet.foot + legend) / height, 1 - 2 * MARGIN / WIDTH, plot / height)
     figure.set_layout_engine("constrained", rect=rect, w_pad=0, h_pad=0)
     axes = figure.add_subplot()
     _style_axes(axes, chart)
@@ -56,7 +58,17 @@ def draw_png(chart: Chart) -> "matplotlib.figure.Figure":
     return figure
 
 
-def new_sheet(chart: Chart | HeatMap, inside: float) -> Sheet:
+def _equal_height(drawn: list[Trace]) -> float:
+    """How high a plot is that fills its width with one scale on both axes, within limits."""
+    across = [x for trace in drawn for x in trace.x if math.isfinite(x)]
+    up = [y for trace in drawn for y in trace.y if math.isfinite(y)]
+    if not across or not up or max(across) == min(across):
+        return _PLOT_HEIGHT
+    shape = (max(up) - min(up)) / (max(across) - min(across))
+    return min(_HIGHEST, max(_PLOT_HEIGHT / 2, shape * (WIDTH - 2 * MARGIN - _TICKS)) + _TICKS)
+
+
+def new_sheet(chart: Drawing, inside: float) -> Sheet:
     """A figure with the chart's words at its top and bottom, and ``inside`` points between them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -98,17 +110,23 @@ def _style_axes(axes: "matplotlib.axes.Axes", chart: Chart) -> None:
     axes.set_ylabel(chart.y_label, **font(TEXT, colour=INK))
     for axis in (axes.xaxis, axes.yaxis):
         axis.get_offset_text().set(fontsize=TEXT, fontfamily=FONT, color=INK)
-    axes.margins(x=0.02)
+    axes.margins(x=0.05 if chart.equal else 0.02)
+    if chart.equal:
+        axes.set_aspect("equal")
     axes.ticklabel_format(useOffset=False, useMathText=True)
     places = {float(x) for line in chart.lines for x in line.x if math.isfinite(x)}
     if all(x.is_integer() for x in places):
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True) if len(places) != 1 else FixedLocator(list(places)))
+    if chart.equal:
+        axes.xaxis.set_major_locator(MaxNLocator(6))
     if chart.log_x:
         axes.set_xscale("log")
         if max(places, default=1.0) >= _DECADE * min((x for x in places if x > 0), default=1.0):
             axes.xaxis.set_minor_formatter(NullFormatter())  # a power of ten is there to be read; more would overlap
     if chart.log_y:
         axes.set_yscale("log")
+    if chart.limits:
+        axes.set_ylim(*chart.limits)
 
 
 def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2D":
@@ -116,6 +134,8 @@ def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2
     style: dict[str, Any] = {"linestyle": look.dash[0], "linewidth": 1.5, "marker": look.marker[0], "markersize": 4.4}
     if trace.thin:
         style = {"linestyle": "-", "linewidth": 0.6, "marker": "", "markersize": 2.0, "alpha": 0.6}
+    if trace.arrow:
+        style |= {"linestyle": "-", "marker": "", "zorder": 2 + 1 / (2 + _extent(trace))}  # a short arrow over a long one
     for band in trace.bands:
         axes.fill_between(band.x, band.low, band.high, color=look.colour, alpha=0.15, linewidth=0)
     (line,) = axes.plot(
@@ -125,14 +145,22 @@ def _plot(axes: "matplotlib.axes.Axes", trace: Trace) -> "matplotlib.lines.Line2
         markevery=(look.index * 3 % every, every),
         **style,
     )
+    if trace.arrow and len(trace.x) > 1:
+        head = {"arrowstyle": "-|>", "color": look.colour, "shrinkA": 0, "shrinkB": 0, "linewidth": 1.5, "mutation_scale": 11}
+        axes.annotate("", (trace.x[-1], trace.y[-1]), (trace.x[-2], trace.y[-2]), arrowprops=head, zorder=line.get_zorder())
     axes.plot(*trace.lonely, color=look.colour, **{**style, "linestyle": "", "marker": style["marker"] or "o"})
     return line
 
 
-def _legend_shape(names: list[str]) -> tuple[int, int]:
-    """Columns and rows of a legend below the chart; none if it fits at the right."""
+def _extent(trace: Trace) -> float:
+    """From the first to the last point."""
+    return math.dist((trace.x[0], trace.y[0]), (trace.x[-1], trace.y[-1]))
+
+
+def _legend_shape(names: list[str], *, below: bool = False) -> tuple[int, int]:
+    """Columns and rows of a legend below the chart; none if it fits at the right and may stand there."""
     widest = max((text_width(name, TEXT) for name in names), default=0.0)
-    if widest <= _LEGEND_WIDTH and len(names) <= _LEGEND_ROWS:
+    if not names or (widest <= _LEGEND_WIDTH and len(names) <= _LEGEND_ROWS and not below):
         return 0, 0
     columns = int((WIDTH - 2 * MARGIN) // (widest + (_HANDLE + 3) * TEXT))
     columns = max(1, min(len(names), columns))

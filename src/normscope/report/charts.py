@@ -1,20 +1,28 @@
-"""Line charts and heat maps, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
+"""Line charts, heat maps and scenes, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
 
 import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from normscope.errors import InputError
 from normscope.report.chart_html import draw_html, write_script
 from normscope.report.chart_png import draw_png
+from normscope.report.drawing import Drawing
 from normscope.report.heat import HeatMap
 from normscope.report.heat_html import draw_heat_html
 from normscope.report.heat_png import draw_heat_png
 from normscope.report.lines import Chart, Line
+from normscope.report.scene import Cloud, Scene, Trail
+from normscope.report.scene_html import draw_scene_html
+from normscope.report.scene_png import draw_scene_png
 
-__all__ = ["Chart", "HeatMap", "Line", "save_chart"]
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+__all__ = ["Chart", "Cloud", "Drawing", "HeatMap", "Line", "Scene", "Trail", "save_chart"]
 
 
-def save_chart(chart: Chart | HeatMap, folder: Path, name: str) -> tuple[Path, Path]:
+def save_chart(chart: Drawing, folder: Path, name: str) -> tuple[Path, Path]:
     """Write ``NAME.png`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
 
     Without plotly the picture is written all the same before the error says what is missing.
@@ -23,16 +31,28 @@ def save_chart(chart: Chart | HeatMap, folder: Path, name: str) -> tuple[Path, P
         The paths of the picture and of the page.
     """
     picture, page = folder / f"{name}.png", folder / f"{name}.html"
-    figure = draw_png(chart) if isinstance(chart, Chart) else draw_heat_png(chart)
+    figure = _figure(chart)
     # A page that shows the picture reads from it what it says, so as not to say it twice.
     words = {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png", metadata=words)
-        page.write_text(draw_html(chart) if isinstance(chart, Chart) else draw_heat_html(chart), encoding="utf-8")
+        page.write_text(_page(chart), encoding="utf-8")
         write_script(folder)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         raise InputError(f"cannot write the chart '{picture}': {error.strerror or error}") from error
     return picture, page
+
+
+def _figure(chart: Drawing) -> "matplotlib.figure.Figure":
+    if isinstance(chart, Chart):
+        return draw_png(chart)
+    return draw_heat_png(chart) if isinstance(chart, HeatMap) else draw_scene_png(chart)
+
+
+def _page(chart: Drawing) -> str:
+    if isinstance(chart, Chart):
+        return draw_html(chart)
+    return draw_heat_html(chart) if isinstance(chart, HeatMap) else draw_scene_html(chart)

@@ -9,6 +9,7 @@ from normscope.report.dynamics import ensemble_section, simulation_section
 from normscope.report.page import PageTable, Picture, Section, render_page
 from normscope.report.stability import stability_sections
 from normscope.report.training import evaluation_section, training_section
+from normscope.report.words import words_sections
 from normscope.results import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
@@ -30,6 +31,7 @@ def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: 
             training_section(metrics, run, training),
             evaluation_section(run, evaluation),
             *stability_sections(run, stability),
+            *words_sections(run, stability),
         ],
         footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
     )

@@ -22,7 +22,8 @@ _MARKERS = (("", ""), ("o", "circle"), ("s", "square"), ("^", "triangle-up"))
 class Line:
     """A named line, with a band from ``low`` to ``high`` around it if both are given; gaps where not finite.
 
-    A thin line is solid and light whatever its look: one of many that belong together.
+    A thin line is solid and light whatever its look: one of many that belong together. An arrow is solid too, with a
+    head at its end.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Line:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     thin: bool = False
+    arrow: bool = False
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -53,6 +55,8 @@ class Chart:
         settings: small print under the chart, such as sizes and seed.
         log_x: a logarithmic horizontal axis; values that are not positive are left out.
         log_y: a logarithmic vertical axis, likewise.
+        equal: one scale on both axes, so that a circle is round.
+        limits: lowest and highest value of the vertical axis, if not those of the lines.
     """
 
     title: str
@@ -63,6 +67,8 @@ class Chart:
     settings: str = ""
     log_x: bool = False
     log_y: bool = False
+    equal: bool = False
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Trace:
     y: list[float]
     bands: list[Band]
     thin: bool
+    arrow: bool
 
     @property
     def lonely(self) -> tuple[list[float], list[float]]:
@@ -124,7 +131,7 @@ def traces(chart: Chart) -> list[Trace]:
     for line in chart.lines:
         x, y = drawable(line.x, log=chart.log_x), drawable(line.y, log=chart.log_y)
         first = all(trace.name != line.name for trace in drawn)
-        drawn.append(Trace(line.name, Look(names.index(line.name)), first, x, y, _bands(x, line, floor), line.thin))
+        drawn.append(Trace(line.name, Look(names.index(line.name)), first, x, y, _bands(x, line, floor), line.thin, line.arrow))
     return drawn
 
 

@@ -14,7 +14,7 @@ from normscope.errors import InputError, MissingExtraError
 
 _TEMPLATE = "page.html.j2"
 _WIDE = 1600  # pixels; on a phone a wider picture scrolls instead of shrinking beyond reading
-_NUMBER = re.compile(r"[-−+±~≈<>≤≥]? ?\d[\d.,]*([eE][-+]?\d+)?( ?(%|±.*))?")
+_NUMBER = re.compile(r"[-−+±~≈<>≤≥]? ?\d[\d.,]*([eE][-+]?\d+)?( ?(%|±.*|\(.*\)))?")
 _EMPTY = {"", "-", "–", "—", "nan", "inf"}
 
 

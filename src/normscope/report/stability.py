@@ -1,23 +1,18 @@
 """Figures and page sections of stability: spread of norms, noise, circuit collapse and sparsity, from their tables."""
 
-import math
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
-from normscope.report.by_head import charts_section, filled_table, findings_section, floats, grid, head_map, spans_decades
-from normscope.report.charts import Chart, HeatMap, Line
-from normscope.report.figures import write_page
+from normscope.report.charts import Chart, Drawing, HeatMap, Line
+from normscope.report.figures import charts_section, findings_section, write_page
 from normscope.report.page import Section
+from normscope.report.tables import floats, grid, head_map, spans_decades, table_of, together, token_name
 from normscope.results import RunFolder
 
 _LEVEL = 0.1  # RMS noise at which heads are compared
 _DRAWN_HEADS = 12  # of more heads than these single lines could not be told apart
 _NAMED_LAYERS = 8  # more layers than these share one name in a legend
-_NAME = 12  # characters of a token that a heat map shows
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
-_BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
 
 
 def write_stability_report(run: RunFolder, settings: str) -> None:
@@ -32,7 +27,7 @@ def stability_sections(run: RunFolder, settings: str) -> list[Section]:
 
 
 def _spread(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "spread")
+    table = table_of(run, "spread")
     if table is None:
         return None
     whole = table[table["head"].isna()].sort_values("layer")
@@ -65,19 +60,19 @@ def _head_limits(heads: pd.DataFrame) -> list[Line]:
     if not groups:
         return []
     if len(groups) <= _DRAWN_HEADS:
-        return [_together("single heads, 90%", groups, "layer", column) for column in ("low90", "high90")]
+        return [together("single heads, 90%", groups, "layer", column) for column in ("low90", "high90")]
     widest = heads.groupby("layer", as_index=False).agg({"low90": "min", "high90": "max"})
-    return [_together("outermost heads, 90%", [widest], "layer", column) for column in ("low90", "high90")]
+    return [together("outermost heads, 90%", [widest], "layer", column) for column in ("low90", "high90")]
 
 
 def _noise(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "noise")
+    table = table_of(run, "noise")
     if table is None:
         return None
     table = table.assign(accuracy=100 * table["accuracy"], accuracy_stderr=100 * table["accuracy_stderr"])
     clean, noisy = table[table["noise"] == 0], table[table["noise"] > 0].sort_values("noise", kind="stable")
     everywhere = noisy[noisy["layer"].isna()]
-    charts: dict[str, Chart | HeatMap | None] = {
+    charts: dict[str, Drawing | None] = {
         f"noise-{column}": _noise_chart(everywhere, clean, column, settings) for column in ("accuracy", "loss")
     }
     for (perturbed, where), rows in noisy[noisy["layer"].notna()].groupby(["perturbed", "where"], sort=False):
@@ -127,7 +122,7 @@ def _layer_noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, perturbed: str, 
 
 
 def _collapse(run: RunFolder, settings: str) -> Section | None:
-    collapse, margins = filled_table(run, "collapse"), filled_table(run, "margins")
+    collapse, margins = table_of(run, "collapse"), table_of(run, "margins")
     if collapse is None and margins is None:
         return None
     text = (
@@ -137,7 +132,7 @@ def _collapse(run: RunFolder, settings: str) -> Section | None:
     )
     if all(table is None or not table["sparse"].any() for table in (collapse, margins)):
         return Section("Circuit collapse", (*text, "No attention distribution was sparse, so none could collapse."))
-    charts: dict[str, Chart | HeatMap | None] = {}
+    charts: dict[str, Drawing | None] = {}
     if collapse is not None:
         charts |= {"collapse": _collapse_chart(collapse, settings), "collapse-heads": _collapse_map(collapse, settings)}
     if margins is not None:
@@ -164,7 +159,7 @@ def _collapse_chart(table: pd.DataFrame, settings: str) -> Chart:
     ]
     groups = {int(str(layer)): group for layer, group in layers.groupby("layer")}
     if len(groups) > _NAMED_LAYERS:
-        lines.append(_together("single layers, loose", groups.values(), "noise", "probability"))
+        lines.append(together("single layers, loose", groups.values(), "noise", "probability"))
     else:
         lines += [_banded(f"layer {layer}, loose", group, "noise", "probability") for layer, group in groups.items()]
     return Chart(
@@ -195,11 +190,11 @@ def _collapse_map(table: pd.DataFrame, settings: str) -> HeatMap | None:
 
 
 def _sparsity(run: RunFolder, settings: str) -> Section | None:
-    sparsity, maxima = filled_table(run, "sparsity"), filled_table(run, "maxima")
+    sparsity, maxima = table_of(run, "sparsity"), table_of(run, "maxima")
     if sparsity is None and maxima is None:
         return None
     text: tuple[str, ...] = ()
-    charts: dict[str, Chart | HeatMap | None] = {}
+    charts: dict[str, Drawing | None] = {}
     if sparsity is not None:
         text = _sparse_shares(sparsity)
         charts["sparsity"] = head_map(
@@ -244,11 +239,11 @@ def _maxima_chart(table: pd.DataFrame, settings: str) -> Chart | None:
 
 
 def _maps(run: RunFolder, settings: str) -> Section | None:
-    table, tokens = filled_table(run, "maps"), filled_table(run, "tokens")
+    table, tokens = table_of(run, "maps"), table_of(run, "tokens")
     if table is None:
         return None
-    names = {} if tokens is None else dict(zip(tokens["position"], map(_token_name, tokens["text"]), strict=True))
-    charts: dict[str, Chart | HeatMap | None] = {}
+    names = {} if tokens is None else dict(zip(tokens["position"], map(token_name, tokens["text"]), strict=True))
+    charts: dict[str, Drawing | None] = {}
     for (layer, head), rows in table.groupby(["layer", "head"], sort=False):
         queries, keys, weights = grid(rows, "query", "key", "weight")
         charts[f"map-{layer}-{head}"] = HeatMap(
@@ -274,19 +269,6 @@ def _banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:
     return Line(name, floats(rows[x]), middle.tolist(), low.tolist(), (middle + error).tolist())
 
 
-def _together(name: str, groups: Iterable[pd.DataFrame], x: str, y: str) -> Line:
-    """Many thin lines as one, with gaps between them."""
-    tables = list(groups)
-    xs, ys = ([value for table in tables for value in (*floats(table[column]), math.nan)] for column in (x, y))
-    return Line(name, xs, ys, thin=True)
-
-
 def _clean_lines(clean: pd.DataFrame, column: str, x: list[float]) -> list[Line]:
     """The value without noise, all along the axis."""
     return [Line("clean", x, [value] * len(x)) for value in floats(clean[column])[:1]]
-
-
-def _token_name(text: object) -> str:
-    """A token's text with its blanks visible, cut to fit a label."""
-    shown = str(text).translate(_BLANKS)
-    return shown if len(shown) <= _NAME else shown[: _NAME - 1] + "…"

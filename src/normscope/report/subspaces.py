@@ -4,13 +4,14 @@ import math
 
 import pandas as pd
 
-from normscope.report.by_head import charts_section, filled_table, findings_section, floats, head_map, spans_decades
-from normscope.report.charts import Chart, HeatMap, Line
+from normscope.report.charts import Chart, Drawing, Line
 from normscope.report.circuit import save_circuit
-from normscope.report.figures import save_picture, write_page
+from normscope.report.figures import charts_section, findings_section, save_picture, write_page
 from normscope.report.page import PageTable, Section
+from normscope.report.tables import floats, head_map, spans_decades, table_of
 from normscope.results import RunFolder
 
+_ROUNDING = 1e-4  # a change of scores below this is rounding
 _KNOBS = {
     "angle": ("Orthogonality taken away", "degrees away from orthogonal", 90.0, -1.0),
     "spread": ("Constant norm taken away", "spread of lengths", 0.0, 1.0),
@@ -30,7 +31,7 @@ def subspaces_sections(run: RunFolder, settings: str) -> list[Section]:
 
 
 def _circuit(run: RunFolder, settings: str) -> Section | None:
-    points, curves, selections = (filled_table(run, name) for name in ("points", "curves", "selections"))
+    points, curves, selections = (table_of(run, name) for name in ("points", "curves", "selections"))
     if points is None or curves is None or selections is None:
         return None
     text = (
@@ -81,7 +82,7 @@ def _point(knob: object, value: object) -> str:
 
 
 def _worlds(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "worlds")
+    table = table_of(run, "worlds")
     if table is None:
         return None
     text = (
@@ -97,12 +98,19 @@ def _worlds(run: RunFolder, settings: str) -> Section | None:
 
 
 def _interference(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "interference")
+    table = table_of(run, "interference")
     if table is None:
         return None
+    text = (
+        "The part of a token that a head does not see is exchanged for that of another token. After the norm, this does "
+        "nothing. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
+        "Without a norm between, or with queries and keys normalised after their projections, there is none.",
+    )
     before = table[table["place"] == "before"]
     both, keys = before[before["exchanged"] == "both"], before[before["exchanged"] == "keys"]
-    maps: dict[str, Chart | HeatMap | None] = {
+    if both["change"].max() < _ROUNDING:
+        return Section("Interference", (*text, "No head's scores change by more than rounding: there is nothing to draw."))
+    maps: dict[str, Drawing | None] = {
         "interference": head_map(
             both,
             "change",
@@ -130,16 +138,11 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
             settings,
         ),
     }
-    text = (
-        "The part of a token that a head does not see is exchanged for that of another token. After the norm, this does "
-        "nothing. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
-        "Without a norm between, or with queries and keys normalised after their projections, there is none.",
-    )
     return charts_section(run, "Interference", text, maps)
 
 
 def _spread(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "spread")
+    table = table_of(run, "spread")
     if table is None:
         return None
     maps = {
@@ -157,10 +160,10 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
 
 
 def _angles(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "overlaps")
+    table = table_of(run, "overlaps")
     if table is None:
         return None
-    maps: dict[str, Chart | HeatMap | None] = {}
+    maps: dict[str, Drawing | None] = {}
     for side, rows in table.groupby("side", sort=False):
         chart = head_map(
             rows,
@@ -176,7 +179,7 @@ def _angles(run: RunFolder, settings: str) -> Section | None:
 
 
 def _rank(run: RunFolder, settings: str) -> Section | None:
-    table = filled_table(run, "rank")
+    table = table_of(run, "rank")
     if table is None:
         return None
     chart = head_map(

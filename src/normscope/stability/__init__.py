@@ -7,7 +7,6 @@ from normscope.stability.noise import measure_noise, norm_noise
 from normscope.stability.propagation import first_order_change
 from normscope.stability.sample import SAMPLE_TOKENS, sample_text
 from normscope.stability.spread import weighted_quantiles
-from normscope.stability.tables import plain_rows
 
 MEASURES = ("spread", "noise", "collapse", "sparsity")
 
@@ -23,7 +22,6 @@ __all__ = [
     "measure_clean",
     "measure_noise",
     "norm_noise",
-    "plain_rows",
     "sample_text",
     "sampled_collapse",
     "weighted_quantiles",

@@ -26,12 +26,11 @@ from normscope.schemes import Scheme
 from normscope.schemes.flow import layer, settle, written
 from normscope.subspaces.worlds import Subspaces, gram, look, slots_at
 
-PARTS = ("position", "type", "previous type", "prediction")
 HEADS = ("previous-token", "prefix-matching")
-WIDTHS = (2, 2, 2, 3)  # prediction: a type, and a coordinate that no head reads
+WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
 KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to nearly nothing left of it
-_GRID = 86
-_PRECISION = 1e-12
+_GRID = 52
+_PRECISION = 1e-11
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,12 @@ class InductionCircuit:
         order = 1 + torch.randperm(self.types, generator=torch.Generator().manual_seed(self.seed))
         return torch.cat((torch.zeros(1, dtype=torch.long), order, order))
 
-    @property
+    @cached_property
     def codes(self) -> Float[Tensor, "types 2"]:
         """The types on a circle."""
         return _circle(torch.arange(self.types + 1), self.types + 1)
 
-    @property
+    @cached_property
     def wanted(self) -> Int[Tensor, "2 tokens"]:
         """The token that each receiver shall select, by head; −1 for receivers that do not count."""
         places = torch.arange(len(self.tokens))
@@ -170,23 +169,27 @@ class InductionCircuit:
         scores = (positions.roll(1, 0) @ positions.T, codes @ _before(codes).T)
         found = []
         for w, lengths, wanted in zip(scores, self.key_lengths(scheme), self.wanted, strict=True):
-            kappa = lengths / lengths.mean() - 1
-            found.append(torch.stack([theorem_7_margin(w[t, : t + 1], kappa[: t + 1], s) for t, s in _asked(wanted)]).min())
+            asked, kappa = wanted >= 0, lengths / lengths.mean() - 1
+            found.append(theorem_7_margin(_causal(w)[asked], kappa, wanted[asked]).min())
         return torch.stack(found)
 
 
 def theorem_7_margin(
-    w: Float[Tensor, " keys"], kappa: Float[Tensor, " keys"], selected: int, kappa_q: float = 0.0
-) -> Float[Tensor, ""]:
+    w: Float[Tensor, "*receivers keys"],
+    kappa: Float[Tensor, "*receivers keys"] | Float[Tensor, " keys"],
+    selected: Int[Tensor, " *receivers"],
+    kappa_q: float = 0.0,
+) -> Float[Tensor, " *receivers"]:
     """min_t ±(w_t*/w_t − λ_t) over t ≠ t*, with λ_t = (1 + κ^q + κ_t)/(1 + κ^q + κ_t*): negative where attention collapses.
 
-    The sign is + where w_t(1 + κ^q + κ_t*) > 0 and − where it is negative; a score of 0 never overtakes.
+    The sign is + where w_t(1 + κ^q + κ_t*) > 0 and − where it is negative. A score of 0 never overtakes, nor does one of −∞, a
+    key that is not seen.
     """
-    ratio = w[selected] / w
-    other = (1 + kappa_q + kappa) / (1 + kappa_q + kappa[selected])
-    margin = torch.where(w * (1 + kappa_q + kappa[selected]) > 0, ratio - other, other - ratio)
-    margin = torch.where(w == 0, torch.inf, margin)
-    return margin[torch.arange(len(w)) != selected].min() if len(w) > 1 else torch.tensor(torch.inf, dtype=w.dtype)
+    at, noise = selected[..., None], (1 + kappa_q + kappa).expand_as(w)
+    ratio, other = w.gather(-1, at) / w, noise / noise.gather(-1, at)
+    margin = torch.where(w * noise.gather(-1, at) > 0, ratio - other, other - ratio)
+    never = (w == 0) | w.isinf()
+    return margin.masked_fill(never, torch.inf).scatter(-1, at, torch.inf).amin(-1)
 
 
 def breaking_point(holds: Callable[[float], bool], first: float, last: float, grid: int = _GRID) -> float:
@@ -215,17 +218,15 @@ def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dic
     def holds(value: float) -> Bool[Tensor, "6"]:
         """Both heads by theory and on clean inputs, then both as they run."""
         turned = circuit.with_knob(knob, value)
-        return torch.cat((turned.margins(scheme) > 0, turned.right(scheme, corrected=True), turned.right(scheme)))
+        running = turned.right(scheme)
+        # as long as the first head is right, what the second reads needs no correction
+        alone = running if running[0] else turned.right(scheme, corrected=True)
+        return torch.cat((turned.margins(scheme) > 0, alone, running))
 
     def point(*which: int) -> float:
         return breaking_point(lambda value: bool(holds(value)[list(which)].all()), first, last)
 
     return {HEADS[0]: (point(0), point(2)), HEADS[1]: (point(1), point(3)), "circuit": (point(0, 1), point(4, 5))}
-
-
-def _asked(wanted: Int[Tensor, " tokens"]) -> list[tuple[int, int]]:
-    """Receivers that count, and what each shall select."""
-    return [(t, s) for t, s in enumerate(wanted.tolist()) if s >= 0]
 
 
 def _before(tokens: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:

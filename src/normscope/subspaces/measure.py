@@ -129,10 +129,13 @@ def _spread_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) ->
     for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
         for head, basis in enumerate(bases):
             seen = (x @ basis).square().sum(1)
-            low, median, high = seen.sqrt().quantile(points).tolist()
-            share = float((seen / whole).mean())
-            row = {"layer": layer, "head": head, "side": side, "share": share, "median": median}
-            yield row | {"low90": low / median, "high90": high / median, "spread": (high - low) / median}
+            low, median, high = seen.sqrt().quantile(points)
+            row = {"layer": layer, "head": head, "side": side, "share": float((seen / whole).mean()), "median": float(median)}
+            yield row | {
+                "low90": float(low / median),
+                "high90": float(high / median),
+                "spread": float((high - low) / median),
+            }
 
 
 def _angle_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """How what a layer reads follows from the states before its norm."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -49,7 +49,8 @@ def reading_of(view: ModelView, step: AttentionStep, norms: Sequence[NormView]) 
         step: a layer of it while it runs.
         norms: those of the model.
     """
-    for states, norm in _candidates(view, step, norms):
+    own = [_beside(step.stream, norm) for norm in norms]
+    for states, norm in _candidates(view, step, own):
         made = states if norm is None else norm(states)
         factor = float((made * step.read).sum() / made.square().sum())
         if float((factor * made - step.read).norm()) <= _FITS * float(step.read.norm()):
@@ -65,10 +66,15 @@ def _candidates(view: ModelView, step: AttentionStep, norms: Sequence[NormView])
     behind = ("stream", step.layer - 1) if step.layer else ("embedding", None)
     for norm in reversed(norms):
         if (norm.slot, norm.layer) == behind:
-            gain = norm.gain.to(step.stream)
-            moved = step.stream if norm.bias is None else step.stream - norm.bias.to(gain)
-            yield torch.where(gain != 0, moved / gain, 0.0), norm
+            moved = step.stream if norm.bias is None else step.stream - norm.bias
+            yield torch.where(norm.gain != 0, moved / norm.gain, 0.0), norm
     stage = None if view.scheme is None else view.scheme.at(step.layer, view.layers)
     if stage is not None and stage.attention.stream == "norm":
-        yield step.stream, NormView("stream", step.layer, "attention", stage.norm, torch.ones(view.dim), None, 0.0)
+        gain = torch.ones_like(step.stream[0, 0])
+        yield step.stream, NormView("stream", step.layer, "attention", stage.norm, gain, None, 0.0)
     yield step.stream, None
+
+
+def _beside(states: Tensor, norm: NormView) -> NormView:
+    """The norm on the device and in the numbers of the states."""
+    return replace(norm, gain=norm.gain.to(states), bias=None if norm.bias is None else norm.bias.to(states))

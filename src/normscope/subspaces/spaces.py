@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.models.factors import singular_factors
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -25,15 +27,13 @@ class Factors:
 
 
 def factors(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim head"]) -> Factors:
-    """The singular value decomposition of W_Q W_Kᵀ without the matrix: W = QR on both sides, then that of R_Q R_Kᵀ.
+    """Rank and row spaces of W_Q W_Kᵀ by its singular value decomposition, without the matrix.
 
     Values up to dim · eps of the largest are rounding, with eps that of the numbers the weights are kept in.
     """
-    Q_Q, R_Q = torch.linalg.qr(W_Q.double())
-    Q_K, R_K = torch.linalg.qr(W_K.double())
-    U, singular, Vh = torch.linalg.svd(R_Q @ R_K.mT)
-    kept = singular > _rounding(W_Q) * singular[:, :1]
-    return Factors(singular, kept.sum(1), Q_Q @ U * kept[:, None], Q_K @ Vh.mT * kept[:, None])
+    found = singular_factors(W_Q.double(), W_K.double().mT)
+    kept = found.values > _rounding(W_Q) * found.values[:, :1]
+    return Factors(found.values, kept.sum(1), found.left * kept[:, None], found.right * kept[:, None])
 
 
 def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:

@@ -26,6 +26,11 @@ class WorldView(ModelView):
         self.vocabulary = len(world.coordinates[0])
 
     @property
+    def device(self) -> torch.device:
+        """Where its matrices are."""
+        return self._projections[0].device
+
+    @property
     def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         w = self._weights
         assert w.W_Q is not None
@@ -36,18 +41,19 @@ class WorldView(ModelView):
 
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """The states after the layer."""
-        x = settle(self._slots, self.embeddings[sample.tokens])
+
+        def watched(layer: int, x: Tensor) -> Tensor:
+            put = None if watch is None else watch(layer, x)
+            return x if put is None else put
+
+        x = watched(0, settle(self._slots, self.embeddings[sample.tokens]))
         states = read(self._slots, x)
         q, k, v = self.heads_of(0, states)
         seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
         step = AttentionStep(0, x, states, q, k, v, 1.0, seen, self._projections[3])
         mixed = None if observe is None else observe(step)
         mixed = step.weights() @ v if mixed is None else mixed
-        after = layer(self._slots, x, written(self._slots, unproject(mixed, self._weights.W_O)))
-        if watch is not None:
-            watch(0, x)
-            watch(1, after)
-        return after
+        return watched(1, layer(self._slots, x, written(self._slots, unproject(mixed, self._weights.W_O))))
 
     def projections(self, layer: int) -> HeadProjections:
         """The matrices of the heads; there are no biases."""
@@ -113,3 +119,7 @@ class WorldView(ModelView):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Their numbers."""
         return [str(number) for number in tokens.tolist()]
+
+    def token_of(self, text: str) -> int | None:
+        """The token of a number."""
+        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None

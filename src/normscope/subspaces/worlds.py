@@ -8,7 +8,7 @@ independent. All lies orthogonal to 1, so that LayerNorm and RMSNorm do the same
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from jaxtyping import Float
@@ -135,6 +135,7 @@ def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
     return matrix.fill_diagonal_(1.0)
 
 
+@lru_cache(maxsize=256)
 def slots_at(scheme: Scheme, layer: int, depth: int) -> tuple[Coefficients, str]:
     """What a scheme's slots say of attention in one layer of several, and which of q, k, v it normalises."""
     stage = scheme.at(layer, depth)

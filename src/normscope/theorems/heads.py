@@ -6,10 +6,12 @@ import torch
 
 from normscope.attention import Attention, HeadWeights
 from normscope.norms import unit
+from normscope.subspaces import factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
 from normscope.theorems.tensors import attention_of
+from normscope.words import singular_factors
 
 _SPACE: Space = {"dim": whole(2, 48), "head": whole(1, 16), "tokens": whole(2, 24)}
 
@@ -29,7 +31,8 @@ def _null_spaces(case: Case) -> Comparison:
     U, S, Vh = torch.linalg.svd(W_Q @ W_K.T)
     rank = int((1e-9 * S[0] < S).sum())
     y = size * case.normal("y", case["tokens"], d)
-    measured = [torch.tensor(float((d - rank) >= max(d - k, 0)), dtype=torch.float64)[None]]
+    own = int(factors(W_Q[None], W_K[None]).rank)
+    measured = [torch.tensor([float(d - rank >= d - k), 1.0 + own - rank], dtype=torch.float64)]
     if rank < d:
         blind = size * unit(case.normal("blind", 3, d - rank)) @ U[:, rank:].T
         weights = attention_of(blind @ W_Q, y @ W_K, 1 / math.sqrt(k))
@@ -54,15 +57,16 @@ def _biases(case: Case) -> Comparison:
 
 
 def _singular(case: Case) -> Comparison:
-    """The update of a head (library) beside Σ_i ⟨Σ_t a_t y_t, σ_i u_i⟩ v_i over its first k singular vectors."""
+    """The update of a head beside Σ_i ⟨Σ_t a_t y_t, σ_i u_i⟩ v_i over at most k singular vectors, and σ_i beside PyTorch's."""
     W_Q, W_K, W_V, W_O = _weights(case)
     x = case.normal("x", case["tokens"], case["dim"])
     update = Attention(1.0, HeadWeights(W_Q[None], W_K[None], W_V[None], W_O[None]))(x)
-    U, S, Vh = torch.linalg.svd(W_V @ W_O, full_matrices=False)
-    kept = min(case["head"], case["dim"])
-    keys, values = U[:, :kept] * S[:kept], Vh[:kept]
-    weights = attention_of(x @ W_Q, x @ W_K)
-    return Comparison(update, weights @ x @ keys @ values, tolerance=1e-9, scale=float(update.abs().max()))
+    found = singular_factors(W_V[None], W_O[None])
+    keys, values = (found.left * found.values.unsqueeze(-2))[0], found.right[0].T
+    written = attention_of(x @ W_Q, x @ W_K) @ x @ keys @ values
+    spectrum = torch.linalg.svdvals(W_V @ W_O)[: len(values)]
+    measured, claimed = torch.cat([update.flatten(), found.values[0]]), torch.cat([written.flatten(), spectrum])
+    return Comparison(measured, claimed, tolerance=1e-9, scale=float(claimed.abs().max()))
 
 
 STATEMENTS = (
@@ -92,7 +96,8 @@ STATEMENTS = (
         id="3:svd",
         title="W_VO as a key-value store",
         claim="With W_VO = U Σ Vᵀ: columns of UΣ are keys, rows of Vᵀ are the directions written to the stream.",
-        tested="The update of the library's head beside the sum over its first k singular vectors.",
+        tested="The update of the library's head beside the sum over its singular vectors (words.singular_factors), at "
+        "most k of them.",
         space=_SPACE,
         conclusion=_singular,
         remark="The keys are compared with points of the sphere. They do not lie on it: their lengths are the singular values.",

@@ -1,0 +1,79 @@
+"""What words mean to a model apart from the layer that is probed: states of another layer, and what may follow them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.models import ModelView, Sample
+from normscope.norms import unit
+from normscope.words.search import distinct
+
+_OPENING = ("the", "a", "of")
+_LOGITS = 2**25  # at most so many logits at a time
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Tokens as the model reads each of them in the shortest text there is, “the” and the token.
+
+    Attributes:
+        tokens: whose they are, in rising order.
+        states: directions of their states in front of the reference layer, less the mean over random tokens.
+        random: some tokens drawn from the vocabulary, all among ``tokens``.
+        expected: log-probabilities of what follows each token, of the ``columns``; None for a model that cannot tell.
+        columns: tokens that are asked for.
+    """
+
+    tokens: Int[Tensor, " tokens"]
+    states: Float[Tensor, "tokens dim"]
+    random: Int[Tensor, " random"]
+    expected: Float[Tensor, "tokens columns"] | None
+    columns: Int[Tensor, " columns"]
+
+    def rows(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Where tokens stand among ``tokens``."""
+        return torch.searchsorted(self.tokens, tokens)
+
+    def places(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Where tokens stand among ``columns``."""
+        return torch.searchsorted(self.columns, tokens)
+
+
+def reference_layer(layers: int, probed: int) -> int:
+    """The middle of the model, far from both spellings and predictions; the next layer if that one is probed."""
+    middle = layers // 2
+    return middle + 1 if middle == probed else middle
+
+
+@torch.no_grad()
+def read_alone(
+    view: ModelView,
+    tokens: Int[Tensor, " tokens"],
+    columns: Int[Tensor, " columns"],
+    random: Int[Tensor, " random"],
+    layer: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Reference:
+    """Read every token behind “the”: its state in front of a layer, and log-probabilities of the ``columns`` after it.
+
+    ``random`` tokens, which are among ``tokens``, have the mean that is taken from all states.
+    """
+    tokens, columns = distinct(tokens), distinct(columns)
+    opening = next((found for word in _OPENING for found in (view.token_of(word),) if found is not None), 0)
+    states: list[Tensor] = []
+    expected: list[Tensor] = []
+    together = max(1, _LOGITS // (2 * view.vocabulary))
+    for first in range(0, len(tokens), together):
+        piece = tokens[first : first + together]
+        row = torch.stack((torch.full_like(piece, opening), piece), -1)
+        sample = Sample(row, row, torch.ones_like(row, dtype=torch.bool))
+        said = view.forward(sample, watch=lambda at, x: states.append(x[:, 1].clone()) if at == layer else None)
+        if view.predicts and view.causal:
+            expected.append(said[:, 1].log_softmax(-1)[:, columns])
+        progress(first + len(piece))
+    found = torch.cat(states)
+    found = unit(found - found[torch.searchsorted(tokens, random)].mean(0))
+    return Reference(tokens, found, random, torch.cat(expected) if expected else None, columns)

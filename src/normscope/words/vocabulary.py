@@ -1,0 +1,65 @@
+"""The words that probes begin with: common nouns that are one token, or those that a user names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from normscope.errors import InputError
+from normscope.models import ModelView
+
+NOUNS = 100
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word that is one token.
+
+    Attributes:
+        name: as it was asked for.
+        token: its number: of the form with a blank before it, as in running text, or of the bare one.
+        forms: all numbers that the word has, with a blank and without.
+    """
+
+    name: str
+    token: int
+    forms: tuple[int, ...]
+
+
+def common_nouns() -> list[str]:
+    """English nouns by how common they are, more of them than ``NOUNS``: not all are one token everywhere."""
+    return files("normscope.words").joinpath("nouns.txt").read_text(encoding="utf-8").split()
+
+
+def probe_words(view: ModelView, names: Sequence[str] | None = None) -> list[Word]:
+    """The named words, or the ``NOUNS`` most common nouns that are one token of the model."""
+    if names is None:
+        found = [word for word in (_word(view, name) for name in common_nouns()) if word is not None]
+        if not found:
+            raise InputError(f"no common English noun is one token of '{view.name}'; name words that are (--word)")
+        return found[:NOUNS]
+    words = {name: _word(view, name) for name in dict.fromkeys(names)}
+    unknown = [name for name, word in words.items() if word is None]
+    if unknown:
+        raise InputError(
+            f"'{unknown[0]}' is not one token of '{view.name}', with a blank before it or without; a probe reads single tokens"
+        )
+    return [word for word in words.values() if word is not None]
+
+
+def tokens_of(view: ModelView, words: Sequence[Word]) -> Int[Tensor, " words"]:
+    """The numbers of words, where the model is."""
+    return torch.tensor([word.token for word in words], device=view.device)
+
+
+def same_word(one: str, other: str) -> bool:
+    """Whether two texts are one word, up to case and blanks around it."""
+    return one.strip().casefold() == other.strip().casefold()
+
+
+def _word(view: ModelView, name: str) -> Word | None:
+    forms = tuple(token for token in (view.token_of(f" {name}"), view.token_of(name)) if token is not None)
+    return Word(name, forms[0], tuple(dict.fromkeys(forms))) if forms else None

@@ -1,0 +1,630 @@
+"""Words on the sphere, against answers made by hand, torch's own layers, and what models themselves do."""
+
+import math
+import os
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.spatial.distance
+import torch
+import transformers as library
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
+
+from normscope.errors import InputError
+from normscope.models import ModelView, open_model
+from normscope.models.hugging_face import HuggingFaceView
+from normscope.words import (
+    MAPS,
+    Found,
+    Word,
+    common_nouns,
+    embedding_distances,
+    extreme_tokens,
+    follow,
+    head_factors,
+    head_table,
+    head_update,
+    nearest,
+    nearest_keys,
+    nearest_table,
+    nearest_values,
+    norm_curves,
+    norm_points,
+    notes_on,
+    oriented,
+    places,
+    probe_words,
+    probed,
+    same_word,
+    singular_factors,
+    singular_tables,
+    strongest_head,
+    update_table,
+    updates_of,
+)
+from normscope.words.probes import haar, reader
+from normscope.words.reference import Reference, reference_layer
+from normscope.words.scores import MEANING, NONE, PRECEDENCE, _interval, label_of, score_words
+from normscope.words.search import Nearest, top_scores
+from test_models import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
+
+NAMES = ["time", "life", "world", "way", "Time", "Life", "World", "Way"]
+DIM, HEAD = 8, 4
+WRITTEN = 10.0
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@cache
+def by_hand() -> HuggingFaceView:
+    """A GPT-2 whose answers are known.
+
+    The embedding of word t is e_2t − e_2t+1, of its case variant the opposite; LayerNorm makes it twice as long. Head 0 looks
+    for the word after (W_QK = 2·Σ u_t u_t+1ᵀ of unit vectors u) and writes 10 times the one two further on; head 1 looks for
+    the word itself and writes nothing.
+    """
+    config = library.GPT2Config(vocab_size=9, n_embd=DIM, n_layer=2, n_head=2, n_positions=8)
+    model = library.GPT2LMHeadModel(config)
+    words = torch.zeros(4, DIM)
+    for t in range(4):
+        words[t, 2 * t], words[t, 2 * t + 1] = 1.0, -1.0
+    u = words / math.sqrt(2)
+    with torch.no_grad():
+        model.transformer.wte.weight.copy_(torch.cat((words, -words, torch.zeros(1, DIM))))
+        for parameter in (*model.transformer.wpe.parameters(), *model.transformer.h.parameters()):
+            parameter.zero_()
+        for block in model.transformer.h:
+            block.ln_1.weight.fill_(1.0)
+            block.ln_2.weight.fill_(1.0)
+            query, key, value = block.attn.c_attn.weight.split(DIM, 1)
+            query[:, :HEAD], key[:, :HEAD] = u.T, 2 * u.roll(-1, 0).T
+            query[:, HEAD:], key[:, HEAD:] = u.T, u.T
+            value[:, :HEAD] = u.T
+            block.attn.c_proj.weight[:HEAD] = WRITTEN * u.roll(-2, 0)
+    made = Tokenizer(models.WordLevel({name: i for i, name in enumerate([*NAMES, "?"])}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return HuggingFaceView("by hand", model, library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?"))
+
+
+def words_of(view: ModelView, *names: str) -> list[Word]:
+    return probe_words(view, list(names))
+
+
+def test_a_query_finds_the_keys_that_were_made_for_it() -> None:
+    view = by_hand()
+    found = nearest_keys(view, 0, torch.tensor([0, 1, 2, 3]), 9)
+    assert found.tokens[0, :, 0].tolist() == [1, 2, 3, 0]
+    assert found.tokens[0, :, -1].tolist() == [5, 6, 7, 4]
+    assert found.tokens[1, :, 0].tolist() == [0, 1, 2, 3]
+    # LayerNorm(e) = 2e = 2√2 u: q·k is 2√2 · 2·2√2 for head 0 and 2√2 · 2√2 for head 1
+    assert found.scores[:, :, 0].flatten().tolist() == pytest.approx([16.0] * 4 + [8.0] * 4, rel=1e-4)
+    assert found.scores[:, :, -1].flatten().tolist() == pytest.approx([-16.0] * 4 + [-8.0] * 4, rel=1e-4)
+
+
+def test_a_value_lands_where_the_head_writes() -> None:
+    view = by_hand()
+    updates = updates_of(view, 1, torch.tensor([0, 1, 2, 3]))
+    by_head, of_sum = nearest_values(view, 1, updates, 2)
+    assert by_head.tokens[0, :, 0].tolist() == [2, 3, 0, 1]
+    assert by_head.tokens[1, :, 0].tolist() == [0, 1, 2, 3]
+    assert of_sum.tokens[0, :, 0].tolist() == [2, 3, 0, 1]
+    table = update_table(1, words_of(view, *NAMES[:4]), updates)
+    lengths = 2 * math.sqrt(2) * WRITTEN
+    assert table[table["head"] == 0]["norm"].tolist() == pytest.approx([lengths] * 4, rel=1e-4)
+    assert table[table["head"] == 0]["relative_norm"].tolist() == pytest.approx([2 * WRITTEN] * 4, rel=1e-4)
+    assert table[table["head"] == 1]["norm"].tolist() == [0.0] * 4
+    assert table[table["head"].isna()]["norm"].tolist() == pytest.approx([lengths] * 4, rel=1e-4)
+    # the sum is e + 2·10·e' of two orthogonal words: LayerNorm scales it to √8, of which the new word takes 20/√401
+    assert of_sum.scores[0, 0, 0] == pytest.approx(math.sqrt(8) * math.sqrt(2) * 20 / math.sqrt(401), rel=1e-4)
+
+
+def test_singular_vectors_of_a_known_head() -> None:
+    tables = singular_tables(by_hand(), 0, "vo", vectors=4, count=1)
+    spectrum, singular = tables["spectrum"], tables["singular"]
+    assert spectrum[spectrum["head"] == 0]["value"].tolist() == pytest.approx([WRITTEN] * 4, rel=1e-5)
+    assert spectrum[spectrum["head"] == 1]["value"].tolist() == pytest.approx([0.0] * 4, abs=1e-5)
+    assert spectrum[spectrum["head"] == 0]["share"].sum() == pytest.approx(1.0)
+    assert len(singular) == 2 * 4 * 2
+    assert (singular[singular["side"] == "right"]["score"] > 0).all()
+
+
+def test_the_journey_of_a_token_that_is_carried_away() -> None:
+    found = follow(by_hand(), "time life world", -1)
+    assert (found.word, list(found.table["layer"])) == ("world", [0, 1, 2])
+    assert found.table["nearest_text"][0] == "world"
+    assert found.table["cosine_start"][0] == pytest.approx(1.0, abs=1e-6)
+    assert found.table["angle"][1] == pytest.approx(found.table["from_start"][1], rel=1e-6)
+    assert found.table["travelled"].iloc[-1] == pytest.approx(found.table["angle"].sum(), rel=1e-6)
+
+
+def test_words_are_found_with_a_blank_and_without() -> None:
+    view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    assert [word.token for word in probe_words(view, ["cat", "dog"])] == [6, 7]
+    with pytest.raises(InputError, match="'elephant' is not one token of 'llama'"):
+        probe_words(view, ["cat", "elephant"])
+    with pytest.raises(InputError, match="no common English noun"):
+        probe_words(view)
+    assert [word.name for word in probe_words(by_hand())] == ["time", "way", "life", "world"]
+    assert len(set(common_nouns())) == len(common_nouns()) >= 100
+
+
+def test_a_word_is_the_same_in_any_case_and_with_blanks() -> None:
+    assert same_word(" Time", "time")
+    assert not same_word("times", "time")
+
+
+@pytest.mark.parametrize("size", [7, 640, 1000, 20_000])
+def test_top_scores_are_the_largest(size: int) -> None:
+    scores = drawn(3, 5, size)
+    best, where = top_scores(scores, 5)
+    known = scores.topk(5)
+    assert torch.equal(best, known.values)
+    assert torch.equal(scores.gather(-1, where), known.values)
+
+
+def test_the_nearest_in_pieces_are_the_nearest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, rows = drawn(2, 6, 4), drawn(2, 5000, 4, seed=1)
+    known = (queries @ rows.mT).topk(7)
+    for at_once in (2**23, 4096):
+        monkeypatch.setattr("normscope.words.search._SCORES", at_once)
+        scores, where = nearest(queries, rows, 7)
+        assert near(scores, known.values)
+        assert torch.equal(where, known.indices)
+    few, _ = nearest(queries, rows[:, :3], 7)
+    assert few.shape == (2, 6, 3)
+    with pytest.raises(ValueError, match="no candidates"):
+        _ = Nearest(3).found
+
+
+@pytest.mark.parametrize(("dim", "rank", "out"), [(24, 4, 24), (24, 4, 10), (6, 9, 6), (5, 5, 5)])
+def test_thin_factors_have_the_singular_values_of_their_product(dim: int, rank: int, out: int) -> None:
+    A, B = drawn(3, dim, rank, dtype=torch.float64), drawn(3, rank, out, seed=1, dtype=torch.float64)
+    found, W = singular_factors(A, B), A @ B
+    kept = found.values.shape[-1]
+    assert near(found.values, torch.linalg.svdvals(W)[:, :kept], 1e-10)
+    assert near(W @ found.right, found.values[:, None] * found.left, 1e-10)
+    assert near(found.left.mT @ found.left, torch.eye(kept, dtype=W.dtype).expand(3, -1, -1), 1e-10)
+    assert near(found.left @ torch.diag_embed(found.values) @ found.right.mT, W, 1e-10)
+
+
+def test_signs_bring_right_vectors_near_to_some_row() -> None:
+    A, B = drawn(3, 16, 4), drawn(3, 4, 16, seed=1)
+    rows = drawn(200, 16, seed=2)
+    found, scores, tokens = oriented(singular_factors(A, B), rows, 3)
+    dots = found.right.mT @ rows.T
+    assert bool((dots.amax(-1) >= (-dots).amax(-1)).all())
+    assert near(scores, dots.topk(3).values)
+    assert torch.equal(tokens, dots.topk(3).indices)
+    assert near(A @ B @ found.right, found.values[:, None] * found.left, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "llama", "gemma2", "bert"])
+def test_factors_give_what_the_whole_matrix_gives(name: str) -> None:
+    view = untouched(name).view
+    weights = view.projections(1)
+    _, x = reader(view, 1)(view.embeddings)
+    bias_q = torch.einsum("hk,hdk->hd", weights.b_Q, weights.W_K)
+    scores = x @ weights.W_QK @ x.T + (bias_q @ x.T)[:, None]
+    scores = scores + (x @ weights.W_Q @ weights.b_K[..., None]) + (weights.b_Q * weights.b_K).sum(-1)[:, None, None]
+    found = nearest_keys(view, 1, torch.arange(view.vocabulary), 3)
+    assert near(found.scores, scores.topk(3).values, 1e-4)
+    factors = head_factors(view, 1, "qk")
+    assert near(factors[0] @ factors[1], weights.W_QK, 1e-5)
+
+
+def without_positions(name: str) -> HuggingFaceView:
+    model = built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker)
+    for part, module in model.named_modules():
+        if part.endswith(("wpe", "position_embeddings", "token_type_embeddings")):
+            module.weight.data.zero_()
+    return HuggingFaceView(name, model)
+
+
+PROBED = pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "llama", "qwen3", "gemma2", "gemma3", "olmo2", "granite", "bert"])
+
+
+@PROBED
+def test_a_word_meets_itself_as_in_the_model(name: str) -> None:
+    view = without_positions(name)
+    for token in (3, 11):
+        (step, *_) = steps_of(view, sample_of(torch.tensor([[token]])))
+        found = nearest_keys(view, 0, torch.tensor([token]), view.vocabulary)
+        own = found.scores[:, 0].gather(-1, (found.tokens[:, 0] == token).int().argmax(-1, keepdim=True))[:, 0]
+        assert near(own, step.raw_scores()[0, :, 0, 0], 1e-4)
+
+
+@PROBED
+def test_updates_are_those_of_the_model(name: str) -> None:
+    view = without_positions(name)
+    token = torch.tensor([[7]])
+    updates = updates_of(view, 0, token[0])
+    made = updates.states + updates.by_head.sum(0) + updates.rest
+    caught: list[Tensor] = []
+    block = view.blocks[0]
+    followed = {
+        "gpt2": "ln_2",
+        "bert": "attention.output.LayerNorm",
+        **dict.fromkeys(("llama", "qwen3", "granite"), "post_attention_layernorm"),
+        **dict.fromkeys(("gemma2", "gemma3"), "pre_feedforward_layernorm"),
+    }
+    if name in followed:  # what the next norm reads is the stream behind attention
+        hook = block.get_submodule(followed[name]).register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+        view.forward(sample_of(token))
+        hook.remove()
+        assert near(made, caught[0][0], 1e-4)
+    else:  # side by side, or with the norm behind: the messages are what attention writes
+        (step, *_) = steps_of(view, sample_of(token))
+        written = step.messages[0, :, 0].sum(0) + view.projections(0).b_O
+        if name == "olmo2":
+            written = block.post_attention_layernorm(written)
+        assert near((updates.by_head.sum(0) + updates.rest)[0], written, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-neox", "gemma3", "qwen3"])
+def test_keys_at_a_distance_are_those_of_the_model(name: str) -> None:
+    view = untouched(name).view
+    tokens = torch.tensor([[5, 9, 9, 9, 12]])
+    (step, *_) = steps_of(view, sample_of(tokens))
+    found = nearest_keys(view, 0, torch.tensor([12]), view.vocabulary, distance=4)
+    scores = found.scores[:, 0].gather(-1, (found.tokens[:, 0] == 5).int().argmax(-1, keepdim=True))[:, 0]
+    assert near(scores, (step.q[0, :, 4] * step.k[0, :, 0]).sum(-1), 1e-4)
+
+
+def test_w_qk_at_a_distance_is_a_product_of_rotated_factors() -> None:
+    view = untouched("llama").view
+    assert isinstance(view, HuggingFaceView)
+    (step, *_) = steps_of(view, sample_of(torch.tensor([[5, 9, 12]])))
+    W_Q, W_K = head_factors(view, 0, "qk", distance=2)
+    made = torch.einsum("d,hdk,hke,e->h", step.read[0, 2], W_Q, W_K, step.read[0, 0])
+    assert near(made, (step.q[0, :, 2] * step.k[0, :, 0]).sum(-1), 1e-4)
+    with pytest.raises(InputError, match="normalises q and k"):
+        head_factors(untouched("qwen3").view, 0, "qk", distance=2)
+    with pytest.raises(InputError, match="no rotations"):
+        head_factors(untouched("gpt2").view, 0, "qk", distance=2)
+    with pytest.raises(InputError, match="between 0 and 63"):
+        nearest_keys(view, 0, torch.tensor([1]), 1, distance=64)
+    with pytest.raises(InputError, match="allowed: vo, qk"):
+        head_factors(view, 0, "vq")
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "builtin:addition-small-qkv"])
+def test_what_is_read_out_of_the_last_states_is_what_the_model_says(name: str) -> None:
+    one = untouched(name)
+    states: list[Tensor] = []
+    one.view.forward(one.sample, watch=lambda layer, x: states.append(x))
+    last, present = states[-1], one.sample.present
+    assert near(one.view.read_out(last[present]), one.said[present], 1e-4)
+
+
+def test_states_can_be_put_into_any_layer() -> None:
+    one = untouched("llama")
+    states: list[Tensor] = []
+    one.view.forward(one.sample, watch=lambda layer, x: states.append(x.clone()))
+    other = sample_of(some_tokens(seed=9))
+    assert near(one.view.forward(other, watch=lambda layer, x: states[1] if layer == 1 else None), one.said, 1e-4)
+    assert near(one.view.forward(other, watch=lambda layer, x: states[0] if layer == 0 else None), one.said, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
+def test_a_journey_is_told_in_the_full_space(name: str) -> None:
+    family = FAMILIES[name]
+    view = HuggingFaceView(name, built(family.config, family.options, family.maker), word_tokenizer())
+    found, sample = follow(view, "the cat sat on a mat", -3), view.sample("the cat sat on a mat", None, 0)
+    if not view.causal:
+        sample = sample_of(torch.where(sample.targets == -100, sample.tokens, sample.targets))
+    states: list[Tensor] = []
+    said = view.forward(sample, watch=lambda layer, x: states.append(x[0, -3].double()))[0, -3]
+    norm = view.final_norm
+    kept = [(x - x.mean() if norm is not None and norm.kind == "layer" else x).numpy() for x in states]
+    angles = [math.degrees(math.acos(1 - scipy.spatial.distance.cosine(a, b))) for a, b in pairwise(kept)]
+    assert list(found.table["angle"][1:]) == pytest.approx(angles, rel=1e-3)
+    assert list(found.table["radius"]) == pytest.approx([float(x.norm()) for x in states], rel=1e-5)
+    chances = said.softmax(-1)
+    following = int(sample.tokens[0, -2]) if view.causal else int(said.argmax())
+    assert found.table["probability"].iloc[-1] == pytest.approx(float(chances[following]), rel=1e-3)
+    assert found.table["rank"].iloc[-1] == 1 + int((said > said[following]).sum())
+    assert found.predicted == view.words(said.argmax()[None])[0]
+    with pytest.raises(InputError, match="--token 50: the text has"):
+        follow(view, "the cat sat on a mat", 50)
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_distances_to_the_sphere_are_those_of_torch(kind: str) -> None:
+    W = drawn(40, 12, dtype=torch.float64) + 0.3
+    made = torch.nn.functional.layer_norm(W, (12,), eps=0) if kind == "layer" else torch.nn.functional.rms_norm(W, (12,), eps=0)
+    table = embedding_distances(W, kind).set_index("setting")
+    scale = math.sqrt(12) / float(W.norm(dim=-1).mean())
+    for setting, points in {
+        "original": W,
+        "centred": W - W.mean(0),
+        "scaled": scale * W,
+        "centred and scaled": scale * (W - W.mean(0)),
+    }.items():
+        l2 = np.linalg.norm((made - points).numpy(), axis=-1)
+        cosine = [scipy.spatial.distance.cosine(a, b) for a, b in zip(made.numpy(), points.numpy(), strict=True)]
+        row = table.loc[setting]
+        assert row["l2_mean"] == pytest.approx(l2.mean(), rel=1e-9)
+        assert row["l2_std"] == pytest.approx(l2.std(ddof=1), rel=1e-9)
+        assert row["cosine_mean"] == pytest.approx(np.mean(cosine), abs=1e-9)
+    with_nothing = torch.cat((W, torch.zeros(3, 12, dtype=W.dtype)))
+    assert embedding_distances(with_nothing, kind)["l2_mean"].tolist() == pytest.approx(table["l2_mean"].tolist())
+
+
+def test_extreme_tokens_are_those_that_the_output_favours() -> None:
+    view = by_hand()
+    assert isinstance(view, HuggingFaceView)
+    table = extreme_tokens(untouched("gpt2").view, 3)
+    norm, W = untouched("gpt2").view.final_norm, untouched("gpt2").view.unembedding
+    assert norm is not None
+    assert norm.bias is not None
+    assert W is not None
+    known = {
+        "norm": W.norm(dim=-1),
+        "norm with gain": (norm.gain * W).norm(dim=-1),
+        "norm + bias": W.norm(dim=-1) + W @ norm.bias,
+        "norm with gain + bias": (norm.gain * W).norm(dim=-1) + W @ norm.bias,
+    }
+    for score, values in known.items():
+        rows = table[table["score"] == score]
+        order = values.argsort(descending=True).tolist()
+        assert rows[rows["end"] == "top"]["token"].tolist() == order[:3]
+        assert rows[rows["end"] == "bottom"]["token"].tolist() == order[::-1][:3]
+
+
+def meaning_of(states: Tensor) -> Reference:
+    return Reference(torch.arange(len(states)), states, torch.arange(4), None, torch.arange(0))
+
+
+def test_a_head_that_returns_the_same_for_all_words_is_not_near_to_any() -> None:
+    view, words = by_hand(), words_of(by_hand(), *NAMES[:4])
+    reference = meaning_of(torch.nn.functional.normalize(drawn(8, 5), dim=-1))
+    always = torch.tensor([[[4, 5]] * 4])
+    found = score_words("queries", view, words, Found(torch.zeros(1, 4, 2), always), reference)
+    assert float(found.nearness.nanmean()) == pytest.approx(0.5, abs=0.2)
+    once = score_words("queries", view, words, Found(torch.zeros(1, 4, 1), torch.tensor([[[6]] * 4])), reference)
+    assert torch.equal(once.nearness[0, [0, 1, 3]], torch.full((3,), 0.5, dtype=torch.float64))
+    assert bool(once.nearness[0, 2].isnan())  # World is world itself
+    assert bool(once.precedence.isnan().all())
+
+
+def test_a_head_that_returns_what_is_like_the_word_is_near() -> None:
+    view, words = by_hand(), words_of(by_hand(), *NAMES[:4])
+    matching = torch.tensor([[[5], [6], [7], [4]]])
+    states = torch.eye(4)[[0, 1, 2, 3, 3, 0, 1, 2]]  # word t is like token 5 + t
+    found = score_words("queries", view, words, Found(torch.zeros(1, 4, 1), matching), meaning_of(states))
+    assert found.nearness.tolist() == [[1.0] * 4]
+    assert found.same.tolist() == [[0.0] * 4]
+    itself = score_words(
+        "queries", view, words, Found(torch.zeros(1, 4, 1), torch.tensor([[[4], [5], [6], [7]]])), meaning_of(states)
+    )
+    assert itself.same.tolist() == [[1.0] * 4]
+    assert bool(itself.nearness.isnan().all())
+
+
+def test_precedence_is_what_the_model_expects() -> None:
+    view, words = by_hand(), words_of(by_hand(), *NAMES[:4])
+    expected = torch.full((8, 8), -9.0)
+    for t in range(4):
+        expected[4 + (t + 1) % 4, t] = 0.0  # word t comes after token 4 + t + 1
+    reference = Reference(torch.arange(8), torch.eye(8), torch.arange(4), expected, torch.arange(8))
+    before = Found(torch.zeros(1, 4, 1), torch.tensor([[[5], [6], [7], [4]]]))
+    assert score_words("queries", view, words, before, reference).precedence.tolist() == [[1.0] * 4]
+    assert score_words("values", view, words, before, reference).precedence.tolist() == [[0.5] * 4]
+    after = Reference(torch.arange(8), torch.eye(8), torch.arange(4), expected.T, torch.arange(8))
+    assert score_words("values", view, words, before, after).precedence.tolist() == [[1.0] * 4]
+
+
+def test_random_weights_keep_the_spectrum() -> None:
+    one, other = haar(32, 0), haar(32, 1)
+    assert near(one @ one.T, torch.eye(32), 1e-5)
+    weights = untouched("llama").view.projections(0)
+    W = weights.W_V @ weights.W_O
+    assert near(torch.linalg.svdvals(one @ W @ other), torch.linalg.svdvals(W), 1e-4)
+    view, tokens = untouched("llama").view, torch.tensor([1, 2])
+    turned = updates_of(view, 0, tokens, (one, other))
+    _, read = reader(view, 0)(view.embeddings[tokens])
+    assert near(turned.by_head, read @ (one @ W @ other), 1e-4)
+
+
+def test_intervals_hold_the_mean_of_most_resamples() -> None:
+    values = torch.stack(((drawn(400, dtype=torch.float64) > 0).double(), torch.full((400,), torch.nan, dtype=torch.float64)))
+    mean, low, high = _interval(values, 0)
+    error = math.sqrt(float(mean[0] * (1 - mean[0])) / 400)
+    assert float(high[0] - low[0]) == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert low[0] < mean[0] < high[0]
+    assert bool(mean[1].isnan())
+
+
+def scored(**others: float | None) -> dict[str, float | None]:
+    parts = {"same": 0.0, "nearness": 0.5, "precedence": 0.5}
+    row: dict[str, float | None] = {}
+    for name, chance in parts.items():
+        row |= {name: chance, f"{name}_low": chance, f"{name}_high": chance, f"{name}_random_high": chance}
+    return row | others
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        (scored(), NONE),
+        (scored(same=0.4, same_low=0.3), MEANING),
+        (scored(same=0.9, same_low=0.8, same_random_high=0.95), NONE),
+        (scored(nearness=0.7, nearness_low=0.65), MEANING),
+        (scored(precedence=0.7, precedence_low=0.65), PRECEDENCE),
+        (scored(precedence=0.7, precedence_low=0.65, precedence_random_high=0.68), NONE),
+        (scored(nearness=0.8, nearness_low=0.7, precedence=0.7, precedence_low=0.6), MEANING),
+        (scored(nearness=0.7, nearness_low=0.6, precedence=0.8, precedence_low=0.7), PRECEDENCE),
+        (scored(precedence=None, precedence_low=None, precedence_random_high=None), NONE),
+        (scored(nearness=None, nearness_low=None, nearness_random_high=None), NONE),
+    ],
+)
+def test_labels_say_what_scores_say(row: dict[str, float | None], label: str) -> None:
+    assert label_of(row) == label
+
+
+@pytest.mark.parametrize("probe", ["queries", "values"])
+def test_the_table_of_heads_knows_what_was_built_in(probe: str) -> None:
+    view = by_hand()
+    words = words_of(view, *NAMES[:4])
+    found, table = head_table(probe, view, 0, words, 2)
+    same = table.set_index("head")["same"]
+    assert same[1] == 1.0
+    assert same[0] == 0.0
+    assert table["head"].tolist() == [1, 0]
+    assert table["precedence"].notna().all()
+    rows = nearest_table(probe, view, 0, words, found["heads"])
+    assert rows[(rows["head"] == 1) & (rows["rank"] == 1)]["nearest_text"].tolist() == NAMES[:4]
+    if probe == "values":
+        assert nearest_table(probe, view, 0, words, found["sum"], summed=True)["head"].isna().all()
+    again = head_table(probe, view, 0, words, 2)[1]
+    assert again.equals(table)
+
+
+def test_the_reference_is_not_the_probed_layer() -> None:
+    assert [reference_layer(12, probed) for probed in (0, 6, 11)] == [6, 7, 6]
+    assert reference_layer(1, 0) == 1
+
+
+def test_the_three_directions_of_the_sphere_hold_start_and_end() -> None:
+    view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    found = follow(view, "the cat sat on a mat", -2)
+    table = places(view, found, "sphere")
+    assert table[["x", "y", "z"]].abs().to_numpy().max() <= 1 + 1e-6
+    marks, path = table[table["kind"] == "word"], table[table["kind"] == "path"]
+    assert marks["shown"].tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert path["layer"].tolist() == [0, 1, 2]
+    cosines = path[["x", "y", "z"]].to_numpy() @ marks[["x", "y", "z"]].to_numpy().T
+    assert cosines[:, 0].tolist() == pytest.approx(found.table["cosine_start"].tolist(), abs=1e-5)
+    assert cosines[:, 1].tolist() == pytest.approx(found.table["cosine_predicted"].tolist(), abs=1e-5)
+    with pytest.raises(InputError, match="did you mean 'sphere'"):
+        places(view, found, "spere")
+
+
+def test_principal_directions_are_those_of_numpy() -> None:
+    view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    table = places(view, follow(view, "the cat sat on a mat", -2), "pca")
+    W = torch.nn.functional.normalize(view.embeddings, dim=-1).double().numpy()
+    _, _, axes = np.linalg.svd(W - W.mean(0), full_matrices=False)
+    made = W @ axes[:3].T
+    cloud = table[table["kind"] == "cloud"][["x", "y", "z"]].to_numpy()
+    assert np.abs(cloud) == pytest.approx(np.abs(made), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_umap_lays_points_among_their_neighbours() -> None:
+    pytest.importorskip("umap", reason="pip install 'normscope[words]'")
+    centres = 5 * torch.eye(8)[:3]
+    words, others = (
+        torch.nn.functional.normalize(centres.repeat_interleave(n, 0) + drawn(3 * n, 8, seed=n), dim=-1) for n in (50, 4)
+    )
+    project = MAPS["umap"](words, others, 3)
+    known, new = project(words), project(others)
+    middles = known.view(3, 50, 3).mean(1)
+    assert torch.cdist(new, middles).argmin(-1).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_pictures_of_norms_are_made_by_norms() -> None:
+    points = norm_points(seed=1).set_index(["stage", "point"])
+    given = torch.tensor(points.loc["given"].to_numpy())
+    made = torch.nn.functional.layer_norm(given, (3,), eps=0)
+    assert near(torch.tensor(points.loc["normalised"].to_numpy()), made, 1e-9)
+    assert points.loc["centred"].sum(axis=1).abs().max() < 1e-9
+    curves = norm_curves()
+    circle, moved = (
+        torch.tensor(curves[curves["stage"] == s][["x", "y"]].to_numpy()) for s in ("normalised", "with gain and bias")
+    )
+    gain, bias = torch.tensor((1.6, 0.7)), torch.tensor((0.6, 0.9))
+    assert near(moved, circle * gain + bias, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_plane_of_an_update_shows_its_true_angle(name: str) -> None:
+    view = untouched(name).view
+    head = strongest_head(view, 1, 7)
+    table = head_update(view, 1, head, 7).set_index("part")
+    updates = updates_of(view, 1, torch.tensor([7]))
+    before, after = updates.states[0], updates.states[0] + updates.by_head[head, 0]
+    if name == "gpt2":
+        before, after = before - before.mean(), after - after.mean()
+    cosine = float(torch.cosine_similarity(before, after, dim=0))
+    assert table.loc["back on the sphere", "x"] == pytest.approx(cosine, abs=1e-5)
+    moved = table.loc["sum"]
+    assert math.hypot(moved["x"], moved["y"]) == pytest.approx(float(after.norm() / before.norm()), rel=1e-5)
+
+
+def test_notes_say_what_has_no_meaning() -> None:
+    said = {name: notes_on(untouched(name).view, "queries") for name in ("gpt2", "llama", "qwen3", "bert", "bert bare")}
+    assert any("relative position 0" in note for note in said["llama"])
+    assert any("Learned positions" in note for note in said["gpt2"])
+    assert any("Heads normalise q, k" in note for note in said["qwen3"])
+    assert any("precedence is not measured" in note for note in said["bert"])
+    assert any("no unembedding" in note for note in said["bert bare"])
+    assert not any("relative position 0" in note for note in notes_on(untouched("llama").view, "queries", distance=3))
+    assert any("not tied" in note for note in notes_on(untouched("llama").view, "values"))
+    assert not any("not tied" in note for note in notes_on(untouched("gpt2").view, "values"))
+    assert any("RMSNorm" in note for note in notes_on(untouched("llama").view, "embeddings"))
+    assert any("no logit lens" in note for note in notes_on(untouched("bert bare").view, "journey"))
+
+
+@pytest.mark.parametrize("name", ["builtin:addition-small-pre", "builtin:addition-small-qkv"])
+def test_characters_of_our_own_models_are_words_too(name: str) -> None:
+    view = open_model(name)
+    words = probe_words(view, ["1", "2", "+"])
+    found = probed("queries", view, 0, words, 3)["heads"]
+    _, read = reader(view, 0)(view.embeddings)
+    q, k, _ = view.heads_of(0, read[None])
+    chosen = torch.tensor([word.token for word in words])
+    assert near(found.scores, (q[0][:, chosen] @ k[0].mT).topk(3).values, 1e-4)
+
+
+@pytest.mark.slow
+def test_one_travels_to_stone() -> None:
+    view = opened_smollm2()
+    found = follow(view, "To kill two birds with one stone", -2)
+    last = found.table.iloc[-1]
+    assert (found.word, found.predicted, found.following) == (" one", " stone", " stone")
+    assert (last["predicted_text"], last["rank"]) == (" stone", 1)
+    assert found.table["nearest_text"].iloc[0] == " one"
+    assert last["nearest_text"] == " stone"
+    assert len(found.table) == 31
+    assert (found.table["rank"].iloc[:-1] > 1).any()
+
+
+@pytest.mark.slow
+def test_some_heads_of_smollm2_look_for_the_word_itself() -> None:
+    view = opened_smollm2()
+    words = probe_words(view)
+    assert len(words) == 100
+    found = probed("queries", view, 5, words, 1)["heads"]
+    texts = [
+        [same_word(word.name, text) for word, text in zip(words, view.words(head[:, 0]), strict=True)] for head in found.tokens
+    ]
+    rates = [sum(head) / len(head) for head in texts]
+    assert rates[6] > 0.5
+    assert min(rates) < 0.05
+
+
+def test_gpt2_has_the_published_distances() -> None:
+    folder = os.environ.get("NORMSCOPE_GPT2")
+    if not folder:
+        pytest.skip("NORMSCOPE_GPT2 does not name a folder with GPT-2")
+    view = open_model(folder)
+    table = embedding_distances(view.embeddings, "layer").set_index("setting")
+    assert float(view.embeddings.norm(dim=-1).mean()) == pytest.approx(3.959, abs=1e-3)
+    published = {
+        "original": (23.747, 0.432, 0.0, 0.0),
+        "centred": (24.872, 0.432, 0.150, 0.035),
+        "scaled": (2.413, 1.862, 0.0, 0.0),
+        "centred and scaled": (14.591, 1.469, 0.150, 0.035),
+    }
+    for setting, values in published.items():
+        row = table.loc[setting, ["l2_mean", "l2_std", "cosine_mean", "cosine_std"]]
+        assert row.tolist() == pytest.approx(list(values), abs=2e-3)
+    top = extreme_tokens(view)
+    favoured = top[(top["score"] == "norm with gain + bias") & (top["end"] == "top")]["text"].tolist()
+    assert favoured == [" the", ",", " and", " a", " in"]
