@@ -231,7 +231,7 @@ STATEMENTS = (
         id="2:4.3ii-wide",
         title="In a cone that only the bound makes narrow",
         claim="The rates of 4.3 (ii) for every δ < 1/(100 n²β²), however small β.",
-        tested="As 2:4.3ii, with nβ < 1, where the bound allows δ above 1/100, and up to 2 for β < 1/(14 n).",
+        tested="As 2:4.3ii, with nβ < 1, where the bound allows δ above 1/100, and up to 2 for nβ < 0.07.",
         space={**_SPACE, "tokens": whole(2, 4), "beta": Range(0.01, 0.1, log=True), "weights": choice("identity", "rotation")}
         | _RADIUS
         | {"scheme": choice(*_ROWS)},
@@ -240,7 +240,7 @@ STATEMENTS = (
         limit=_THETA,
         correction=Correction(
             claim="The rates hold for δ < min(1/100, 1/(100 n²β²)).",
-            why="For nβ < 1/14 the bound exceeds 2 and every start counts as a cone. Two antipodal tokens have Var = 1 "
+            why="For nβ < 0.07 the bound exceeds 2 and every start counts as a cone. Two antipodal tokens have Var = 1 "
             "and do not move; with "
             "cosine c they have −dVar/dt = (1 + c) Var for β → 0, not 2 Var. The estimates that lead to 2 Var need Var "
             "≪ 1 besides.",
