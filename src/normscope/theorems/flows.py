@@ -23,13 +23,13 @@ Tokens = Float[Tensor, "*batch tokens dim"]
 def follow(motion: Motion, x: Tokens, times: Sequence[float], step: float = 0.2) -> Iterator[tuple[float, Tokens]]:
     """(t, x) at each of ``times``, which rise; fourth-order steps that grow with the time in which the scheme moves.
 
-    A free stream moves by ln t, a normalised one by ∫ step/carry, so late times cost no more than early ones.
+    A free stream of radius about t moves by ln t, a normalised one by ∫ step/carry, so late times cost no more than early ones.
     """
     x, t = motion.settle(x, 0.0), 0.0
     ends = sorted({*times, *(b for b in motion.breaks if b < times[-1])})
     for end in ends:
         while t < end:
-            h = min(step * _pace(motion, t), end - t)
+            h = min(step * _pace(motion, x, t), end - t)
             h = end - t if end - t < 1.001 * h else h
             within = t + h / 2
             x = motion.settle(x, within)
@@ -40,13 +40,18 @@ def follow(motion: Motion, x: Tokens, times: Sequence[float], step: float = 0.2)
             yield t, x
 
 
-def _pace(motion: Motion, t: float) -> float:
-    """The time in which directions move by about as much as Post-LN's do in 1; at first at most 1 + t."""
+def _pace(motion: Motion, x: Tokens, t: float) -> float:
+    """The time in which directions move by about as much as Post-LN's do in 1: the smallest radius, or the inverse step.
+
+    It stays between a thousandth of 1 + t and all of it: a token that passes close by 0 would stop the clock, and a step that
+    begins at 0 would break it.
+    """
     stage = motion.stage(t)
     at = stage.place(t, motion.depth)
     at = at if motion.alpha is None else replace(at, alpha=motion.alpha(t))
     c = coefficients(stage.attention, stage.norm, at)
-    return min(c.carry / max(c.step, 1e-9), 1 + t) if c.stream_norm else 1 + t
+    own = c.carry / max(c.step, 1e-9) if c.stream_norm else float(length(x).min())
+    return min(max(own, 1e-3 * (1 + t)), 1 + t)
 
 
 def ends_free(scheme: str) -> bool:

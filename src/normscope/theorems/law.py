@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attention import Attention, HeadWeights
-from normscope.dynamics import SCHEDULES, Motion, interaction_energy, simulate
+from normscope.dynamics import SCHEDULES, Motion, interaction_energy
 from normscope.norms import length, tangent, unit
 from normscope.schemes import NAMED, Slots
 from normscope.theorems.cases import Case, Range, Space, choice, whole
@@ -138,15 +138,16 @@ def _retimed(case: Case) -> Comparison:
     start, attention, t = _tokens(case), Attention(case["beta"]), case["time"]
     if case["retimed"] == "pre":
         slower = replace(NAMED["pre"], attention=Slots(input="norm", step=0.5))
-        paths = [simulate(start, slower, attention, [t]), simulate(start, NAMED["pre"], attention, [t / 2])]
+        motions, tau = (Motion(slower, attention, 1.0), Motion(NAMED["pre"], attention, 1.0)), t / 2
     elif case["retimed"] == "sqrt-scaling":
+        motions = (Motion(NAMED["sqrt-scaling"], attention, 1.0), Motion(NAMED["post"], attention, 1.0))
         tau = alpha_integral("power", t)
-        paths = [simulate(start, NAMED["sqrt-scaling"], attention, [t]), simulate(start, NAMED["post"], attention, [tau])]
     else:
-        tau, alpha = alpha_integral(case["retimed"], t), SCHEDULES[case["retimed"]]
-        ngpt = NAMED["ngpt"]
-        paths = [simulate(start, ngpt, attention, [t], alpha=alpha), simulate(start, ngpt, attention, [tau])]
-    measured, claimed = (path.directions[-1] for path in paths)
+        ngpt, alpha = NAMED["ngpt"], SCHEDULES[case["retimed"]]
+        motions = (Motion(ngpt, attention, 1.0, alpha=alpha), Motion(ngpt, attention, 1.0))
+        tau = alpha_integral(case["retimed"], t)
+    ends = (next(follow(motion, start, [end], step=0.05)) for motion, end in zip(motions, (t, tau), strict=True))
+    measured, claimed = (unit(x) for _, x in ends)
     return Comparison(measured, claimed, tolerance=2e-3, scale=1.0)
 
 
@@ -163,14 +164,15 @@ def _logarithmic(case: Case) -> Comparison:
 
     theta, q = unit(early), length(early)
     largest = torch.maximum(q, torch.ones_like(q))
-    steps = math.ceil(case["span"] / 0.05)
-    h = case["span"] / steps
-    for _ in range(steps):
+    left = case["span"]
+    while left > 0:
+        h = min(left, 0.05 * max(min(1.0, float(q.min())), 1e-3))
         k1 = rates(theta, q)
         k2 = rates(theta + h / 2 * k1[0], q + h / 2 * k1[1])
         k3 = rates(theta + h / 2 * k2[0], q + h / 2 * k2[1])
         k4 = rates(theta + h * k3[0], q + h * k3[1])
-        theta, q = (y + h / 6 * (a + 2 * b + 2 * c + d) for y, a, b, c, d in zip((theta, q), k1, k2, k3, k4, strict=True))
+        moves = [(a + 2 * b + 2 * c + d) / 6 for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
+        theta, q, left = theta + h * moves[0], q + h * moves[1], left - h
     measured = torch.cat([unit(late), length(late) / math.exp(case["span"])], 1)
     bounded = torch.where(q <= largest * (1 + 1e-9), q, -q)  # a q beyond its bound is told as a wrong one
     return Comparison(measured, torch.cat([unit(theta), bounded], 1), tolerance=1e-4, scale=1.0)

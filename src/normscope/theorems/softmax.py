@@ -34,7 +34,7 @@ def _temperature_ends(case: Case) -> Comparison:
 
 
 def _projection(case: Case) -> Comparison:
-    """ln(a_t/a_s) over the difference of the projections of y_t and y_s on u = W_QKᵀ x: the length of u."""
+    """ln(a_t/a_s) beside the length of u = W_QKᵀ x times the difference of the projections of y_t and y_s on it."""
     x, y = case.normal("x", case["dim"]), case.normal("y", case["keys"], case["dim"])
     W_Q, W_K = (case.normal(name, case["dim"], case["head"]) / case["dim"] for name in ("W_Q", "W_K"))
     W_Q = W_Q * case["size"]
@@ -42,10 +42,11 @@ def _projection(case: Case) -> Comparison:
     u = W_K @ (W_Q.T @ x)
     along = y @ u / length(u)
     first, last = along.argmax(), along.argmin()
-    measured = (a[first].log() - a[last].log()) / (along[first] - along[last])
-    predicted = (length(u) * (along - along.max())).softmax(-1)
+    odds = (a[first].log() - a[last].log())[None]
+    predicted = torch.cat([length(u) * (along[first] - along[last]), (length(u) * (along - along.max())).softmax(-1)])
+    scale = torch.cat([predicted[:1].clamp(min=1e-3), predicted[1:]])
     base = torch.cat([length(u), torch.ones_like(a)])
-    return Comparison(torch.cat([measured[None], a]), torch.cat([length(u), predicted]), tolerance=1e-8, base=base)
+    return Comparison(torch.cat([odds, a]), predicted, tolerance=1e-8, scale=scale, base=base)
 
 
 def _biases(case: Case) -> Comparison:
