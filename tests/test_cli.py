@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from normscope.cli import COMMANDS
+from normscope.cli.output import print_table
 from normscope.schemes import NAMED
 
 FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed", "radial"}
@@ -182,3 +183,12 @@ def test_help_reads_no_commands_file() -> None:
     code = "import sys; from normscope.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {f"normscope.cli.{name}" for name in COMMANDS} & set(loaded)
+
+
+def test_no_column_is_lost_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("normscope.cli.output._WIDTH_OF_A_FILE", 60)
+    long = "a title that takes more than half of the line by itself"
+    print_table(("id", "title", "cases", "verdict", "what"), [["1:2", long, "33", "holds in the tested range", "some words"]])
+    said = capsys.readouterr().out
+    for cell in ("1:2", long, "33", "holds in the tested range"):
+        assert cell in said

@@ -225,6 +225,27 @@ def test_edges_are_corners_without_repetition() -> None:
     assert len(edges(SPACE, 5, random())) == 5
 
 
+def test_every_option_has_every_edge() -> None:
+    """Where options are told apart, each has all its corners, and meets each single edge among its first few."""
+    name = next(name for name, part in SPACE.items() if isinstance(part, Choice))
+    options = SPACE[name].edges
+    corners = edges(SPACE, 1000, random(), name)
+    assert len({tuple(case.values.items()) for case in corners}) == len(corners) == 2 * 2 * 2 * 3
+    few = edges(SPACE, 2 * len(options), random(), name)
+    for option in options:
+        own = [case for case in few if case[name] == option]
+        assert len(own) == 2
+        for other, part in SPACE.items():
+            if other != name:
+                assert {case[other] for case in own} == set(part.edges)
+
+
+@pytest.mark.parametrize("statement", [statement for statement in LEDGER.values() if statement.limit], ids=lambda one: one.id)
+def test_limits_are_whole_sentences(statement: Statement) -> None:
+    assert statement.limit.rstrip().endswith(".")
+    assert "C ." not in statement.limit
+
+
 def test_tensors_belong_to_a_case_and_turn_a_little_when_it_moves() -> None:
     case = draw(SPACE, random())
     first, other = case.normal("x", 2000), case.normal("y", 2000)

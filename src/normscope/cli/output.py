@@ -58,19 +58,23 @@ def print_json(records: Iterable[Mapping[Any, Any]]) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str | None = None) -> None:
-    """A table for people; the last column takes what room is left."""
+    """A table for people; the last column takes what room is left, the others are shown whole on any terminal."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
 
     names, cells = list(columns), [[str(cell) for cell in row] for row in rows]
+    whole = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)][:-1]
+    last = max([12, *(cell_len(word) for row in cells for word in row[-1].split())])
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names[:-1]:
-        table.add_column(name, no_wrap=True)
-    table.add_column(names[-1], min_width=max([12, *(len(word) for row in cells for word in row[-1].split())]))
+    for name, width in zip(names[:-1], whole, strict=True):
+        table.add_column(name, no_wrap=True, min_width=width)
+    table.add_column(names[-1], min_width=last)
     for row in cells:
         table.add_row(*row)
     out = console()
-    out.print(table, width=max(out.width, out.measure(table).minimum), no_wrap=True, overflow="ignore", crop=False)
+    out.width = max(out.width, sum(whole) + last + 2 * len(names))  # on a narrow terminal lines run on; rich would cut columns
+    out.print(table, no_wrap=True, overflow="ignore", crop=False)
 
 
 @contextmanager

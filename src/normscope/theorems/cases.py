@@ -148,15 +148,32 @@ def draw(space: Space, random: np.random.Generator) -> Case:
     return Case({name: part.draw(random) for name, part in space.items()}, _new_seed(random))
 
 
-def edges(space: Space, count: int, random: np.random.Generator) -> list[Case]:
-    """At most ``count`` corners of the space, where every value is at an end of its range."""
-    parts = [part.edges for part in space.values()]
-    if math.prod(len(part) for part in parts) <= _CORNERS:
-        corners = list(itertools.product(*parts))
-        picked = [corners[i] for i in random.permutation(len(corners))[:count]]
-    else:
-        picked = [tuple(part[random.integers(len(part))] for part in parts) for _ in range(count)]
+def edges(space: Space, count: int, random: np.random.Generator, by: str = "") -> list[Case]:
+    """At most ``count`` corners of the space, where every value is at an end of its range.
+
+    The options of ``by`` take turns, and each begins with corners that have every single end of the other ranges.
+    """
+    options = space[by].edges if by in space else (None,)
+    turns = [_corners({**space, by: Choice((option,))} if by in space else space, count, random) for option in options]
+    picked = [corner for corners in itertools.zip_longest(*turns) for corner in corners if corner is not None][:count]
     return [Case(dict(zip(space, corner, strict=True)), _new_seed(random), "edge") for corner in picked]
+
+
+def _corners(space: Space, count: int, random: np.random.Generator) -> list[tuple[Any, ...]]:
+    """Corners in a random order, first those that together have every end of every range."""
+    parts = [part.edges for part in space.values()]
+    if math.prod(len(part) for part in parts) > _CORNERS:
+        return [tuple(part[random.integers(len(part))] for part in parts) for _ in range(count)]
+    corners = list(itertools.product(*parts))
+    left = [corners[i] for i in random.permutation(len(corners))]
+    missing = {(place, end) for place, ends in enumerate(parts) for end in ends}
+    first: list[tuple[Any, ...]] = []
+    while missing and len(first) < count:
+        best = max(left, key=lambda corner: len(missing & set(enumerate(corner))))
+        first.append(best)
+        left.remove(best)
+        missing -= set(enumerate(best))
+    return (first + left)[:count]
 
 
 def near(space: Space, case: Case, size: float, random: np.random.Generator) -> Case:

@@ -77,12 +77,13 @@ class Finding:
 
 
 def check(statement: Statement, seed: int = 0, factor: float = 1.0) -> Finding:
-    """Try ``factor`` times the statement's number of cases: a third of them edges, a third random, a third searched."""
+    """Try ``factor`` times the statement's number of cases: edges if there are so many, random and searched ones."""
     random = np.random.default_rng([seed, zlib.crc32(statement.id.split("~")[0].encode())])
     count = max(3, math.ceil(statement.cases * factor / 3))
     with one_thread(True):
-        first = [*edges(statement.space, count, random), *(draw(statement.space, random) for _ in range(count))]
-        tried = [_try(statement.conclusion, case) for case in _in_turn(statement, first)]
+        first = edges(statement.space, count, random, statement.by)
+        first += _in_turn(statement, [draw(statement.space, random) for _ in range(count)])
+        tried = [_try(statement.conclusion, case) for case in first]
         tried += _searched(statement, tried, count, random)
         worst = min(tried, key=lambda one: one.margin)
         if worst.margin < 0:

@@ -100,8 +100,10 @@ _SPACE: Space = {
     "share": Range(0, 1),
     "weights": choice("identity", "rotations", "random", "rank one"),
 }
-_PROBABLY = "'With high probability' is in every draw of the test, d from 8 to 192 and n up to 1,500; the constant C "
-"is not printed, here it is 1"
+_PROBABLY = (
+    "'With high probability' is in every draw of the test, d from 8 to 192 and n up to 1,500; the constant C "
+    "is not printed, here it is 1"
+)
 
 STATEMENTS = (
     Statement(

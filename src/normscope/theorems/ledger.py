@@ -64,13 +64,9 @@ def find_statements(names: Sequence[str]) -> list[Statement]:
         end = r"(?!\d)" if name[-1:].isdigit() else r"(?![iv])" if name[-1:] in ("i", "v") else ""
         own = {id: statement for id, statement in LEDGER.items() if name and re.match(re.escape(name) + end, id)}
         if not own:
-            raise InputError(f"no statement '{name}'{did_you_mean(name, LEDGER)} (normscope verify lists them: {_some()})")
+            raise InputError(f"no statement '{name}'{did_you_mean(name, LEDGER)}; normscope verify lists all {len(LEDGER)}")
         found |= own
     return [statement for statement in LEDGER.values() if statement.id in found]
-
-
-def _some() -> str:
-    return ", ".join(LEDGER)
 
 
 def record(finding: Finding) -> dict[str, Any]:
@@ -91,6 +87,7 @@ def record(finding: Finding) -> dict[str, Any]:
         "remark": statement.remark,
         "worst_case": finding.worst.case.text,
         "worst_case_margin": finding.worst.margin,
+        "worst_case_seeds": " + ".join(f"{weight!r}·{seed}" for seed, weight in finding.worst.case.seeds),
         "corrected": correction.claim if correction and fails else None,
         "why": correction.why if correction and fails else None,
         "corrected_margin": finding.corrected_margin if correction and fails else None,
