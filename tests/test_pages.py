@@ -82,7 +82,7 @@ UNCOVERED = """(() => {
 def runs(tmp_path_factory: pytest.TempPathFactory, gpt2: str) -> dict[str, RunFolder]:
     """A run of each kind, as small as it can be."""
     folder = tmp_path_factory.mktemp("runs")
-    _command("simulate", "--scheme", "post,pre", "--tokens", "6", "--samples", "21", "--out", str(folder / "simulate"))
+    _command("simulate", "--scheme", "post,pre", "--tokens", "6", "--layers", "--gradient", "--out", str(folder / "simulate"))
     _command("words", gpt2, "journey", test_cli_words.SENTENCE, "--out", str(folder / "words"))
     (folder / "stability").mkdir()
     found = {kind: open_run(folder / kind) for kind in ("simulate", "words")} | {"stability": RunFolder(folder / "stability")}
@@ -297,6 +297,7 @@ def test_the_numbers_of_a_simulation_are_its_tables(runs: dict[str, RunFolder]) 
         assert data["line"].tolist() == curves["scheme"].tolist()
         assert same(data.iloc[:, 1], curves[x])
         assert same(data.iloc[:, 2], curves[y])
+    assert same(csv(run, "gradient").iloc[:, 2], run.table("gradients")["relative"])
 
 
 def test_the_numbers_of_a_journey_are_its_tables(runs: dict[str, RunFolder]) -> None:
