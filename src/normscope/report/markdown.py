@@ -49,9 +49,15 @@ def _picture(picture: Picture, anchor: str, folder: Path) -> list[str]:
     """An anchor, the picture, its words, and what can be opened beside it."""
     words = _plain(picture.title)
     shown = f"![{words}]({quote(link_to(picture.png, folder))})"
-    caption = " ".join(text for text in (f"**{words}**" if words else "", _plain(picture.caption)) if text)
+    title = f"**{words}{'' if words[-1] in '.?!' else '.'}** " if words else ""
     links = " · ".join(f"[{text}]({link})" for text, link in picture.links(folder))
-    return [f'<a id="{anchor}"></a>', shown, caption, f"*{_plain(picture.settings)}*" if picture.settings else "", links]
+    return [
+        f'<a id="{anchor}"></a>',
+        shown,
+        title + _plain(picture.caption),
+        f"*{_plain(picture.settings)}*" if picture.settings else "",
+        links,
+    ]
 
 
 def _plain(text: str) -> str:
