@@ -57,13 +57,13 @@ def charts_section(
     return Section(title, text, tuple(tables), pictures)
 
 
-def findings_section(run: RunFolder, title: str = "Findings") -> Section | None:
+def findings_section(run: RunFolder, settings: str = "") -> Section | None:
     """The run's table ``findings``: its column ``text``, and in ``figure``, if it has one, the figure that shows each."""
     table = table_of(run, "findings")
     if table is None:
         return None
     rows = plain_rows(table.reindex(columns=["text", "figure"]))
-    return Section(title, (), findings=tuple(Finding(row["text"], row["figure"]) for row in rows))
+    return Section("Findings", (), findings=tuple(Finding(row["text"], row["figure"]) for row in rows))
 
 
 def write_page(

@@ -14,6 +14,7 @@ __all__ = ["Finding", "PageTable", "Picture", "Section", "render_page"]
 
 _TEMPLATE = "page.html.j2"
 _WIDE = 1600  # pixels; on a phone a wider picture scrolls instead of shrinking beyond reading
+_TALL = 0.8  # of its width; on paper a higher picture gets more than half a page
 
 
 def render_page(title: str, lead: str, sections: Sequence[Section], footer: str = "", folder: Path | None = None) -> str:
@@ -72,5 +73,5 @@ def _picture(picture: Picture, anchor: str, folder: Path | None) -> dict[str, An
         "source": "data:image/png;base64," + base64.b64encode(content).decode("ascii"),
         "width": width,
         "height": height,
-        "wide": width > _WIDE,
+        "shape": "wide" if width > _WIDE else "tall" if height > _TALL * width else "",
     }

@@ -24,8 +24,8 @@ def write_stability_report(run: RunFolder, settings: str, formats: Sequence[str]
 
 def stability_sections(run: RunFolder, settings: str) -> list[Section]:
     """Findings, spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
-    sections = [section(run, settings) for section in (_spread, _noise, _collapse, _sparsity, _maps)]
-    return [section for section in (findings_section(run), *sections) if section]
+    sections = [section(run, settings) for section in (findings_section, _spread, _noise, _collapse, _sparsity, _maps)]
+    return [section for section in sections if section]
 
 
 def _spread(run: RunFolder, settings: str) -> Section | None:
