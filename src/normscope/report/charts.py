@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from normscope.errors import InputError
 from normscope.report.chart_html import draw_html, write_script
-from normscope.report.chart_png import draw_png
+from normscope.report.chart_png import draw_png, words_of
 from normscope.report.data import figure_data
 from normscope.report.drawing import Drawing
 from normscope.report.heat import HeatMap
@@ -33,11 +33,9 @@ def save_chart(chart: Drawing, folder: Path, name: str) -> tuple[Path, Path]:
     """
     picture, page = folder / f"{name}.png", folder / f"{name}.html"
     figure = _figure(chart)
-    # A page that shows the picture reads from it what it says, so as not to say it twice.
-    words = {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        figure.savefig(picture, format="png", metadata=words)
+        figure.savefig(picture, format="png", metadata=words_of(chart))
         figure_data(chart).to_csv(folder / f"{name}.csv", index=False)
         page.write_text(_page(chart), encoding="utf-8")
         write_script(folder)
