@@ -19,6 +19,7 @@ from normscope.words.vocabulary import Word, plain_word, tokens_of
 
 FEWEST = 20  # words that a score needs
 DRAWS = 3  # of random weights
+_SEEDS = 2**62
 _RANDOM = 256
 _JUDGED = 3  # of the nearest tokens, as many are compared with the word
 _RESAMPLES = 1000
@@ -87,7 +88,7 @@ def head_table(
     found = probed(probe, view, layer, words, count, distance, None, looking("what heads return"))
     returned = [found["heads"]]
     for draw in range(DRAWS):
-        first = 2 * (DRAWS * seed + draw)
+        first = 2 * (DRAWS * seed + draw) % _SEEDS
         turn = haar(view.dim, first, view.device), haar(view.dim, first + 1, view.device)
         said = looking(f"what random weights return, {draw + 1} of {DRAWS}")
         returned.append(probed(probe, view, layer, words, _JUDGED, distance, turn, said)["heads"])
