@@ -92,8 +92,8 @@ def draw_blocks(records: Sequence[Mapping[str, Any]]) -> "matplotlib.figure.Figu
     return figure
 
 
-def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
-    """Write the figure as the kind of file that the name asks for: .png, .svg or .pdf."""
+def save_figure(figure: "matplotlib.figure.Figure", path: Path, words: Mapping[str, str] | None = None) -> None:
+    """Write the figure as the kind of file that the name asks for: .png, which keeps the words too, .svg or .pdf."""
     import matplotlib
 
     suffix = path.suffix.lower()
@@ -101,10 +101,10 @@ def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> None:
         raise InputError(f"cannot draw to '{path}'; the name has to end in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     if not path.parent.is_dir():
         raise InputError(f"cannot draw to '{path}': there is no folder '{path.parent}'")
-    dates: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    kept: dict[str, dict[str, Any]] = {".png": dict(words or {}), ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     try:
         with matplotlib.rc_context({"svg.hashsalt": "normscope"}):  # the same figure gives the same file
-            figure.savefig(path, format=suffix[1:], dpi=_DPI, metadata=dates.get(suffix))
+            figure.savefig(path, format=suffix[1:], dpi=_DPI, metadata=kept[suffix])
     except OSError as error:
         raise InputError(f"cannot draw to '{path}': {error.strerror or error}") from error
 

@@ -88,6 +88,11 @@ def new_sheet(chart: Drawing, inside: float) -> Sheet:
     return Sheet(figure, height, foot)
 
 
+def words_of(chart: Drawing) -> dict[str, str]:
+    """What a sheet says, kept in its file: a page that shows the picture reads it there, so as not to say it twice."""
+    return {"Title": chart.title, "Description": chart.caption, "Comment": chart.settings}
+
+
 def _text_height(lines: list[tuple[str, dict[str, Any]]]) -> float:
     return float(sum(_LEADING * letters["fontsize"] for _, letters in lines))
 

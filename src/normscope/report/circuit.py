@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from normscope.report.blocks import save_figure
-from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, new_sheet
+from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, new_sheet, words_of
 from normscope.report.charts import Chart
 from normscope.report.figures import FIGURES
 from normscope.report.lettering import font, printable
@@ -31,11 +31,17 @@ _CAPTION = (
 
 
 def save_circuit(run: RunFolder, name: str, selections: pd.DataFrame, charts: list[Chart], settings: str) -> Picture:
-    """Draw selections and curves into the run's folder of figures."""
+    """Draw selections and curves into the run's folder of figures; the curves have charts, and numbers, of their own."""
     path = run.path / FIGURES / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(draw_circuit(selections, charts, settings), path)
-    return Picture(_TITLE, path, _CAPTION, None, settings)
+    save_figure(draw_circuit(selections, charts, settings), path, words_of(_sheet(settings)))
+    selections.to_csv(path.with_suffix(".csv"), index=False)
+    return Picture(_TITLE, path, _CAPTION, None, settings, f"{FIGURES}/{name}.csv")
+
+
+def _sheet(settings: str) -> Chart:
+    """The words around the panels."""
+    return Chart(_TITLE, "", "", (), _CAPTION, settings)
 
 
 def draw_circuit(selections: pd.DataFrame, charts: list[Chart], settings: str) -> "matplotlib.figure.Figure":
@@ -49,7 +55,7 @@ def draw_circuit(selections: pd.DataFrame, charts: list[Chart], settings: str) -
     schemes, worlds = (list(selections[column].drop_duplicates()) for column in ("scheme", "world"))
     across, width = _width(len(worlds)), _width(len(charts))
     high, below = min(across, _HIGHEST), _CURVE + _HEAD + _FOOT
-    sheet = new_sheet(Chart(_TITLE, "", "", (), _CAPTION, settings), len(schemes) * (high + _HEAD) + _HEAD + _FOOT + below)
+    sheet = new_sheet(_sheet(settings), len(schemes) * (high + _HEAD) + _HEAD + _FOOT + below)
     bold = font(TEXT, bold=True, colour=INK)
 
     def panel(left: float, bottom: float, width: float, height: float) -> "matplotlib.axes.Axes":

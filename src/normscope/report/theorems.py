@@ -1,6 +1,7 @@
 """Figures and page sections of the ledger of statements, from its tables."""
 
 import re
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -13,9 +14,9 @@ _FEW = 8  # so many statements are shown with all their evidence
 _FAILS = "fails as printed"
 
 
-def write_theorems_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of the ledger and its page, ``report.html``."""
-    write_page(run, "The ledger of statements", settings, theorem_sections(run, settings))
+def write_theorems_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of the ledger and its page."""
+    write_page(run, "The ledger of statements", settings, theorem_sections(run, settings), formats)
 
 
 def theorem_sections(run: RunFolder, settings: str) -> list[Section]:
