@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
     "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
     "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
+    "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
     "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
 }
 
