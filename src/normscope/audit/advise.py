@@ -18,6 +18,8 @@ from normscope.dynamics.motion import check_schemes
 from normscope.schemes import Scheme
 from normscope.threads import one_thread
 
+_POWERS = 300.0  # of ten that a number holds
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -118,8 +120,8 @@ def _runs_table(names: Sequence[str], values: "np.ndarray[tuple[int, ...], np.dt
 def _layers_table(names: Sequence[str], measures: Sequence[RunMeasures]) -> pd.DataFrame:
     """Mean over runs and 90 % band at every layer: angles it turns tokens, and cosine, radius and gradient of what it reads.
 
-    ``moved`` leaves out what tokens turn together. The gradient is relative to that at the last layer; a layer number beyond
-    the last is the state after it.
+    ``moved`` leaves out what tokens turn together. The gradient is relative to that at the last layer, its mean a
+    geometric one; a layer number beyond the last is the state after it.
     """
     found = {
         "turned": np.stack([run.turned for run in measures]),
@@ -127,7 +129,7 @@ def _layers_table(names: Sequence[str], measures: Sequence[RunMeasures]) -> pd.D
         "cosine": 1 - np.stack([run.gap for run in measures]),
         "gap": np.stack([run.gap for run in measures]),
         "radius": np.stack([run.radius for run in measures]),
-        "gradient": np.stack([10 ** (run.gradient - run.gradient[:, -1:]) for run in measures]),
+        "gradient": np.stack([run.gradient - run.gradient[:, -1:] for run in measures]),
     }
     places = found["gap"].shape[2]
     tables = []
@@ -138,6 +140,8 @@ def _layers_table(names: Sequence[str], measures: Sequence[RunMeasures]) -> pd.D
             own[:, : values.shape[2]] = values[:, i]
             table[column] = own.mean(0)
             table[f"{column}_low"], table[f"{column}_high"] = np.quantile(own, BAND, axis=0)
+        powers = [column for column in table if column.startswith("gradient")]
+        table[powers] = 10 ** table[powers].clip(-_POWERS, _POWERS)
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 

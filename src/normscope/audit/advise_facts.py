@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import lru_cache
 from importlib.resources import files
 
@@ -14,7 +14,7 @@ from normscope.schemes import Scheme, derive, find_scheme
 
 BETA = 1.0  # of theory, as in its theorem on the first step
 NOT_TRAINED = "not trained here"
-_SAMPLES = 8  # times of the reduced flow for each layer
+_SAMPLES, _STEP = 2, 0.1  # times of the reduced flow for each layer, and its longest step in ln(1 + t)
 
 
 def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], radius: float = 1.0) -> pd.DataFrame:
@@ -31,7 +31,7 @@ def _theory(scheme: Scheme, depth: int, tokens: int, radius: float) -> dict[str,
     times = np.linspace(0, depth, _SAMPLES * depth + 1)
     flow = SymmetricFlow(scheme, tokens, BETA, float(depth))
     start = 1.0 if laws[0].radius_fixed else radius
-    path = flow.solve(times.tolist(), radius=start)
+    path = flow.solve(times.tolist(), radius=start, step=_STEP)
     third = max(1, depth // 3) * _SAMPLES
     speed = np.full(len(times), np.nan)
     speed[: len(path.measures)] = [row["speed"] for row in path.measures]
@@ -57,7 +57,7 @@ def trained_table(schemes: Sequence[Scheme]) -> pd.DataFrame:
     """What training in this project measured of each scheme, with its source; a row that says so where there is nothing."""
     rows = []
     for scheme in schemes:
-        found = [fact for known, fact in _trained() if _nameless(known) == _nameless(scheme)]
+        found = [fact for known, fact in _trained() if _same_blocks(known, scheme)]
         rows += [{"scheme": scheme.name, **fact} for fact in found or [{"what": NOT_TRAINED, "value": "", "source": ""}]]
     return pd.DataFrame(rows)
 
@@ -68,6 +68,12 @@ def _trained() -> tuple[tuple[Scheme, dict[str, str]], ...]:
     return tuple((find_scheme(fact.pop("scheme")), fact) for fact in content["fact"])
 
 
-def _nameless(scheme: Scheme) -> Scheme:
-    """The scheme as its slots define it, whatever it is called."""
-    return replace(scheme, name="any", then=None if scheme.then is None else _nameless(scheme.then))
+def _same_blocks(one: Scheme, other: Scheme) -> bool:
+    """Whether two schemes define the same blocks, whatever they are called."""
+    stages = list(one.stages), list(other.stages)
+    return len(stages[0]) == len(stages[1]) and all(
+        getattr(a, field.name) == getattr(b, field.name)
+        for a, b in zip(*stages, strict=True)
+        for field in fields(Scheme)
+        if field.compare and field.name not in ("name", "then")
+    )

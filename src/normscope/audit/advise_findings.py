@@ -130,7 +130,7 @@ def _theory(advice: Advice) -> Iterator[str]:
         )
     agreed = [f"{name} {value:+.2f}" for name, value in agreement(advice).items()]
     if agreed:
-        yield f"Theory and simulation at {s.tokens} tokens order the schemes alike (rank correlation): {', '.join(agreed)}."
+        yield f"Rank correlation of theory and simulation at {s.tokens} tokens: {', '.join(agreed)} (1 is the same order)."
 
 
 def agreement(advice: Advice) -> dict[str, float]:

@@ -115,7 +115,8 @@ class Ranking:
 
     Attributes:
         criteria: a row for each scheme and criterion: mean, low, high, rank, rank_low, rank_high, runs (finite ones).
-        order: a row for each scheme, the best first: place, rank, low, high, level_with.
+        order: a row for each scheme, the best first: place, rank, low, high, level_with. A place counts the schemes that surely
+            stand above; ``level_with`` names those that surely stand neither above nor below.
         pairs: how many of the redraws put ``scheme`` above ``other``.
     """
 
@@ -172,7 +173,7 @@ def _order(names: Sequence[str], overall: Values, redrawn: Values) -> tuple[pd.D
     above = ((apart > 0) & ~equal).mean(0) + 0.5 * equal.mean(0)
     low, high = np.quantile(redrawn, BAND, axis=0)
     rows = []
-    for i in np.argsort(overall, kind="stable"):
+    for i in range(len(names)):
         level = [names[j] for j in range(len(names)) if j != i and 1 - SURE < above[i, j] < SURE]
         rows.append(
             {
@@ -190,4 +191,5 @@ def _order(names: Sequence[str], overall: Values, redrawn: Values) -> tuple[pd.D
         for j in range(len(names))
         if i != j
     ]
-    return pd.DataFrame(rows), pd.DataFrame(pairs, columns=["scheme", "other", "above"])
+    order = pd.DataFrame(rows).sort_values(["place", "rank"], kind="stable", ignore_index=True)
+    return order, pd.DataFrame(pairs, columns=["scheme", "other", "above"])

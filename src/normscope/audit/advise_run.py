@@ -116,7 +116,8 @@ class _Path:
         except NotFiniteError:
             self.x = None
             return
-        if not bool(torch.isfinite(after).all()):
+        size = length(after)
+        if not bool((torch.isfinite(size) & (size > 0)).all()):
             self.x = None
             return
         self.turned[layer] = float(angles(self.x[0], after[0]).mean(dtype=torch.float64))

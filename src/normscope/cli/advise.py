@@ -189,7 +189,7 @@ def _print(advice: "Advice", findings: "pd.DataFrame") -> None:
                 "yes" if row.scheme in trained else "no",
             ]
         )
-    titles = [f"{criterion.title.split()[0]}, {criterion.unit}" for criterion in CRITERIA]
+    titles = [f"{criterion.name}, {criterion.unit}" for criterion in CRITERIA]
     print_table(("place", "scheme", "mean rank", *titles, "trained here"), rows)
     out = console()
     for basis, text in zip(findings["basis"], findings["text"], strict=True):
