@@ -138,10 +138,10 @@ def _layers_table(names: Sequence[str], measures: Sequence[RunMeasures]) -> pd.D
         for column, values in found.items():
             own = np.full((len(measures), places), np.nan)
             own[:, : values.shape[2]] = values[:, i]
-            table[column] = own.mean(0)
-            table[f"{column}_low"], table[f"{column}_high"] = np.quantile(own, BAND, axis=0)
-        powers = [column for column in table if column.startswith("gradient")]
-        table[powers] = 10 ** table[powers].clip(-_POWERS, _POWERS)
+            numbers = np.stack([own.mean(0), *np.quantile(own, BAND, axis=0)])
+            if column == "gradient":
+                numbers = 10 ** numbers.clip(-_POWERS, _POWERS)
+            table[column], table[f"{column}_low"], table[f"{column}_high"] = numbers
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 

@@ -13,6 +13,7 @@ from normscope.audit.advise_setting import AdviceSetting
 from normscope.results import plain_rows
 
 _COLLAPSED = 0.01  # 1 − mean cosine
+_OFTEN = 0.01
 _DECADES = 2.0  # a gradient that grows or shrinks by more will need care
 _THEORY = {"early": "early", "late": "late", "collapse": "gap"}  # criteria that theory has numbers for, and their columns
 
@@ -50,6 +51,9 @@ def _simulation(advice: Advice) -> Iterator[str]:
         f"First is {first['scheme']}, {level}: mean rank {first['rank']:.1f} of {len(order)} over the criteria (90 % interval "
         f"{first['low']:.1f} to {first['high']:.1f})."
     )
+    often = sorted(order, key=lambda row: -float(row["first"]))
+    shares = ", ".join(f"{row['scheme']} {100 * row['first']:.0f} %" for row in often if row["first"] >= _OFTEN)
+    yield f"If nobody knows how much each criterion counts, and any weights are as likely as others, first are: {shares}."
     for criterion in CRITERIA:
         yield _best(advice, criterion)
     collapsed = [row for row in _rows(advice, "collapse") if row["mean"] is not None and row["mean"] < _COLLAPSED]

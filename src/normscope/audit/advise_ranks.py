@@ -115,8 +115,9 @@ class Ranking:
 
     Attributes:
         criteria: a row for each scheme and criterion: mean, low, high, rank, rank_low, rank_high, runs (finite ones).
-        order: a row for each scheme, the best first: place, rank, low, high, level_with. A place counts the schemes that surely
-            stand above; ``level_with`` names those that surely stand neither above nor below.
+        order: a row for each scheme, the best first: place, rank, low, high, level_with, first. A place counts the schemes that
+            surely stand above; ``level_with`` names those that surely stand neither above nor below; ``first`` is how often a
+            scheme is first when the weights of the criteria are drawn too, every set of weights as likely as any other.
         pairs: how many of the redraws put ``scheme`` above ``other``.
     """
 
@@ -128,16 +129,19 @@ class Ranking:
 def rank(names: Sequence[str], values: Values, weights: Mapping[str, float], seed: int = 0) -> Ranking:
     """Rank schemes by the weighted mean of their ranks in the criteria, from values (runs, schemes, criteria)."""
     runs = len(values)
-    redrawn = np.random.default_rng(seed).integers(runs, size=(REDRAWS, runs - 1))
+    generator = np.random.default_rng(seed)
+    redrawn = generator.integers(runs, size=(REDRAWS, runs - 1))
     signs = np.array([-1.0 if criterion.low_is_better else 1.0 for criterion in CRITERIA])
     scores = np.where(np.isfinite(values), signs * values, _BROKEN)
     share = np.array([weights.get(criterion.name, 0.0) for criterion in CRITERIA])
     share /= share.sum()
     by_criterion, by_redraw = ranks_of(scores.mean(0)), ranks_of(scores[redrawn].mean(1))
     overall, overall_redrawn = by_criterion @ share, by_redraw @ share
+    any_weights = np.where(share > 0, generator.exponential(size=(REDRAWS, 1, len(share))), 0.0)
+    firsts = _firsts((by_redraw * any_weights).sum(-1))
     return Ranking(
         _criteria_table(names, values, redrawn, by_criterion, by_redraw),
-        *_order(names, overall, overall_redrawn),
+        *_order(names, overall, overall_redrawn, firsts),
     )
 
 
@@ -167,7 +171,14 @@ def _criteria_table(
     return pd.DataFrame(rows)
 
 
-def _order(names: Sequence[str], overall: Values, redrawn: Values) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _firsts(totals: Values) -> Values:
+    """In which share of the redraws each scheme is first; schemes that are level share it."""
+    first = totals <= totals.min(-1, keepdims=True) * (1 + _SMALLEST)
+    shares: Values = (first / first.sum(-1, keepdims=True)).mean(0)
+    return shares
+
+
+def _order(names: Sequence[str], overall: Values, redrawn: Values, firsts: Values) -> tuple[pd.DataFrame, pd.DataFrame]:
     apart = redrawn[:, None, :] - redrawn[:, :, None]  # positive where the row's scheme stands above the column's
     equal = np.abs(apart) < _SMALLEST
     above = ((apart > 0) & ~equal).mean(0) + 0.5 * equal.mean(0)
@@ -183,6 +194,7 @@ def _order(names: Sequence[str], overall: Values, redrawn: Values) -> tuple[pd.D
                 "low": low[i],
                 "high": high[i],
                 "level_with": ", ".join(level),
+                "first": firsts[i],
             }
         )
     pairs = [
