@@ -9,7 +9,7 @@ import pandas as pd
 from normscope.audit.advise import Advice
 from normscope.audit.advise_facts import BETA, NOT_TRAINED
 from normscope.audit.advise_ranks import CRITERIA, Criterion, ranks_of
-from normscope.audit.advise_setting import AdviceSetting
+from normscope.audit.advise_setting import SPECTRUM, AdviceSetting
 from normscope.results import plain_rows
 
 _COLLAPSED = 0.01  # 1 − mean cosine
@@ -38,6 +38,11 @@ def _setting(s: AdviceSetting) -> Iterator[str]:
         yield (
             f"Width {s.simulated_width} stands for {s.width:,}, with all {s.heads} heads and weights scaled so that "
             f"queries, keys and messages keep their sizes; --simulated-width chooses another."
+        )
+    if s.weights == SPECTRUM:
+        yield (
+            "Weights have the singular values of a trained model and random directions. A trained model's heads are aligned with "
+            "its states and these are not, so attention can be far sharper here, and messages far larger beside the first states."
         )
     if not s.hidden:
         yield "Blocks have attention alone; --feedforward 4 adds a random feed-forward layer of that many widths."
