@@ -41,8 +41,9 @@ def _setting(s: AdviceSetting) -> Iterator[str]:
         )
     if s.weights == SPECTRUM:
         yield (
-            "Weights have the singular values of a trained model and random directions. A trained model's heads are aligned with "
-            "its states and these are not, so attention can be far sharper here, and messages far larger beside the first states."
+            "Weights have the singular values of a trained model and random directions. A trained model's heads are aligned "
+            "with its states and these are not, so attention can be far sharper here, and messages far larger beside the first "
+            "states."
         )
     if not s.hidden:
         yield "Blocks have attention alone; --feedforward 4 adds a random feed-forward layer of that many widths."
