@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.attention import Attention, HeadWeights
-from normscope.attention.core import attend, normalise_heads
+from normscope.attention.core import Backend, attend, normalise_heads
 from normscope.attention.heads import project, unproject
 from normscope.audit.advise_setting import GAUSSIAN, LEVELS, SPECTRUM, AdviceSetting
 from normscope.dynamics import FeedForward, make_start, random_weights
@@ -136,8 +136,13 @@ class RandomLayers:
         blocks = {}
         for kind in kinds:
             own, wide = (weights, feedforward) if kind == "free" else normalised(weights, feedforward)
-            blocks[kind] = Block(LayerAttention(self.setting.beta, own, self.setting.causal), wide)
+            blocks[kind] = Block(LayerAttention(self.setting.beta, own, self.setting.causal, backend=self._backend), wide)
         return blocks
+
+    @property
+    def _backend(self) -> Backend | None:
+        """On a GPU one that is differentiable and the same in every process, not the fastest of a trial."""
+        return "blocks" if torch.device(self.setting.device).type == "cuda" else None
 
     def _weights(self, layer: int) -> HeadWeights:
         s = self.setting

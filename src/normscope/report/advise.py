@@ -85,11 +85,13 @@ def _order(run: RunFolder, settings: str) -> Section:
             str(row.place),
             f"{row.rank:.1f} ({row.low:.1f} to {row.high:.1f})",
             *(cell(means[row.scheme, name], ".3g") for name in _CRITERIA),
+            f"{100 * row.first:.0f} %",
             str(row.level_with) or "–",
         )
         for row in ranks.itertuples(index=False)
     )
-    columns = ("scheme", "place", "mean rank", *(figure.title.lower() for figure in _CRITERIA.values()), "not told apart from")
+    titles = (figure.title.lower() for figure in _CRITERIA.values())
+    columns = ("scheme", "place", "mean rank", *titles, "first with any weights", "not told apart from")
     findings = run.table("findings")
     text = tuple(f"{basis.capitalize()}: {said}" for basis, said in zip(findings["basis"], findings["text"], strict=True))
     charts: dict[str, Drawing | None] = {"ranks": _rank_map(ranks, criteria, settings)}
