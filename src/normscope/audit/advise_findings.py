@@ -128,7 +128,7 @@ def _means(advice: Advice) -> pd.DataFrame:
 def _theory(advice: Advice) -> Iterator[str]:
     s = advice.setting
     at = advice.theory[advice.theory["tokens"] == s.context].dropna()
-    if at.empty:
+    if len(at) < 2:
         return
     for column, what in (("early", "first"), ("late", "last")):
         ordered = at.sort_values(column, ascending=False)

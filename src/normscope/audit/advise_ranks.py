@@ -136,12 +136,12 @@ def rank(names: Sequence[str], values: Values, weights: Mapping[str, float], see
     share = np.array([weights.get(criterion.name, 0.0) for criterion in CRITERIA])
     share /= share.sum()
     by_criterion, by_redraw = ranks_of(scores.mean(0)), ranks_of(scores[redrawn].mean(1))
-    overall, overall_redrawn = by_criterion @ share, by_redraw @ share
+    overall = by_redraw @ share
     any_weights = np.where(share > 0, generator.exponential(size=(REDRAWS, 1, len(share))), 0.0)
     firsts = _firsts((by_redraw * any_weights).sum(-1))
     return Ranking(
         _criteria_table(names, values, redrawn, by_criterion, by_redraw),
-        *_order(names, overall, overall_redrawn, firsts),
+        *_order(names, overall, firsts),
     )
 
 
@@ -178,7 +178,7 @@ def _firsts(totals: Values) -> Values:
     return shares
 
 
-def _order(names: Sequence[str], overall: Values, redrawn: Values, firsts: Values) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _order(names: Sequence[str], redrawn: Values, firsts: Values) -> tuple[pd.DataFrame, pd.DataFrame]:
     apart = redrawn[:, None, :] - redrawn[:, :, None]  # positive where the row's scheme stands above the column's
     equal = np.abs(apart) < _SMALLEST
     above = ((apart > 0) & ~equal).mean(0) + 0.5 * equal.mean(0)
@@ -190,7 +190,7 @@ def _order(names: Sequence[str], overall: Values, redrawn: Values, firsts: Value
             {
                 "scheme": names[i],
                 "place": 1 + int((above[:, i] >= SURE).sum()),
-                "rank": overall[i],
+                "rank": redrawn[:, i].mean(),
                 "low": low[i],
                 "high": high[i],
                 "level_with": ", ".join(level),

@@ -85,7 +85,7 @@ def _order(run: RunFolder, settings: str) -> Section:
             str(row.place),
             f"{row.rank:.1f} ({row.low:.1f} to {row.high:.1f})",
             *(cell(means[row.scheme, name], ".3g") for name in _CRITERIA),
-            f"{100 * row.first:.0f} %",
+            cell(100 * float(str(row.first)), ".0f") + " %",
             str(row.level_with) or "–",
         )
         for row in ranks.itertuples(index=False)
