@@ -45,8 +45,7 @@ class LayerAttention(Attention):
 
     def _sized(self, y: Tensor, letter: str, heads: str) -> Tensor:
         if letter in heads:
-            width = y.shape[-3] * y.shape[-1]
-            return math.sqrt(y.shape[-1] / width) * y
+            return y / math.sqrt(y.shape[-3])  # d_h/d is 1/heads
         return y if self.noise is None else y * self.noise[:, "qkv".index(letter)]
 
 
