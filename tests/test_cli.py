@@ -17,7 +17,7 @@ FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed"
 
 def normscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from normscope.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=280, check=False)
 
 
 def test_schemes_lists_every_scheme_with_what_follows_from_it() -> None:

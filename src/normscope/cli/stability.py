@@ -1,7 +1,6 @@
 """normscope stability: what norm noise does to the circuits of a model."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +23,7 @@ from normscope.cli.output import (
     say,
     with_report,
 )
+from normscope.cli.reading import ExamplesOption, ModelArgument, TextOption, chosen_sample, read_text
 from normscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,16 +43,12 @@ _SHOWN = 0.1  # the noise whose collapse the table by layer shows
 
 
 def stability(
-    model: Annotated[
-        str, typer.Argument(help="A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2.")
-    ],
-    text: Annotated[Path | None, typer.Option(help="A text to read.", show_default="one that comes with the package")] = None,
+    model: ModelArgument,
+    text: TextOption = None,
     tokens: Annotated[
         int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all, or 512 of ours")
     ] = None,
-    examples: Annotated[
-        int | None, typer.Option(min=2, help="Examples to read, for a model that was trained to add.", show_default="256")
-    ] = None,
+    examples: ExamplesOption = None,
     measure: Annotated[
         str | None, typer.Option(help="Some of spread, noise, collapse, sparsity, with commas.", show_default="all")
     ] = None,
@@ -89,11 +85,11 @@ def stability(
     where = chosen_device(device)
     folder = out or fresh_path("runs/stability")
     check_writable(folder, overwrite=overwrite)
-    content = _read(text)
+    content = read_text(text)
     started = datetime.now(UTC)
     with console(stderr=True).status(f"opening {model}"):
         view = open_model(model, where)
-        sample = _sample(view, content, tokens, examples, seed)
+        sample = chosen_sample(view, content, tokens, examples, seed)
     if measure is None and not view.predicts:
         say(f"{model} predicts no tokens: noise, which is measured by what predictions lose, is left out")
         wanted.remove("noise")
@@ -150,31 +146,6 @@ def _measured(
         with progress("looking at attention", total=view.layers) as advance:
             tables |= measure_clean(view, sample, clean, curve, noise, 16 * draws, seed=seed, progress=advance)
     return tables
-
-
-def _sample(view: "ModelView", content: str | None, tokens: int | None, examples: int | None, seed: int) -> "Sample":
-    from normscope.models.own import OwnView
-    from normscope.stability import SAMPLE_TOKENS, sample_text
-
-    if isinstance(view, OwnView) and tokens is not None:
-        raise InputError(f"'{view.name}' adds integers: it reads examples of its task (--examples), not tokens of a text")
-    if not isinstance(view, OwnView) and examples is not None:
-        raise InputError(f"'{view.name}' reads a text (--text, --tokens), not examples of a task")
-    if isinstance(view, OwnView):
-        return view.sample(content, examples, seed)
-    if content is None:
-        fits = min(SAMPLE_TOKENS, view.context or SAMPLE_TOKENS)
-        return view.sample(sample_text(), min(tokens or fits, fits), seed)
-    return view.sample(content, tokens, seed)
-
-
-def _read(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the text '{path}': {getattr(error, 'strerror', None) or error}") from error
 
 
 def _levels(text: str, what: str) -> list[float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from normscope.errors import MissingExtraError
 from normscope.report.charts import Drawing, save_chart
 from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.tables import table_of
 from normscope.results import RunFolder
 
 FIGURES = "figures"
@@ -31,6 +32,12 @@ def charts_section(
     """The text, the tables, and the charts that there are."""
     pictures = tuple(save_picture(run, name, chart) for name, chart in charts.items() if chart)
     return Section(title, text, tuple(tables), pictures)
+
+
+def findings_section(run: RunFolder, settings: str) -> Section | None:
+    """The sentences that a measurement came to, if the run has them."""
+    table = table_of(run, "findings")
+    return None if table is None else Section("Findings", tuple(map(str, table["text"])))
 
 
 def write_page(run: RunFolder, title: str, lead: str, sections: Sequence[Section]) -> Path:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.report.charts import Chart, Drawing, HeatMap, Line
-from normscope.report.figures import charts_section, write_page
+from normscope.report.figures import charts_section, findings_section, write_page
 from normscope.report.page import Section
 from normscope.report.tables import floats, grid, head_map, spans_decades, table_of, together, token_name
 from normscope.results import RunFolder
@@ -22,13 +22,8 @@ def write_stability_report(run: RunFolder, settings: str) -> None:
 
 def stability_sections(run: RunFolder, settings: str) -> list[Section]:
     """Findings, spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
-    sections = [section(run, settings) for section in (_findings, _spread, _noise, _collapse, _sparsity, _maps)]
+    sections = [section(run, settings) for section in (findings_section, _spread, _noise, _collapse, _sparsity, _maps)]
     return [section for section in sections if section]
-
-
-def _findings(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "findings")
-    return None if table is None else Section("Findings", tuple(map(str, table["text"])))
 
 
 def _spread(run: RunFolder, settings: str) -> Section | None:

@@ -19,21 +19,11 @@ Tables = Mapping[str, pd.DataFrame]
 
 def findings(view: ModelView, tables: Tables) -> list[str]:
     """Sentences on the scheme, spread, noise, collapse and sparsity, as far as they were measured."""
-    said = [_scheme(view)]
+    said = [view.summary]
     for name, speak in (("spread", _spread), ("noise", _noise), ("collapse", _collapse), ("sparsity", _sparsity)):
         if name in tables:
             said += speak(view, tables)
     return said
-
-
-def _scheme(view: ModelView) -> str:
-    if view.scheme is None:
-        return f"{view.name}: its scheme could not be told: {view.scheme_note}."
-    note = f" ({view.scheme_note})" if view.scheme_note else ""
-    return (
-        f"{view.name} places its norms as {view.scheme.name}, {view.scheme.title}{note}: "
-        f"{view.layers} layers, {view.heads} heads of {view.head}, width {view.dim}."
-    )
 
 
 def _spread(view: ModelView, tables: Tables) -> Iterator[str]:

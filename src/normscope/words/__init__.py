@@ -1,7 +1,7 @@
 """Words on the sphere: embeddings, what heads do to words, singular vectors, journeys through the layers."""
 
+from normscope.models.factors import Singular, singular_factors
 from normscope.words.embeddings import OutputNorm, embedding_distances, extreme_tokens, token_scores
-from normscope.words.factors import Singular, singular_factors
 from normscope.words.geometry import head_update, norm_curves, norm_points, strongest_head
 from normscope.words.journey import Journey, follow
 from normscope.words.maps import MAPS, places

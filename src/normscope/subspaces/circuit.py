@@ -1,0 +1,243 @@
+"""A hand-built induction circuit: a previous-token head, then a prefix-matching head, in four subspaces.
+
+Tokens come as a beginning, some types in random order, and the same again. A position lies on a circle, and so does a type:
+
+    layer 1, previous-token head:    q = position, turned one step back;  k = position;  writes type into previous type
+    layer 2, prefix-matching head:   q = type;  k = previous type;  writes type into prediction
+
+so that each token of the repetition predicts what followed its like the first time. Attention selects the largest score, the
+limit of a low temperature. Heads read by dual bases, which is exact for linearly independent subspaces. Two knobs take away
+what only a norm of the input needs: orthogonality (``angle``), and constant norm (``spread``, where no head reads).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from normscope.attention import HeadWeights, unproject
+from normscope.errors import InputError
+from normscope.norms import length
+from normscope.schemes import Scheme
+from normscope.schemes.flow import layer, settle, written
+from normscope.subspaces.worlds import Subspaces, gram, look, slots_at
+
+HEADS = ("previous-token", "prefix-matching")
+WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
+KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to nearly nothing left of it
+_GRID = 52
+_PRECISION = 1e-11
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a run of the circuit did: for each head the token that each receiver selected, and the type that each predicts."""
+
+    selected: Int[Tensor, "2 tokens"]
+    predicted: Int[Tensor, " tokens"]
+
+
+@dataclass(frozen=True)
+class InductionCircuit:
+    """The circuit and what it reads.
+
+    Attributes:
+        types: how many types are repeated; with the beginning there are types + 1, in 2·types + 1 tokens.
+        angle: between any two of the four subspaces, in degrees.
+        spread: s of the length 1 + s·u that the prediction part has to begin with, u uniform in −1..1 for each token.
+        seed: of the order of types, of u, and of the frame of the space.
+    """
+
+    types: int = 12
+    angle: float = 90.0
+    spread: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.types < 3:
+            raise InputError(f"the circuit needs at least 3 types to tell apart, not {self.types}")
+        if not 0 <= self.spread < 1:
+            raise InputError(f"the spread of lengths is at least 0 and below 1, not {self.spread:g}")
+
+    def with_knob(self, knob: str, value: float) -> "InductionCircuit":
+        """The same circuit with its ``angle`` or ``spread`` changed."""
+        return replace(self, angle=value) if knob == "angle" else replace(self, spread=value)
+
+    @cached_property
+    def tokens(self) -> Int[Tensor, " tokens"]:
+        """The type of every token: the beginning is 0, then 1 to ``types`` in random order, twice."""
+        order = 1 + torch.randperm(self.types, generator=torch.Generator().manual_seed(self.seed))
+        return torch.cat((torch.zeros(1, dtype=torch.long), order, order))
+
+    @cached_property
+    def codes(self) -> Float[Tensor, "types 2"]:
+        """The types on a circle."""
+        return _circle(torch.arange(self.types + 1), self.types + 1)
+
+    @cached_property
+    def wanted(self) -> Int[Tensor, "2 tokens"]:
+        """The token that each receiver shall select, by head; −1 for receivers that do not count."""
+        places = torch.arange(len(self.tokens))
+        return torch.stack((places - 1, torch.where(places > self.types, places - self.types + 1, -1)))
+
+    @cached_property
+    def coordinates(self) -> Float[Tensor, "tokens 9"]:
+        """What every token is to begin with: position, type, no previous type, and a guess that says nothing."""
+        count = len(self.tokens)
+        generator = torch.Generator().manual_seed(self.seed)
+        u = 2 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 1
+        nothing = torch.zeros(count, 2, dtype=torch.float64)
+        positions = _circle(torch.arange(count), count)
+        return torch.cat((positions, self.codes[self.tokens], nothing, nothing, 1 + self.spread * u), 1)
+
+    @cached_property
+    def subspaces(self) -> Subspaces:
+        """The four subspaces."""
+        return Subspaces.at_angle(WIDTHS, self.angle, seed=self.seed)
+
+    @cached_property
+    def weights(self) -> tuple[HeadWeights, HeadWeights]:
+        """The two heads, a layer each."""
+        (_, _, E_previous, E_prediction), (D_position, D_type, D_previous, _) = self.subspaces.bases, self.subspaces.duals
+        step = torch.tensor(2 * math.pi / len(self.tokens), dtype=torch.float64)
+        back = torch.stack((torch.stack((step.cos(), -step.sin())), torch.stack((step.sin(), step.cos()))))
+        return (
+            HeadWeights((D_position @ back)[None], D_position[None], D_type[None], E_previous.T[None]),
+            HeadWeights(D_type[None], D_previous[None], D_type[None], E_prediction[:, :2].T[None]),
+        )
+
+    def run(self, scheme: Scheme, corrected: bool = False) -> Selection:
+        """Both layers on the embeddings, by the slots of the scheme; ``corrected``, heads write what they should have selected.
+
+        So a head is seen on clean inputs, whatever those before it do.
+        """
+        x = self.coordinates @ torch.cat(self.subspaces.bases, 1).T
+        x = settle(slots_at(scheme, 0, 2)[0], x)
+        chosen = []
+        for depth, weights in enumerate(self.weights):
+            q, k, v = look(scheme, weights, x, depth, 2)
+            chosen.append(_causal(q[0] @ k[0].T).argmax(1))
+            c, _ = slots_at(scheme, depth, 2)
+            source = torch.where(self.wanted[depth] >= 0, self.wanted[depth], chosen[-1]) if corrected else chosen[-1]
+            x = layer(c, x, written(c, unproject(v[:, source], weights.W_O)))
+        decoded = x @ self.subspaces.duals[3][:, :2] @ self.codes.T
+        return Selection(torch.stack(chosen), decoded.argmax(1))
+
+    def right(self, scheme: Scheme, corrected: bool = False) -> Bool[Tensor, " 2"]:
+        """Whether each head selects what it shall, for all receivers that count."""
+        return ((self.run(scheme, corrected).selected == self.wanted) | (self.wanted < 0)).all(1)
+
+    def solved(self, scheme: Scheme) -> float:
+        """The share of the repeated tokens that predict what followed their like."""
+        asked = self.wanted[1] >= 0
+        return float((self.run(scheme).predicted == self.tokens[self.wanted[1]])[asked].double().mean())
+
+    def key_lengths(self, scheme: Scheme) -> Float[Tensor, "2 tokens"]:
+        """|k_t| of both heads while the circuit works, in closed form from coordinates a and products of bases G alone.
+
+        A norm of what is read puts the factor 1/|x_t|, |x|² = aᵀG a, on every part; keys that are normalised have length 1.
+        """
+        G = gram(WIDTHS, math.cos(math.radians(self.angle)))
+        a, kept = self.coordinates, []
+
+        def size(a: Tensor) -> Tensor:
+            return ((a @ G) * a).sum(1, keepdim=True).sqrt()
+
+        for depth, key in enumerate((slice(0, 2), slice(4, 6))):
+            c, heads = slots_at(scheme, depth, 2)
+            a = a / size(a) if c.stream_norm else a
+            factor = c.input_factor / size(a) if c.reads_norm else torch.ones_like(size(a))
+            kept.append((torch.ones_like(factor) if "k" in heads else factor * length(a[:, key])).squeeze(1))
+            message = factor * a[:, 2:4]
+            message = message / length(message) if "v" in heads or c.output_norm else message
+            update = torch.zeros_like(a)
+            update[:, 4:6] = _before(message)
+            a = c.carry * a + c.step * update
+        return torch.stack(kept)
+
+    def margins(self, scheme: Scheme) -> Float[Tensor, " 2"]:
+        """How far each head is from collapse by Theorem 7: min over receivers and t of w_t*/w_t − λ; negative means collapsed.
+
+        The scores w are those of the codes, and 1 + κ_t is the length of a key over the mean. The query's factor is common to
+        all t, a temperature: κ^q = 0.
+        """
+        positions, codes = self.coordinates[:, :2], self.codes[self.tokens]
+        scores = (positions.roll(1, 0) @ positions.T, codes @ _before(codes).T)
+        found = []
+        for w, lengths, wanted in zip(scores, self.key_lengths(scheme), self.wanted, strict=True):
+            asked, kappa = wanted >= 0, lengths / lengths.mean() - 1
+            found.append(theorem_7_margin(_causal(w)[asked], kappa, wanted[asked]).min())
+        return torch.stack(found)
+
+
+def theorem_7_margin(
+    w: Float[Tensor, "*receivers keys"],
+    kappa: Float[Tensor, "*receivers keys"] | Float[Tensor, " keys"],
+    selected: Int[Tensor, " *receivers"],
+    kappa_q: float = 0.0,
+) -> Float[Tensor, " *receivers"]:
+    """min_t ±(w_t*/w_t − λ_t) over t ≠ t*, with λ_t = (1 + κ^q + κ_t)/(1 + κ^q + κ_t*): negative where attention collapses.
+
+    The sign is + where w_t(1 + κ^q + κ_t*) > 0 and − where it is negative. A score of 0 never overtakes, nor does one of −∞, a
+    key that is not seen.
+    """
+    at, noise = selected[..., None], (1 + kappa_q + kappa).expand_as(w)
+    ratio, other = w.gather(-1, at) / w, noise / noise.gather(-1, at)
+    margin = torch.where(w * noise.gather(-1, at) > 0, ratio - other, other - ratio)
+    never = (w == 0) | w.isinf()
+    return margin.masked_fill(never, torch.inf).scatter(-1, at, torch.inf).amin(-1)
+
+
+def breaking_point(holds: Callable[[float], bool], first: float, last: float, grid: int = _GRID) -> float:
+    """Where something first ceases to hold on the way from ``first`` to ``last``; NaN if it holds all the way.
+
+    The interval is searched in ``grid`` places, then halved.
+    """
+    values = [first + (last - first) * i / (grid - 1) for i in range(grid)]
+    broken = next((i for i, value in enumerate(values) if not holds(value)), None)
+    if broken is None:
+        return math.nan
+    if broken == 0:
+        return first
+    good, bad = values[broken - 1], values[broken]
+    while abs(bad - good) > _PRECISION * max(abs(first), abs(last)):
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return (good + bad) / 2
+
+
+def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dict[str, tuple[float, float]]:
+    """The knob's value at which each head breaks on clean inputs, and the circuit: as Theorem 7 predicts it, and as seen."""
+    first, last = KNOBS[knob]
+
+    @cache
+    def holds(value: float) -> Bool[Tensor, "6"]:
+        """Both heads by theory and on clean inputs, then both as they run."""
+        turned = circuit.with_knob(knob, value)
+        running = turned.right(scheme)
+        # as long as the first head is right, what the second reads needs no correction
+        alone = running if running[0] else turned.right(scheme, corrected=True)
+        return torch.cat((turned.margins(scheme) > 0, alone, running))
+
+    def point(*which: int) -> float:
+        return breaking_point(lambda value: bool(holds(value)[list(which)].all()), first, last)
+
+    return {HEADS[0]: (point(0), point(2)), HEADS[1]: (point(1), point(3)), "circuit": (point(0, 1), point(4, 5))}
+
+
+def _before(tokens: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    """Of every token the one before it; the first, which sees only itself, has itself."""
+    return torch.cat((tokens[:1], tokens[:-1]))
+
+
+def _circle(places: Int[Tensor, " places"], count: int) -> Float[Tensor, "places 2"]:
+    angles = places.double() * (2 * math.pi / count)
+    return torch.stack((angles.cos(), angles.sin()), 1)
+
+
+def _causal(scores: Float[Tensor, "tokens tokens"]) -> Float[Tensor, "tokens tokens"]:
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)

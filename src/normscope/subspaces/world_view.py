@@ -1,0 +1,130 @@
+"""A constructed world behind a ``ModelView``, so that what is measured of models can be measured where theory knows it."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.attention import normalise_heads, project, unproject
+from normscope.errors import InputError
+from normscope.models import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample
+from normscope.models.view import Watcher
+from normscope.schemes import Scheme
+from normscope.schemes.flow import layer, read, settle, written
+from normscope.subspaces.worlds import World, slots_at
+
+
+class WorldView(ModelView):
+    """One layer of attention over a world, a head for each part, by the slots of a scheme; norms have radius 1."""
+
+    causal, position_kind, scheme_note, context, layers, predicts = True, "none", "", None, 1, False
+
+    def __init__(self, world: World, scheme: Scheme) -> None:
+        self.name, self.world, self.scheme = "world", world, scheme
+        self._weights = world.weights
+        self._slots, self._normalised = slots_at(scheme, 0, 1)
+        self.heads, self.dim, self.head = self._projections[0].shape
+        self.vocabulary = len(world.coordinates[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where its matrices are."""
+        return self._projections[0].device
+
+    @property
+    def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        w = self._weights
+        assert w.W_Q is not None
+        assert w.W_K is not None
+        assert w.W_V is not None
+        assert w.W_O is not None
+        return w.W_Q, w.W_K, w.W_V, w.W_O
+
+    def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
+        """The states after the layer."""
+
+        def watched(layer: int, x: Tensor) -> Tensor:
+            put = None if watch is None else watch(layer, x)
+            return x if put is None else put
+
+        x = watched(0, settle(self._slots, self.embeddings[sample.tokens]))
+        states = read(self._slots, x)
+        q, k, v = self.heads_of(0, states)
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+        step = AttentionStep(0, x, states, q, k, v, 1.0, seen, self._projections[3])
+        mixed = None if observe is None else observe(step)
+        mixed = step.weights() @ v if mixed is None else mixed
+        return watched(1, layer(self._slots, x, written(self._slots, unproject(mixed, self._weights.W_O))))
+
+    def projections(self, layer: int) -> HeadProjections:
+        """The matrices of the heads; there are no biases."""
+        none = torch.zeros(self.heads, self.head, dtype=torch.float64)
+        return HeadProjections(*self._projections, none, none, none, torch.zeros(self.dim, dtype=torch.float64))
+
+    def heads_of(
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
+        """Those of q, k and v of what the layer reads."""
+        q, k, v = (project(read, W) for W in self._projections[:3])
+        made = dict(zip("qkv", normalise_heads(q, k, v, self._normalised), strict=True))
+        return tuple(made[letter] for letter in letters)
+
+    @property
+    def normalised_heads(self) -> str:
+        """The letters of q, k and v that the scheme normalises."""
+        return self._normalised.replace("none", "")
+
+    @property
+    def norms(self) -> list[NormView]:
+        """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
+        assert self.scheme is not None
+        stage = self.scheme.at(0, 1)
+        factor = float(self._slots.input_factor)
+        wanted = [("input", factor, self.dim)] * bool(self._slots.reads_norm)
+        wanted += [("embedding", 1.0, self.dim)] * bool(self._slots.stream_norm)
+        wanted += [(letter, 1.0, self.head) for letter in self.normalised_heads]
+        return [
+            NormView(
+                slot,
+                None if slot == "embedding" else 0,
+                "" if slot == "embedding" else "attention",
+                stage.norm,
+                torch.full((width,), factor * width**-0.5, dtype=torch.float64),
+                None,
+                0.0,
+            )
+            for slot, factor, width in wanted
+        ]
+
+    @property
+    def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
+        """The tokens of the world."""
+        return self.world.embeddings
+
+    @property
+    def positions(self) -> Float[Tensor, "positions dim"] | None:
+        """None: a world has no positions."""
+        return None
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
+        """None: it predicts nothing."""
+        return None
+
+    def sample(self, text: str | None = None, size: int | None = None, seed: int = 0) -> Sample:
+        """Every token once."""
+        if text is not None:
+            raise InputError("a constructed world reads its own tokens, not a text")
+        tokens = torch.arange(self.vocabulary if size is None else min(size, self.vocabulary))[None]
+        return Sample(tokens, torch.full_like(tokens, NOTHING), torch.ones_like(tokens, dtype=torch.bool))
+
+    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
+        """Their numbers."""
+        return [str(number) for number in tokens.tolist()]
+
+    def token_of(self, text: str) -> int | None:
+        """The token of a number."""
+        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None

@@ -1,0 +1,158 @@
+"""Test worlds: embeddings that are sums of parts in given subspaces, and heads that read one part each.
+
+Subspace α has an orthonormal basis E_α, a token the coordinates a_α in it, and its embedding is x = Σ_α x_α with x_α = E_α a_α.
+The dual bases D_α, with D_αᵀE_β = 1 for α = β and 0 otherwise, read one part exactly wherever the subspaces are linearly
+independent. All lies orthogonal to 1, so that LayerNorm and RMSNorm do the same to it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.attention import HeadWeights, normalise_heads, project
+from normscope.errors import InputError
+from normscope.norms import hyperplane_basis, length
+from normscope.schemes import Scheme
+from normscope.schemes.flow import Coefficients, coefficients, read, settle
+
+
+@dataclass(frozen=True)
+class Subspaces:
+    """Linearly independent subspaces by their orthonormal bases E_α, each of shape (dim, its width)."""
+
+    bases: tuple[Tensor, ...]
+
+    @classmethod
+    def at_angle(cls, widths: Sequence[int], angle: float = 90.0, dim: int | None = None, seed: int = 0) -> "Subspaces":
+        """Subspaces of which any two have all their principal angles equal to ``angle``, in a random frame.
+
+        With an orthonormal frame B and the matrix G of the wanted products, E_αᵀE_β = cos(angle)·1, the bases are B·√G. At 90
+        degrees they are mutually orthogonal, and down to 0 they stay linearly independent.
+
+        Args:
+            widths: the dimension of each.
+            angle: in degrees, above 0 and at most 90.
+            dim: of the whole space; the smallest that has room if None.
+            seed: of the frame.
+        """
+        total = sum(widths)
+        dim = total + 1 if dim is None else dim
+        if not widths or min(widths) < 1:
+            raise InputError(f"every subspace needs at least 1 dimension, not {list(widths)}")
+        if dim <= total:
+            raise InputError(f"subspaces of widths {list(widths)} need {total + 1} dimensions or more, not {dim}")
+        if not 0 < angle <= 90:
+            raise InputError(f"the angle between subspaces lies above 0 and is at most 90 degrees, not {angle:g}")
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(dim - 1, total, generator=generator, dtype=torch.float64)
+        frame = hyperplane_basis(dim) @ torch.linalg.qr(drawn).Q
+        squares, turns = torch.linalg.eigh(gram(widths, math.cos(math.radians(angle))))
+        root = turns * squares.clamp(min=0).sqrt() @ turns.T
+        return cls(tuple((frame @ root).split(list(widths), 1)))
+
+    @property
+    def widths(self) -> list[int]:
+        """The dimension of each."""
+        return [basis.shape[1] for basis in self.bases]
+
+    @cached_property
+    def duals(self) -> tuple[Tensor, ...]:
+        """D_α, each (dim, width): the pseudo-inverse of all bases side by side, part by part."""
+        return tuple(torch.linalg.pinv(torch.cat(self.bases, 1)).T.split(self.widths, 1))
+
+
+@dataclass(frozen=True)
+class World:
+    """Tokens that are sums of parts, by their coordinates a_α in each subspace, of shape (tokens, its width)."""
+
+    subspaces: Subspaces
+    coordinates: tuple[Tensor, ...]
+
+    @classmethod
+    def make(
+        cls,
+        tokens: int,
+        widths: Sequence[int],
+        *,
+        angle: float = 90.0,
+        spread: float = 0.0,
+        radius: float = 1.0,
+        dim: int | None = None,
+        seed: int = 0,
+    ) -> "World":
+        """Parts in random directions, of length radius·(1 + spread·u) with u uniform in −1..1.
+
+        An ``angle`` of 90 degrees and a ``spread`` of 0 give mutually orthogonal spheres: all that Pre-Norm can keep apart.
+        """
+        if not 0 <= spread < 1:
+            raise InputError(f"the spread of lengths is at least 0 and below 1, not {spread:g}")
+        generator = torch.Generator().manual_seed(seed)
+        coordinates = []
+        for width in widths:
+            directions = torch.randn(tokens, width, generator=generator, dtype=torch.float64)
+            u = 2 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64) - 1
+            coordinates.append(radius * (1 + spread * u) * directions / length(directions))
+        return cls(Subspaces.at_angle(widths, angle, dim, seed), tuple(coordinates))
+
+    @property
+    def parts(self) -> Float[Tensor, "parts tokens dim"]:
+        """x_α of every token."""
+        pairs = zip(self.coordinates, self.subspaces.bases, strict=True)
+        return torch.stack([own @ basis.T for own, basis in pairs])
+
+    @property
+    def embeddings(self) -> Float[Tensor, "tokens dim"]:
+        """The sums Σ_α x_α."""
+        return self.parts.sum(0)
+
+    @property
+    def interference_factors(self) -> Float[Tensor, " tokens"]:
+        """1/|Σ_β x_β| from coordinates and products of bases alone: the factor that a norm of the input puts on every part."""
+        bases, everything = torch.cat(self.subspaces.bases, 1), torch.cat(self.coordinates, 1)
+        return ((everything @ (bases.T @ bases)) * everything).sum(1).rsqrt()
+
+    @property
+    def weights(self) -> HeadWeights:
+        """A head for each part, which reads it and writes it: W_Q = W_K = W_V = D_α and W_O = E_αᵀ, filled up with zeros."""
+        widest = max(self.subspaces.widths)
+
+        def stacked(matrices: tuple[Tensor, ...]) -> Float[Tensor, "parts dim widest"]:
+            return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in matrices])
+
+        duals = stacked(self.subspaces.duals)
+        return HeadWeights(duals, duals, duals, stacked(self.subspaces.bases).mT)
+
+
+def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
+    """E_αᵀE_β of all pairs: 1 within a subspace; between two, the i-th vectors at the given cosine and others orthogonal."""
+    place = torch.cat([torch.arange(width) for width in widths])
+    matrix = cosine * (place[:, None] == place).double()
+    return matrix.fill_diagonal_(1.0)
+
+
+@lru_cache(maxsize=256)
+def slots_at(scheme: Scheme, layer: int, depth: int) -> tuple[Coefficients, str]:
+    """What a scheme's slots say of attention in one layer of several, and which of q, k, v it normalises."""
+    stage = scheme.at(layer, depth)
+    return coefficients(stage.attention, stage.norm, stage.place(layer, depth)), stage.attention.heads
+
+
+def look(
+    scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"], layer: int = 0, depth: int = 1
+) -> tuple[Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens value"]]:
+    """Q, k and v of every head for states x, by the scheme's slots; norms have radius 1 and no parameters, as in theory."""
+    c, heads = slots_at(scheme, layer, depth)
+    states = read(c, settle(c, x))
+    q, k, v = (project(states, W) for W in (weights.W_Q, weights.W_K, weights.W_V))
+    return normalise_heads(q, k, v, heads)
+
+
+def head_scores(scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "heads tokens tokens"]:
+    """W_ts = q_t·k_s of every head, receiver and sender."""
+    q, k, _ = look(scheme, weights, x)
+    return q @ k.mT
