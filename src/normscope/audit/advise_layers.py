@@ -20,8 +20,7 @@ from normscope.dynamics import FeedForward, make_start, random_weights
 from normscope.errors import InputError
 from normscope.models import ModelView
 from normscope.tasks import stream_seed
-from normscope.words.factors import singular_factors
-from normscope.words.singular import head_factors
+from normscope.words import head_factors, singular_factors
 
 Factors = Float[Tensor, "variants letters heads tokens 1"]
 
