@@ -20,6 +20,7 @@ COMMANDS = {
     "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
     "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
     "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
+    "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
     "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
 }
 

@@ -1,0 +1,8 @@
+"""What the labs say of one model, side by side with theory; and advice on a scheme for a model that is yet to be built."""
+
+from normscope.audit.advise import Advice, advise
+from normscope.audit.advise_findings import advice_findings
+from normscope.audit.advise_layers import Spectrum
+from normscope.audit.advise_setting import AdviceSetting, fitting_width
+
+__all__ = ["Advice", "AdviceSetting", "Spectrum", "advice_findings", "advise", "fitting_width"]

@@ -1,0 +1,398 @@
+"""Advice: schemes through the same random layers, measured as theory says, ranked no more surely than runs allow."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.linalg import expm
+from scipy.stats import rankdata
+
+from normscope.attention import Attention
+from normscope.audit import Advice, AdviceSetting, Spectrum, advice_findings, advise, fitting_width
+from normscope.audit.advise_facts import NOT_TRAINED, theory_table, trained_table
+from normscope.audit.advise_findings import agreement
+from normscope.audit.advise_layers import LayerAttention, RandomLayers
+from normscope.audit.advise_ranks import CRITERIA, chosen_criteria, rank, ranks_of
+from normscope.audit.advise_run import angles, apart, measure_run
+from normscope.dynamics import Motion, SymmetricFlow, make_start
+from normscope.errors import InputError
+from normscope.models import open_model
+from normscope.norms import unit
+from normscope.schemes import NAMED, Scheme, Slots
+
+DOCS = Path(__file__).parent.parent / "docs"
+SMALL = AdviceSetting(depth=9, width=32, heads=4, context=24, tokens=24, simulated_width=32, runs=3)
+SEEN = ("post", "pre", "peri", "ngpt", "ngpt-lerp", "sqrt-scaling", "qk", "qkv", "hybrid")
+NAMES = [criterion.name for criterion in CRITERIA]
+EQUAL = dict.fromkeys(NAMES, 1.0)
+
+
+def chosen(*names: str) -> list[Scheme]:
+    return [NAMED[name] for name in names]
+
+
+def mean(advice: Advice, scheme: str, criterion: str) -> float:
+    table = advice.ranking.criteria
+    return float(table[(table["scheme"] == scheme) & (table["criterion"] == criterion)]["mean"].iloc[0])
+
+
+@pytest.fixture(scope="module")
+def all_schemes() -> Advice:
+    return advise(SMALL, chosen(*SEEN))
+
+
+def test_small_angles_are_exact() -> None:
+    a, b = torch.eye(2, 5, dtype=torch.float64)
+    for angle in (1e-9, 0.3, 45.0, 179.0):
+        t = math.radians(angle)
+        assert float(angles(a, math.cos(t) * a + math.sin(t) * b)) == pytest.approx(angle, rel=1e-6)
+
+
+def test_a_cluster_that_turns_as_one_does_not_move() -> None:
+    generator = torch.Generator().manual_seed(0)
+    theta = make_start("cone", 6, 8, delta=0.3, generator=generator)
+    a, b = (unit(x) for x in (unit(theta).mean(0), torch.randn(8, generator=generator, dtype=torch.float64)))
+    side = unit(b - (a @ b) * a)
+    angle = math.acos(float(a @ b))
+    turn = torch.from_numpy(expm(angle * (torch.outer(side, a) - torch.outer(a, side)).numpy()))
+    after = theta @ turn.T
+    assert float(angles(theta, after).mean()) > 10
+    assert float(apart(theta, 3 * after).max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_movement_is_the_speed_of_theory(name: str) -> None:
+    """From an orthogonal start with identity weights the mean direction stays, and a short step moves tokens by h|θ̇|."""
+    h, scheme = 1e-5, NAMED[name]
+    start = make_start("orthogonal", 16, 16)
+    after = Motion(scheme, Attention(1.0), 12.0).layer(start, 0.0, h)
+    speed = SymmetricFlow(scheme, 16, 1.0, 12.0).rates(0.0, np.zeros(2))["speed"]
+    assert float(apart(start, after).mean()) / h == pytest.approx(math.degrees(speed), rel=1e-3)
+
+
+@pytest.mark.parametrize("heads", ["none", "qk", "qkv"])
+def test_states_of_length_1_stand_for_a_models_units(heads: str) -> None:
+    """The same layer as a model computes it: states of length √d, RMSNorm of heads to √d_h, scores over √d_h."""
+    layers = RandomLayers(replace(SMALL, precision="float64"), 0)
+    x, attention = layers.start(), layers.block(0, ["free"])["free"].attention
+    d, w = x.shape[-1], attention.weights
+    q, k, v = (math.sqrt(d) * x @ weight for weight in (w.W_Q, w.W_K, w.W_V) if weight is not None)
+    q, k, v = (F.rms_norm(y, y.shape[-1:]) if letter in heads else y for letter, y in zip("qkv", (q, k, v), strict=True))
+    mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+    assert w.W_O is not None
+    torch.testing.assert_close(math.sqrt(d) * attention(x, heads), (mixed @ w.W_O).sum(0))
+
+
+def test_noise_multiplies_what_no_norm_follows() -> None:
+    layers = RandomLayers(replace(SMALL, precision="float64"), 0)
+    x, factors = layers.start().expand(3, -1, -1), layers.noise(3)
+    plain = layers.block(0, ["free"])["free"].attention
+    noisy = replace(plain, noise=factors)
+    torch.testing.assert_close(noisy(x)[0], plain(x[0]))
+    assert float((noisy(x)[2] - plain(x[0])).abs().max()) > 1e-3
+    torch.testing.assert_close(noisy(x, "qkv")[2], plain(x[0], "qkv"))
+    for level, values in zip((0.01, 0.1), factors[1:] - 1, strict=True):
+        assert float(values.square().mean().sqrt()) == pytest.approx(level, rel=0.05)
+    keys_only = LayerAttention(plain.beta, plain.weights, noise=torch.cat([torch.ones(3, 1, 4, 24, 1), factors[:, 1:]], 1))
+    torch.testing.assert_close(noisy(x, "q")[1], keys_only(x, "q")[1])
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    tiny = AdviceSetting(depth=4, width=4, heads=2, context=3, tokens=3, simulated_width=4, runs=2, precision="float64")
+    layers, schemes = RandomLayers(tiny, 1), chosen("peri", "mix", "ngpt-lerp", "qkv")
+    found = measure_run(layers, schemes)
+    for scheme, gradient in zip(schemes, found.gradient, strict=True):
+
+        def objective(x: torch.Tensor, scheme: Scheme = scheme) -> float:
+            for layer in range(tiny.depth):
+                block = layers.block(layer, [scheme.at(layer, tiny.depth).weights]).popitem()[1]
+                x = Motion(scheme, block.attention, float(tiny.depth)).layer(x, float(layer))
+            return float((layers.probe() * unit(x)).sum())
+
+        start, h = unit(layers.start()), 1e-6
+        steps = h * torch.eye(start.numel(), dtype=torch.float64).view(-1, *start.shape)
+        numeric = [(objective(start + step) - objective(start - step)) / (2 * h) for step in steps]
+        assert 10 ** gradient[0] == pytest.approx(np.linalg.norm(numeric), rel=1e-5), scheme.name
+
+
+def test_schemes_that_are_the_same_are_level(all_schemes: Advice) -> None:
+    twin = replace(NAMED["pre"], name="twin")
+    advice = advise(replace(SMALL, depth=3), [NAMED["pre"], twin, NAMED["none"]])
+    order = advice.ranking.order.set_index("scheme")
+    assert order.loc["pre", "rank"] == order.loc["twin", "rank"]
+    assert order.loc["pre", "place"] == order.loc["twin", "place"]
+    assert "twin" in str(order.loc["pre", "level_with"])
+    pairs = advice.ranking.pairs.set_index(["scheme", "other"])["above"]
+    assert pairs["pre", "twin"] == pairs["twin", "pre"] == 0.5
+    alike = [text for text in advice_findings(all_schemes)["text"] if "come out the same" in text]
+    assert len(alike) == 1
+    assert alike[0].startswith("hybrid, qkv come out the same")
+
+
+def test_a_feed_forward_layer_tells_apart_what_attention_alone_cannot() -> None:
+    advice = advise(replace(SMALL, feedforward=2.0, depth=4, runs=2), chosen("qkv", "hybrid"))
+    assert mean(advice, "qkv", "collapse") != pytest.approx(mean(advice, "hybrid", "collapse"), rel=0.01)
+
+
+def test_schemes_come_in_the_order_that_theory_gives(all_schemes: Advice) -> None:
+    """Theorem 4.1: Post-LN and nGPT close in exponentially, so they collapse and stop; Peri-LN and nGPT start fastest."""
+    for collapsed in ("post", "ngpt"):
+        for other in ("pre", "peri", "sqrt-scaling"):
+            assert mean(all_schemes, collapsed, "collapse") < 0.1 * mean(all_schemes, other, "collapse")
+            assert mean(all_schemes, collapsed, "late") < mean(all_schemes, other, "late")
+    first = all_schemes.layers[all_schemes.layers["layer"] == 0].set_index("scheme")["moved"]
+    assert first["peri"] == pytest.approx(first["ngpt"], rel=1e-4)
+    assert first["peri"] > 1.2 * first["pre"]
+    assert first["pre"] == pytest.approx(first["post"], rel=1e-4)
+    radius = all_schemes.layers[all_schemes.layers["layer"] == SMALL.depth].set_index("scheme")["radius"]
+    assert radius["post"] == pytest.approx(1)
+    assert radius["pre"] > 2
+    assert agreement(all_schemes)["early"] > 0.5
+
+
+def test_deeper_post_ln_is_more_collapsed() -> None:
+    gaps = [mean(advise(replace(SMALL, depth=depth, runs=2), chosen("post")), "post", "collapse") for depth in (2, 4, 8)]
+    assert gaps[0] > 2 * gaps[1] > 8 * gaps[2]
+
+
+def test_norm_noise_is_removed_by_norms_and_grows_in_proportion(all_schemes: Advice) -> None:
+    noise = all_schemes.noise.pivot(index="scheme", columns="noise", values="angle")
+    for name in ("qkv", "hybrid"):
+        assert (noise.loc[name] == 0).all()
+    assert 0 < noise.loc["qk", 0.01] < 0.6 * noise.loc["pre", 0.01]
+    for name in ("pre", "post", "peri", "qk"):
+        assert 5 < noise.loc[name, 0.1] / noise.loc[name, 0.01] < 11, name
+
+
+def test_a_seed_fixes_every_number_on_any_number_of_threads() -> None:
+    schemes, few = chosen("pre", "ngpt-lerp"), replace(SMALL, depth=3)
+    threads = torch.get_num_threads()
+    one = advise(few, schemes)
+    try:
+        torch.set_num_threads(3)
+        again = advise(few, schemes)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    other = advise(replace(few, seed=1), schemes)
+    for name, table in one.tables.items():
+        assert table.equals(again.tables[name]), name
+    assert not one.runs.equals(other.runs)
+    fewer = advise(replace(few, runs=2), [schemes[0]])
+    kept = one.runs[(one.runs["scheme"] == "pre") & (one.runs["run"] < 2)]
+    assert kept.reset_index(drop=True).equals(fewer.runs)  # neither the other schemes nor the other runs matter
+
+
+def test_progress_counts_every_layer_and_an_interrupt_ends_it() -> None:
+    heard: list[int] = []
+    advise(replace(SMALL, depth=3, runs=2), chosen("pre"), progress=heard.append)
+    assert heard == list(range(1, 13))
+
+    def interrupt(done: int) -> None:
+        heard.append(done)
+        raise KeyboardInterrupt
+
+    heard.clear()
+    with pytest.raises(KeyboardInterrupt):
+        advise(replace(SMALL, depth=200), chosen("pre"), progress=interrupt)
+    assert len(heard) < 10
+
+
+def test_a_scheme_that_leaves_the_finite_numbers_is_last_and_said() -> None:
+    wild = Scheme("wild", Slots(step="10**(12*layer)"))
+    advice = advise(replace(SMALL, depth=5), [wild, *chosen("pre", "qkv")])
+    order = advice.ranking.order
+    assert order["scheme"].iloc[-1] == "wild"
+    assert order["rank"].iloc[-1] > 2.5
+    rows = advice.ranking.criteria[advice.ranking.criteria["scheme"] == "wild"]
+    assert rows["runs"].min() == 0
+    assert rows["mean"].isna().any()
+    assert any("Left the finite numbers" in text and "wild" in text for text in advice_findings(advice)["text"])
+
+
+def test_ranks_are_those_of_scipy() -> None:
+    scores = np.random.default_rng(0).integers(0, 6, size=(7, 9, 5)).astype(float)
+    expected = rankdata(-scores, method="average", axis=1)
+    np.testing.assert_array_equal(ranks_of(scores), expected)
+
+
+def test_intervals_are_as_wide_as_the_error_of_a_mean() -> None:
+    runs = 12
+    values = np.random.default_rng(1).normal(size=(runs, 2, len(CRITERIA)))
+    table = rank(["a", "b"], values, EQUAL).criteria
+    for i, name in enumerate(("a", "b")):
+        for j, criterion in enumerate(NAMES):
+            row = table[(table["scheme"] == name) & (table["criterion"] == criterion)].iloc[0]
+            error = values[:, i, j].std(ddof=1) / math.sqrt(runs)
+            assert row["high"] - row["low"] == pytest.approx(2 * 1.645 * error, rel=0.15)
+
+
+def test_an_order_is_sure_only_where_runs_agree() -> None:
+    generator = np.random.default_rng(2)
+    signs = np.array([-1.0 if criterion.low_is_better else 1.0 for criterion in CRITERIA])
+    level = np.repeat([[3.0], [0.0], [0.0]], len(CRITERIA), axis=1) * signs
+    values = level + 0.5 * generator.normal(size=(8, 3, len(CRITERIA)))
+    found = rank(["good", "one", "other"], values, EQUAL)
+    order = found.order.set_index("scheme")
+    assert order.loc["good", "place"] == 1
+    assert order.loc["good", "level_with"] == ""
+    assert order.loc["good", "low"] == order.loc["good", "high"] == 1
+    assert order.loc["one", "place"] == order.loc["other", "place"] == 2
+    above = found.pairs.set_index(["scheme", "other"])["above"]
+    assert above["good", "one"] == 1
+    assert above["one", "other"] + above["other", "one"] == pytest.approx(1)
+
+
+def test_weights_of_criteria_change_the_order() -> None:
+    values = np.zeros((4, 2, len(CRITERIA)))
+    values[:, 0, NAMES.index("early")] = 5  # the first is better early
+    values[:, 0, NAMES.index("noise")] = 7  # and worse under noise
+    values += 1e-9 * np.random.default_rng(0).normal(size=values.shape)
+    assert rank(["a", "b"], values, chosen_criteria("early=2,noise")).order["scheme"].iloc[0] == "a"
+    assert rank(["a", "b"], values, chosen_criteria("early,noise=2")).order["scheme"].iloc[0] == "b"
+    alike = rank(["a", "b"], values, chosen_criteria(None)).order
+    assert list(alike["place"]) == [1, 1]
+    # each is first where its criterion weighs more: half of all weights
+    assert list(alike["first"]) == pytest.approx([0.5, 0.5], abs=0.05)
+    assert list(rank(["a", "b"], values, chosen_criteria("early")).order["first"]) == [1, 0]
+
+
+def test_theory_starts_as_theorem_4_1_prints_it() -> None:
+    n = 64
+    at = theory_table(chosen("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling"), 9, (n,), radius=2.0).set_index("scheme")
+    plain, normed = 2 / (math.e + n - 1), 2 / math.sqrt(math.e**2 + n - 1)
+    expected = {"post": plain, "pre": plain / 2, "mix": plain, "peri": normed / 2, "ngpt": normed, "sqrt-scaling": plain}
+    for name, rate in expected.items():
+        assert at.loc[name, "first_rate"] == pytest.approx(rate, rel=1e-9), name
+    assert at.loc["peri", "speed"] == "r_j·|A_j|"
+    assert at.loc["mix", "speed"] == "1 then r_j"
+    # C e^{−2t} against C/t³: Post-LN and nGPT no longer move late, the others do
+    for name in ("pre", "mix", "peri", "sqrt-scaling"):
+        assert at.loc[name, "late"] > 3 * max(at.loc["post", "late"], at.loc["ngpt", "late"])
+        assert at.loc[name, "gap"] > 3 * max(at.loc["post", "gap"], at.loc["ngpt", "gap"])
+
+
+def test_what_was_trained_stands_in_the_documents_and_nothing_else_is_claimed() -> None:
+    table = trained_table([*NAMED.values(), replace(NAMED["pre"], name="mine", title="")])
+    known = table[table["what"] != NOT_TRAINED]
+    assert set(known["scheme"]) == {"pre", "qkv", "mine"}
+    for row in known.itertuples(index=False):
+        text = (DOCS.parent / str(row.source)).read_text(encoding="utf-8")
+        for number in re.findall(r"\d+\.\d+", str(row.value)):
+            assert number in text, (row.value, row.source)
+    assert (table[table["scheme"] == "peri"]["what"] == NOT_TRAINED).all()
+
+
+def test_weights_have_the_spectrum_of_a_model() -> None:
+    view = open_model("builtin:addition-small-pre", "cpu")
+    spectrum = Spectrum.of(view)
+    weights = view.projections(1)
+    whole = torch.linalg.svdvals(weights.W_QK.double())[:, : view.head]
+    torch.testing.assert_close(spectrum.qk[1], whole, rtol=1e-4, atol=1e-5)
+    setting = AdviceSetting(
+        depth=view.layers, width=view.dim, heads=view.heads, context=8, weights="spectrum-of", tokens=8,
+        simulated_width=view.dim, runs=2, precision="float64",
+    )  # fmt: skip
+    drawn = RandomLayers(setting, 0, spectrum).block(1, ["free"])["free"].attention.weights
+    assert drawn.W_Q is not None
+    assert drawn.W_K is not None
+    assert drawn.W_V is not None
+    assert drawn.W_O is not None
+    for product, values in ((drawn.W_Q @ drawn.W_K.mT, spectrum.qk[1]), (drawn.W_V @ drawn.W_O, spectrum.vo[1])):
+        torch.testing.assert_close(torch.linalg.svdvals(product)[:, : view.head], values, rtol=1e-6, atol=1e-9)
+    narrow = spectrum.at("qk", 0.0, 2, 3)
+    assert narrow.shape == (2, 3)
+    assert bool((narrow.diff(dim=-1) <= 0).all())
+    advice = advise(replace(setting, depth=3, precision="float32"), chosen("pre"), spectrum=spectrum)
+    assert np.isfinite(advice.runs["value"]).all()
+    with pytest.raises(InputError, match="need a model"):
+        advise(setting, chosen("pre"))
+
+
+@pytest.mark.parametrize("kind", ["kaiming", "gaussian"])
+def test_a_narrower_simulation_keeps_the_sizes_of_messages(kind: str) -> None:
+    """|A(x)|² of a single token is on average the same at any simulated width."""
+    sizes = []
+    for width in (64, 256):
+        setting = AdviceSetting(
+            depth=1, width=512, heads=4, context=2, weights=kind, tokens=2, simulated_width=width, runs=2, seed=3
+        )
+        draws = [RandomLayers(setting, run) for run in range(12)]
+        messages = [draw.block(0, ["free"])["free"].attention(draw.start()[:1]) for draw in draws]
+        sizes.append(float(torch.stack(messages).square().sum(-1).mean()))
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
+
+
+def test_the_simulated_width_fits_the_time() -> None:
+    assert fitting_width(4, 64, 4, 16, 0.0, 3, 2, "cpu") == 64
+    fitted = fitting_width(48, 2048, 16, 128, 0.0, 15, 8, "cpu")
+    assert fitted < 2048
+    assert fitted % 16 == 0
+    assert fitting_width(96, 2048, 16, 128, 4.0, 15, 8, "cpu") <= fitted
+    assert fitting_width(48, 2048, 16, 128, 0.0, 15, 8, "cuda") == 2048
+
+
+def test_findings_carry_the_numbers_of_the_tables(all_schemes: Advice) -> None:
+    findings = advice_findings(all_schemes)
+    assert set(findings["basis"]) == {"setting", "simulation", "theory", "training"}
+    said = "\n".join(findings["text"])
+    first = all_schemes.ranking.order.iloc[0]
+    assert f"First is {first['scheme']}" in said
+    assert f"mean rank {first['rank']:.1f} of {len(SEEN)}" in said
+    assert f"ngpt-lerp, {mean(all_schemes, 'ngpt-lerp', 'gradient'):.3g}" in said
+    assert re.search(r"Collapsed after 9 layers.*post.*ngpt", said)
+    longer = advice_findings(replace(all_schemes, setting=replace(SMALL, context=96)))["text"].iloc[0]
+    assert longer.startswith("24 sampled tokens stand for a context of 96.")
+    assert "2 times smaller" in longer
+
+
+def test_a_scheme_that_is_worse_at_everything_is_named() -> None:
+    from normscope.audit.advise_findings import _beaten
+
+    advice = advise(replace(SMALL, runs=2, depth=3), chosen("pre", "qkv"))
+    table = advice.ranking.criteria.copy()
+    for criterion in CRITERIA:
+        chosen_rows = table["criterion"] == criterion.name
+        table.loc[chosen_rows, "mean"] = [2.0, 1.0] if not criterion.low_is_better else [1.0, 2.0]
+    worse = replace(advice, ranking=replace(advice.ranking, criteria=table))
+    assert list(_beaten(worse)) == ["qkv is beaten in every criterion by pre."]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"depth": 0}, "depth is at least 1"),
+        ({"width": 30}, "cannot be shared among 4 heads"),
+        ({"runs": 1}, "runs is at least 2"),
+        ({"tokens": 25}, "at most as many tokens as the context"),
+        ({"simulated_width": 64}, "at most the model's"),
+        ({"simulated_width": 4}, "a head needs 2 dimensions"),
+        ({"weights": "kaming"}, "did you mean 'kaiming'"),
+        ({"feedforward": -1.0}, "feedforward"),
+        ({"radius": 0.0}, "positive number"),
+        ({"precision": "half"}, "float32"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_allowed(change: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        replace(SMALL, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("erly", "did you mean 'early'"), ("noise=x", "a number"), ("noise=0", "leave it out")]
+)
+def test_wrong_criteria_say_what_is_allowed(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        chosen_criteria(text)
+
+
+def test_no_schemes_and_twice_the_same_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one scheme"):
+        advise(SMALL, [])
+    with pytest.raises(InputError, match="named twice"):
+        advise(SMALL, chosen("pre", "pre"))
