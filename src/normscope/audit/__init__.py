@@ -1,0 +1,1 @@
+"""What the labs say of one model, side by side with theory."""
