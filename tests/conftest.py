@@ -1,6 +1,8 @@
 """One thread for every test and every process it starts: they are small, and on a busy machine waiting threads cost time."""
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,3 +22,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to run a command in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def ledger_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the whole ledger in its quick form, with what was printed and how long a processor took.
+
+    Made once for all tests and their processes, in one of its own, where no run-time type checks slow the flows down.
+    """
+    from filelock import FileLock
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "ledger"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            command = [sys.executable, "-c", "from normscope.cli import main; main()"]
+            arguments = ["verify", "--json", "--out", str(folder)]
+            before = os.times().children_user
+            done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            (folder / "printed.json").write_text(done.stdout, encoding="utf-8")
+            (folder / "seconds.txt").write_text(str(os.times().children_user - before), encoding="utf-8")
+    return folder

@@ -248,7 +248,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     [
         ("", "the text is empty or too short"),
         ("  \n", "the text is empty or too short"),
-        ("the cat " * 40, "reads at most 64; --tokens 64 takes the first of them"),
+        ("the cat " * 40, "reads at most 64; shorten it, or take its first tokens where there is --tokens 64"),
         (b"\xff\xfe\x00\xd8", "cannot read the text"),
     ],
 )
@@ -314,7 +314,7 @@ def test_an_encoder_with_real_weights(here: Path, capsys: pytest.CaptureFixture[
     Path("long.txt").write_text("word " * 600)
     status, out, err = run(capsys, "stability", "package:minilm", "--text", "long.txt", *CLEAN)
     assert (status, out) == (2, "")
-    assert "reads at most 512; --tokens 512 takes the first of them" in err
+    assert "reads at most 512; shorten it, or take its first tokens where there is --tokens 512" in err
     assert len(err.splitlines()) == 1
     records = records_of(capsys, "package:minilm", *CLEAN, "--tokens", "100", "--levels", "0.1")
     assert {r["layer"] for r in records} == {None, *range(6)}

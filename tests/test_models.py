@@ -21,8 +21,9 @@ from normscope.errors import InputError
 from normscope.models import AttentionStep, ModelView, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceView
 from normscope.models.open import PACKAGES
+from normscope.models.own import OwnView
 from normscope.schemes import NAMED
-from normscope.transformer import Row, Transformer, TransformerConfig, load_model, save_model
+from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig, load_model, save_model
 
 library.utils.logging.set_verbosity_error()
 library.utils.logging.disable_progress_bar()
@@ -282,6 +283,26 @@ def test_messages_add_up_to_what_attention_writes(name: str) -> None:
         update = (step.weights() @ step.messages).sum(1) + weights.b_O
         assert near(update, written.view_as(update))
         assert torch.equal(weights.W_O, step.W_O)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "qkv", "peri", "post"])
+def test_messages_of_our_own_models_have_the_size_of_the_write(scheme: str) -> None:
+    config = TransformerConfig(NAMED[scheme], dim=32, layers=2, heads=2, head=8, feedforward=32, readout=(32,), frequencies=4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Transformer(config).eval()
+    for block in model.decoder:
+        block.attention.write_scale.factor.fill_(0.3)
+    view = OwnView(scheme, SavedModel(model, {}))
+    sample, entered = sample_of(some_tokens(rows=3) % config.vocabulary), []
+    hook = model.decoder[0].feedforward.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
+    step = steps_of(view, sample)[0]
+    hook.remove()
+    norms = {(norm.layer, norm.sublayer, norm.slot): norm for norm in view.norms}
+    update = (step.weights() @ step.messages).sum(1)
+    output, stream = (norms.get((0, "attention", slot)) for slot in ("output", "stream"))
+    made = step.stream + (update if output is None else output(update))
+    assert near(made if stream is None else stream(made), entered[0], 1e-4)
 
 
 @LIBRARY
@@ -784,7 +805,7 @@ def test_a_decoder_predicts_every_next_word() -> None:
     for text in ("", "the"):
         with pytest.raises(InputError, match="empty or too short"):
             view.sample(text, 2, 0)
-    with pytest.raises(InputError, match="reads at most 64; --tokens 64"):
+    with pytest.raises(InputError, match="reads at most 64; shorten it"):
         view.sample("the cat " * 40, None, 0)
 
 
@@ -856,7 +877,7 @@ def test_minilm_is_an_encoder_that_predicts_nothing(minilm: ModelView) -> None:
     sample = minilm.sample("A cat sat on the mat.", None, 0)
     assert minilm.forward(sample).shape == (1, sample.tokens.shape[1], minilm.dim)
     assert minilm.words(sample.tokens[0])[1:4] == ["a", "cat", "sat"]
-    with pytest.raises(InputError, match="reads at most 512; --tokens 512"):
+    with pytest.raises(InputError, match="reads at most 512; shorten it"):
         minilm.sample("word " * 600, None, 0)
     assert minilm.sample("word " * 600, 512, 0).tokens.shape == (1, 512)
     with pytest.raises(InputError, match="empty or too short"):

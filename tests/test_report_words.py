@@ -259,7 +259,7 @@ def test_what_was_not_measured_is_left_out_without_a_warning(tmp_path: Path) -> 
     assert {"journey", "journey-angle", "heads-values-same", "heads-values-nearness"} <= figures
     assert not {"journey-rank", "journey-probability", "heads-queries-precedence", "heads-values-precedence"} & figures
     (table,) = section(run, "The journey, layer by layer").tables
-    assert "rank of next" not in table.columns
+    assert "rank of expected" not in table.columns
     assert list(drawn(run, "journey-cosine")) == ["start word", "nearest word"]
 
 
@@ -270,12 +270,12 @@ def test_the_journey_is_told_and_listed(run: RunFolder, sections: dict[str, Sect
     table = run.table("journey")
     assert "The nearest word is ␣one at the start and ␣stone at the end." in page.text
     assert f"turns by {table['travelled'].iloc[-1]:.0f}° in all, and ends 80° from where it started" in page.text
-    assert "The next word is the most probable one from layer 6 on." in page.text
+    assert "The expected word is the most probable one from layer 6 on." in page.text
     (listed,) = sections["The journey, layer by layer"].tables
     assert [row[0] for row in listed.rows] == [str(layer) for layer in range(9)]
     assert listed.rows[0][1:4] == ("␣one", "0.90", "$x$")
     assert listed.rows[1][listed.columns.index("nearest word")] == "⏎<b>"
-    assert [row[listed.columns.index("rank of next")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
+    assert [row[listed.columns.index("rank of expected")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
     assert listed.rows[0][listed.columns.index("turned")] == "–"
 
 
@@ -297,7 +297,7 @@ def test_charts_of_the_journey_have_the_values_of_the_table(run: RunFolder) -> N
             "nearest word": "nearest_cosine",
         },
         "journey-radius": {"radius": "radius"},
-        "journey-rank": {"next word": "rank"},
+        "journey-rank": {"expected word": "rank"},
         "journey-probability": {"most probable word": "predicted_probability"},
     }.items():
         found = drawn(run, name)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models import ModelView, open_model
+from normscope.models import AttentionStep, ModelView, open_model
 from normscope.models.hugging_face import HuggingFaceView
 from normscope.words import (
     MAPS,
@@ -46,7 +47,7 @@ from normscope.words import (
     updates_of,
 )
 from normscope.words.probes import haar, reader
-from normscope.words.reference import Reference, reference_layer
+from normscope.words.reference import Reference, read_alone, reference_layer
 from normscope.words.scores import MEANING, NONE, PRECEDENCE, _interval, label_of, score_words
 from normscope.words.search import Nearest, top_scores
 from test_models import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
@@ -123,14 +124,51 @@ def test_a_value_lands_where_the_head_writes() -> None:
     assert of_sum.scores[0, 0, 0] == pytest.approx(math.sqrt(8) * math.sqrt(2) * 20 / math.sqrt(401), rel=1e-4)
 
 
-def test_singular_vectors_of_a_known_head() -> None:
-    tables = singular_tables(by_hand(), 0, "vo", vectors=4, count=1)
+@pytest.mark.parametrize("matrix", ["vo", "qk"])
+@pytest.mark.parametrize("name", ["gpt-neox", "llama", "gpt2"])
+def test_singular_vectors_are_those_of_the_whole_matrix(name: str, matrix: str) -> None:
+    view = untouched(name).view
+    weights, unembedding = view.projections(1), view.unembedding
+    assert unembedding is not None
+    W = weights.W_V @ weights.W_O if matrix == "vo" else weights.W_QK
+    _, read = reader(view, 1)(view.embeddings)
+    tables = singular_tables(view, 1, matrix, vectors=2, count=3)
     spectrum, singular = tables["spectrum"], tables["singular"]
-    assert spectrum[spectrum["head"] == 0]["value"].tolist() == pytest.approx([WRITTEN] * 4, rel=1e-5)
-    assert spectrum[spectrum["head"] == 1]["value"].tolist() == pytest.approx([0.0] * 4, abs=1e-5)
-    assert spectrum[spectrum["head"] == 0]["share"].sum() == pytest.approx(1.0)
-    assert len(singular) == 2 * 4 * 2
-    assert (singular[singular["side"] == "right"]["score"] > 0).all()
+    U, values, Vh = torch.linalg.svd(W)
+    found_values = torch.tensor(spectrum["value"].to_numpy()).view(view.heads, -1)
+    assert near(found_values.float(), values[:, : view.head], 1e-4)
+    written = unembedding if matrix == "vo" else read
+    for (head, index), rows in singular.groupby(["head", "index"]):
+        u, sigma, v = U[head, :, index], values[head, index], Vh[head, index]
+        sign = 1.0 if (written @ v).max() > (-written @ v).max() else -1.0
+        for side, rival in (("left", read @ (sign * sigma * u)), ("right", written @ (sign * v))):
+            found = rows[rows["side"] == side]
+            assert found["score"].tolist() == pytest.approx(rival.topk(3).values.tolist(), rel=1e-3, abs=1e-4)
+            assert found["nearest_token"].iloc[0] == int(rival.argmax())
+    assert spectrum.groupby("head")["share"].sum().tolist() == pytest.approx([1.0] * view.heads)
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "llama", "gpt2", "gemma2", "bert", "bert bare", "granite"])
+def test_values_are_read_as_the_model_reads(name: str) -> None:
+    view, tokens = untouched(name).view, torch.arange(3, 15)
+    updates = updates_of(view, 1, tokens)
+    by_head, of_sum = nearest_values(view, 1, updates, 4)
+    stream = next((n for n in view.norms if (n.layer, n.sublayer, n.slot) == (1, "attention", "stream")), None)
+
+    def said(states: Tensor) -> Tensor:
+        states = states if stream is None else stream(states)
+        return view.read_out(states) if view.predicts else states @ view.embeddings.T
+
+    for head in range(view.heads):
+        known = said(updates.states + updates.rest + updates.by_head[head]).topk(4)
+        assert near(by_head.scores[head], known.values, 1e-3)
+        assert torch.equal(by_head.tokens[head, :, 0], known.indices[:, 0])
+    whole = said(updates.states + updates.rest + updates.by_head.sum(0))
+    assert near(of_sum.scores[0], whole.topk(4).values, 1e-3)
+    lengths = update_table(1, [Word(str(t), t, (t,)) for t in tokens.tolist()], updates)
+    assert lengths[lengths["head"].isna()]["norm"].tolist() == pytest.approx(
+        (updates.by_head.sum(0) + updates.rest).norm(dim=-1).tolist(), rel=1e-4
+    )
 
 
 def test_the_journey_of_a_token_that_is_carried_away() -> None:
@@ -329,6 +367,26 @@ def test_a_journey_is_told_in_the_full_space(name: str) -> None:
     assert found.table["probability"].iloc[-1] == pytest.approx(float(chances[following]), rel=1e-3)
     assert found.table["rank"].iloc[-1] == 1 + int((said > said[following]).sum())
     assert found.predicted == view.words(said.argmax()[None])[0]
+    directions, layer_norm = torch.stack([torch.from_numpy(x) for x in kept]).float(), norm is not None and norm.kind == "layer"
+    embedded = view.embeddings[: view.vocabulary]
+    embedded = embedded - embedded.mean(-1, keepdim=True) * layer_norm
+    likeness = torch.cosine_similarity(directions[:, None], embedded[None], dim=-1)
+    assert found.table["nearest_token"].tolist() == likeness.argmax(-1).tolist()
+    if name in ("bert", "gemma2"):
+        assert found.end is None  # logits are made by more than one product
+        assert "cosine_predicted" not in found.table
+        return
+    assert norm is not None
+    assert view.unembedding is not None
+    read_with = norm.gain * view.unembedding[said.argmax()]
+    read_with = read_with - read_with.mean() * layer_norm
+    cosines = torch.cosine_similarity(directions, read_with[None], dim=-1)
+    assert found.table["cosine_predicted"].tolist() == pytest.approx(cosines.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_a_place_that_the_text_does_not_have_is_refused(name: str) -> None:
+    view = HuggingFaceView(name, built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker), word_tokenizer())
     with pytest.raises(InputError, match="--token 50: the text has"):
         follow(view, "the cat sat on a mat", 50)
 
@@ -351,15 +409,16 @@ def test_distances_to_the_sphere_are_those_of_torch(kind: str) -> None:
         assert row["l2_mean"] == pytest.approx(l2.mean(), rel=1e-9)
         assert row["l2_std"] == pytest.approx(l2.std(ddof=1), rel=1e-9)
         assert row["cosine_mean"] == pytest.approx(np.mean(cosine), abs=1e-9)
+    offset = embedding_distances(W, kind, eps=0.5).set_index("setting").loc["original", "l2_mean"]
+    layer, rms = torch.nn.functional.layer_norm(W, (12,), eps=0.5), torch.nn.functional.rms_norm(W, (12,), eps=0.5)
+    assert offset == pytest.approx(float(((layer if kind == "layer" else rms) - W).norm(dim=-1).mean()), rel=1e-9)
     with_nothing = torch.cat((W, torch.zeros(3, 12, dtype=W.dtype)))
     assert embedding_distances(with_nothing, kind)["l2_mean"].tolist() == pytest.approx(table["l2_mean"].tolist())
 
 
 def test_extreme_tokens_are_those_that_the_output_favours() -> None:
-    view = by_hand()
-    assert isinstance(view, HuggingFaceView)
-    table = extreme_tokens(untouched("gpt2").view, 3)
-    norm, W = untouched("gpt2").view.final_norm, untouched("gpt2").view.unembedding
+    view = untouched("gpt-neox").view  # its unembedding is another table than its embeddings
+    table, norm, W = extreme_tokens(view, 3), view.final_norm, view.unembedding
     assert norm is not None
     assert norm.bias is not None
     assert W is not None
@@ -433,18 +492,22 @@ def test_random_weights_keep_the_spectrum() -> None:
 
 def test_intervals_hold_the_mean_of_most_resamples() -> None:
     values = torch.stack(((drawn(400, dtype=torch.float64) > 0).double(), torch.full((400,), torch.nan, dtype=torch.float64)))
-    mean, low, high = _interval(values, 0)
+    mean, low, high = _interval(values[None], 0)
     error = math.sqrt(float(mean[0] * (1 - mean[0])) / 400)
     assert float(high[0] - low[0]) == pytest.approx(2 * 1.96 * error, rel=0.1)
     assert low[0] < mean[0] < high[0]
     assert bool(mean[1].isnan())
+    apart = torch.stack((torch.zeros(2, 400), torch.ones(2, 400))).double()  # two draws whose means lie apart
+    _, low, high = _interval(apart, 0)
+    assert (float(low[0]), float(high[0])) == (0.0, 1.0)
 
 
 def scored(**others: float | None) -> dict[str, float | None]:
     parts = {"same": 0.0, "nearness": 0.5, "precedence": 0.5}
     row: dict[str, float | None] = {}
     for name, chance in parts.items():
-        row |= {name: chance, f"{name}_low": chance, f"{name}_high": chance, f"{name}_random_high": chance}
+        row |= {name: chance, f"{name}_low": chance, f"{name}_high": chance}
+        row |= {f"{name}_random_high": chance, f"{name}_words": 100}
     return row | others
 
 
@@ -460,6 +523,8 @@ def scored(**others: float | None) -> dict[str, float | None]:
         (scored(nearness=0.8, nearness_low=0.7, precedence=0.7, precedence_low=0.6), MEANING),
         (scored(nearness=0.7, nearness_low=0.6, precedence=0.8, precedence_low=0.7), PRECEDENCE),
         (scored(precedence=None, precedence_low=None, precedence_random_high=None), NONE),
+        (scored(nearness=0.9, nearness_low=0.9, nearness_words=7), NONE),
+        (scored(nearness_low=0.96, nearness_random_high=0.9, precedence_low=0.9, precedence_random_high=0.55), PRECEDENCE),
         (scored(nearness=None, nearness_low=None, nearness_random_high=None), NONE),
     ],
 )
@@ -483,6 +548,119 @@ def test_the_table_of_heads_knows_what_was_built_in(probe: str) -> None:
         assert nearest_table(probe, view, 0, words, found["sum"], summed=True)["head"].isna().all()
     again = head_table(probe, view, 0, words, 2)[1]
     assert again.equals(table)
+    random = table.set_index("head")["same_random"]
+    assert random[1] == 1.0 if probe == "values" else random[1] < 1.0  # a head that writes nothing is none when rotated, too
+
+
+def test_random_weights_return_other_tokens() -> None:
+    view, words = untouched("gpt2").view, [Word(str(t), t, (t,)) for t in range(1, 41)]
+    same, one, other = torch.eye(32), haar(32, 0), haar(32, 1)
+    own, turned, only_queries, only_keys = (
+        probed("queries", view, 1, words, 1, turn=turn)["heads"].tokens
+        for turn in (None, (one, other), (one, same), (same, other))
+    )
+    for different in (turned, only_queries, only_keys):
+        assert (own == different).double().mean() < 0.5
+    assert (turned == only_queries).double().mean() < 0.5
+    assert (turned == only_keys).double().mean() < 0.5
+
+
+def test_a_word_among_others_gains_nothing_by_chance() -> None:
+    """A head that returns the word itself among unrelated tokens has no precedence by that."""
+    view = untouched("gpt2").view
+    words = [Word(str(t), t, (t,)) for t in range(30)]
+    tokens = torch.randint(30, 50, (1, 30, 3), generator=torch.Generator().manual_seed(0))
+    tokens[0, :, 1] = torch.arange(30)
+    expected = drawn(50, 50, seed=3)
+    expected[:30, :30] = -50.0  # nouns do not follow nouns
+    like = torch.nn.functional.normalize(drawn(50, 6), dim=-1)
+    reference = Reference(torch.arange(50), like, torch.arange(4), expected, torch.arange(50))
+    for probe in ("queries", "values"):
+        found = score_words(probe, view, words, Found(torch.zeros(1, 30, 3), tokens), reference)
+        assert float(found.precedence.mean()) == pytest.approx(0.5, abs=0.1)
+        assert float(found.nearness.mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_words_mean_is_not_asked_of_the_layer_that_is_probed() -> None:
+    options = FAMILIES["llama"].options | {"num_hidden_layers": 4}
+    view = HuggingFaceView("llama", built("LlamaConfig", options), word_tokenizer())
+    tokens, random = torch.arange(5, 17), torch.arange(5, 8)
+    found = read_alone(view, tokens, torch.tensor([5, 9]), random, 0)
+    assert view.frame("the") == ([2, 5], [3])  # [CLS] the … [SEP], as its tokenizer has it
+    states: list[Tensor] = []
+
+    def silent(step: AttentionStep) -> Tensor | None:
+        return torch.zeros_like(step.v) if step.layer == 0 else None
+
+    rows = torch.tensor([[2, 5, token, 3] for token in tokens.tolist()])
+    said = view.forward(sample_of(rows), silent, lambda layer, x: states.append(x[:, 2].clone()) if layer == 2 else None)
+    known = torch.nn.functional.normalize(states[0] - states[0][random - 5].mean(0), dim=-1)
+    assert near(found.states, known, 1e-4)
+    assert found.expected is not None
+    assert near(found.expected, said[:, 2].log_softmax(-1)[:, [5, 9]], 1e-4)
+
+
+def test_both_forms_of_a_word_are_expected() -> None:
+    view, words = by_hand(), [Word("time", 0, (0, 4)), Word("life", 1, (1,))]
+    expected = torch.full((8, 8), -9.0)
+    expected[7, 4] = 0.0  # the other form of time comes after token 7
+    reference = Reference(torch.arange(8), torch.eye(8), torch.arange(4), expected, torch.arange(8))
+    found = Found(torch.zeros(1, 2, 1), torch.tensor([[[7], [2]]]))
+    assert score_words("queries", view, words, found, reference).precedence[0, 0] == 1.0
+
+
+def test_the_strongest_head_is_the_one_that_turns_most() -> None:
+    assert strongest_head(by_hand(), 0, 2) == 0  # head 1 writes nothing
+
+
+def test_embeddings_enter_with_the_type_of_the_first_segment() -> None:
+    model = built("BertConfig", FAMILIES["bert"].options, "AutoModelForMaskedLM")
+    view, parts = HuggingFaceView("bert", model), model.bert.embeddings
+    assert near(view.embeddings, parts.word_embeddings.weight + parts.token_type_embeddings.weight[0])
+    _, read = reader(view, 0)(view.embeddings[7][None])
+    with torch.no_grad():
+        parts.position_embeddings.weight.zero_()
+        assert near(read, parts(torch.tensor([[7]]))[0], 1e-5)
+
+
+def test_layers_that_do_not_rotate_have_no_distance() -> None:
+    options = FAMILIES["llama"].options | {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "pad_token_id": 0}
+    view = HuggingFaceView("smollm3", built("SmolLM3Config", options))
+    assert view.rotation(0, torch.tensor([3])) is not None
+    assert view.rotation(1, torch.tensor([3])) is None
+    with pytest.raises(InputError, match="layer 1 of 'smollm3' does not rotate"):
+        nearest_keys(view, 1, torch.tensor([4]), 2, distance=3)
+    with pytest.raises(InputError, match="normalises q and k"):
+        head_factors(untouched("olmo2").view, 0, "qk", distance=2)
+
+
+def test_tokens_that_the_tokenizer_does_not_know_are_left_out() -> None:
+    view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    assert view.vocabulary == 17 < len(view.embeddings)
+    found = nearest_keys(view, 0, torch.tensor([6, 7]), 17)
+    assert int(found.tokens.max()) == 16
+
+
+def test_a_word_without_an_embedding_is_refused() -> None:
+    model = built("LlamaConfig", FAMILIES["llama"].options)
+    model.model.embed_tokens.weight.data[6] = 0.0
+    view = HuggingFaceView("llama", model, word_tokenizer())
+    with pytest.raises(InputError, match="'cat' has an embedding of zeros"):
+        probe_words(view, ["dog", "cat"])
+    with pytest.raises(InputError, match="'cat' has no embedding"):
+        follow(view, "the cat sat on a mat", 2)
+    with pytest.raises(InputError, match="an empty one is none"):
+        probe_words(view, ["dog", ""])
+
+
+def test_a_token_that_is_predicted_again_keeps_both_landmarks() -> None:
+    view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    found = follow(view, "the cat sat on a mat", -2)
+    marks = places(view, replace(found, predicted=found.word), "sphere").query("kind == 'word'")
+    assert marks["text"].tolist() == [found.word, found.word]
+    alone = places(view, replace(found, end=None), "sphere")
+    assert alone.query("kind == 'word'")[["x", "y", "z"]].abs().to_numpy() == pytest.approx(np.array([[1, 0, 0]]), abs=1e-5)
+    assert alone.query("kind == 'path'")["shown"].iloc[0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_reference_is_not_the_probed_layer() -> None:
@@ -508,7 +686,7 @@ def test_the_three_directions_of_the_sphere_hold_start_and_end() -> None:
 def test_principal_directions_are_those_of_numpy() -> None:
     view = HuggingFaceView("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     table = places(view, follow(view, "the cat sat on a mat", -2), "pca")
-    W = torch.nn.functional.normalize(view.embeddings, dim=-1).double().numpy()
+    W = torch.nn.functional.normalize(view.embeddings[: view.vocabulary], dim=-1).double().numpy()
     _, _, axes = np.linalg.svd(W - W.mean(0), full_matrices=False)
     made = W @ axes[:3].T
     cloud = table[table["kind"] == "cloud"][["x", "y", "z"]].to_numpy()
@@ -522,7 +700,7 @@ def test_umap_lays_points_among_their_neighbours() -> None:
     words, others = (
         torch.nn.functional.normalize(centres.repeat_interleave(n, 0) + drawn(3 * n, 8, seed=n), dim=-1) for n in (50, 4)
     )
-    project = MAPS["umap"](words, others, 3)
+    project = MAPS["umap"](words, others, others, 3)
     known, new = project(words), project(others)
     middles = known.view(3, 50, 3).mean(1)
     assert torch.cdist(new, middles).argmin(-1).tolist() == [0] * 4 + [1] * 4 + [2] * 4
@@ -614,7 +792,9 @@ def test_gpt2_has_the_published_distances() -> None:
     if not folder:
         pytest.skip("NORMSCOPE_GPT2 does not name a folder with GPT-2")
     view = open_model(folder)
-    table = embedding_distances(view.embeddings, "layer").set_index("setting")
+    norm = view.final_norm
+    assert norm is not None
+    table = embedding_distances(view.embeddings, "layer", norm.eps).set_index("setting")
     assert float(view.embeddings.norm(dim=-1).mean()) == pytest.approx(3.959, abs=1e-3)
     published = {
         "original": (23.747, 0.432, 0.0, 0.0),

@@ -19,6 +19,7 @@ COMMANDS = {
     "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
     "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
     "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
+    "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
     "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
 }
 

@@ -119,7 +119,9 @@ def words(
 
 
 def _check(probe: str, given: dict[str, Any]) -> None:
-    """Refuse a probe that there is not, options that it has no use for, and a journey without a text."""
+    """Refuse a probe that there is not, options and values that it has no use for, and a journey without a text."""
+    from normscope.words import MAPS, MATRICES
+
     if probe not in _USES:
         raise InputError(f"unknown probe '{probe}'; allowed: {', '.join(PROBES)}{did_you_mean(probe, PROBES)}")
     for name, value in given.items():
@@ -127,6 +129,16 @@ def _check(probe: str, given: dict[str, Any]) -> None:
             users = [other for other, used in _USES.items() if name in used]
             what = f"'{value}'" if name == "text" else f"--{name}"
             raise InputError(f"{what} has no meaning for {probe}; it belongs to {', '.join(users)}")
+    for name, allowed in (("matrix", MATRICES), ("map", MAPS)):
+        if given[name] is not None and given[name] not in allowed:
+            raise InputError(
+                f"unknown {name} '{given[name]}'; allowed: {', '.join(allowed)}{did_you_mean(given[name], allowed)}"
+            )
+    if probe == "singular" and given["distance"] is not None and given["matrix"] != "qk":
+        raise InputError("--distance has a meaning for --matrix qk alone: values do not depend on positions")
+    several = [name for name in ("layer", "head", "word") if probe == "geometry" and "," in (given[name] or "")]
+    if several:
+        raise InputError(f"geometry draws one update: one --{several[0]}, not '{given[several[0]]}'")
     if probe == "journey" and given["text"] is None:
         raise InputError('journey needs a text, such as normscope words MODEL journey "To kill two birds with one stone"')
 
@@ -167,7 +179,8 @@ class _Request:
 
         from normscope.words import notes_on
 
-        return pd.DataFrame({"text": notes_on(self.view, self.probe, self.settings.get("distance", 0))}, dtype="string")
+        distance, matrix = self.settings.get("distance", 0), self.settings.get("matrix", "qk")
+        return pd.DataFrame({"text": notes_on(self.view, self.probe, distance, matrix)}, dtype="string")
 
     @property
     def words(self) -> "list[Word]":
@@ -203,7 +216,8 @@ def _embeddings(request: _Request) -> "dict[str, pd.DataFrame]":
 
     view = request.view
     with console(stderr=True).status("looking at all embeddings"):
-        distances = embedding_distances(view.embeddings[: view.vocabulary], OutputNorm.of(view).kind)
+        norm = OutputNorm.of(view)
+        distances = embedding_distances(view.embeddings[: view.vocabulary], norm.kind, norm.eps)
         return {"distances": distances, "extremes": extreme_tokens(view)}
 
 
@@ -379,7 +393,8 @@ def _print_scores(heads: list[dict[str, Any]]) -> None:
         if row[name] is None:
             return "–"
         limits = f"{row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f}"
-        return f"{row[name]:.2f} ({limits}), random {row[f'{name}_random']:.2f}"
+        chance = "–" if row[f"{name}_random"] is None else f"{row[f'{name}_random']:.2f} (≤ {row[f'{name}_random_high']:.2f})"
+        return f"{row[name]:.2f} ({limits}), random {chance}"
 
     ordered = sorted(heads, key=lambda row: (-row["same"], -(row["nearness"] or 0.0)))
     print_table(
@@ -422,11 +437,9 @@ def _print_journey(rows: dict[str, list[dict[str, Any]]], request: _Request) -> 
         return "–" if row.get(name) is None else format(row[name], form)
 
     following = _shown(request.settings["following"])
+    of_output = (f"rank of {following}", f"P({following})", "would say") if following else ("–", "–", "–")
     print_table(
-        (
-            *("layer", "nearest", "cosine", "angle", "travelled", "to start", "to predicted", "radius"),
-            *(f"rank of {following}", f"P({following})", "would say"),
-        ),
+        ("layer", "nearest", "cosine", "angle", "travelled", "to start", "to predicted", "radius", *of_output),
         [
             [
                 str(row["layer"]),
@@ -458,7 +471,7 @@ def _summary(rows: list[dict[str, Any]], settings: dict[str, Any]) -> str:
         return f"{said}; {following} ends as number {last['rank']:,} of what it would say ({last['probability']:.3f})."
     before = [row["layer"] for row in rows if row["rank"] != 1]
     reached = f"after layer {before[-1]} of 0 to {last['layer'] - 1}" if before else "from the first layer on"
-    return f"{said}; {following} is its most probable next token {reached}, at last with probability {last['probability']:.3f}."
+    return f"{said}; {following} is what the model would say {reached}, at last with probability {last['probability']:.3f}."
 
 
 def _print_geometry(rows: dict[str, list[dict[str, Any]]], request: _Request) -> None:

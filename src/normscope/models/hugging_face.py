@@ -42,7 +42,8 @@ class HuggingFaceView(ModelView):
         self.causal, self._outside = probe.causal, probe.outside
         self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
         config = model.config.get_text_config()
-        self.vocabulary, self.context = int(config.vocab_size), getattr(config, "max_position_embeddings", None)
+        known = int(config.vocab_size) if tokenizer is None else len(tokenizer)  # rows may be padded to a round number
+        self.vocabulary, self.context = min(int(config.vocab_size), known), getattr(config, "max_position_embeddings", None)
         if self.positions is not None:
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(model.get_input_embeddings())
@@ -90,34 +91,52 @@ class HuggingFaceView(ModelView):
         return int(getattr(self.attentions[layer], "head_dim", None) or self.head)
 
     def heads_of(
-        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
         """Q, k and v of what a layer reads: product, bias, norm, rotation."""
         weights, norms = self.projections(layer), self.placements[layer].head_norms
         read = read[:, None]
-        parts = ((weights.W_Q, weights.b_Q), (weights.W_K, weights.b_K), (weights.W_V, weights.b_V))
-        q, k, v = (
-            _normalise_heads(norms.get(letter), read @ W + b[:, None], weights.shared if letter in "kv" else 1)
-            for letter, (W, b) in zip("qkv", parts, strict=True)
-        )
-        if rotation is not None:
-            q, k = _rotate(self.attentions[layer], q, k, *rotation)
-        return q, k, v
+        parts = {"q": (weights.W_Q, weights.b_Q), "k": (weights.W_K, weights.b_K), "v": (weights.W_V, weights.b_V)}
+        made = {}
+        for letter in letters:
+            W, b = parts[letter]
+            made[letter] = _normalise_heads(norms.get(letter), read @ W + b[:, None], weights.shared if letter in "kv" else 1)
+        if rotation is not None and set(letters) & set("qk"):
+            either = made["q"] if "q" in made else made["k"]
+            q, k = _rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
+            made |= {letter: turned for letter, turned in (("q", q), ("k", k)) if letter in made}
+        return tuple(made[letter] for letter in letters)
 
     def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
-        """The rotation that the model hands to a layer, from a run of as many tokens as the last position needs."""
+        """The rotation that a layer applies, from a run of as many tokens as the last position needs; None if it has none."""
         if self.position_kind != "rotary":
             return None
         tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=self.device)
-        found: dict[int, tuple[Tensor, Tensor]] = {}
 
         def keep(step: AttentionStep) -> None:
-            if step.layer == layer and step.rotation is not None:
-                found[layer] = step.rotation
+            if step.layer == layer:
+                raise _SeenError(step)
 
-        self.forward(Sample(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), keep)
-        cos, sin = found[layer]
+        try:
+            self.forward(Sample(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), keep)
+        except _SeenError as seen:
+            step = seen.step
+        if step.rotation is None or not self._applies(step):
+            return None
+        cos, sin = step.rotation
         return cos[:, positions], sin[:, positions]
+
+    def _applies(self, step: AttentionStep) -> bool:
+        """Whether a layer turns its queries by the rotation that it is handed: some layers do not."""
+        errors = []
+        for rotation in (None, step.rotation):
+            (q,) = self.heads_of(step.layer, step.read, rotation, "q")
+            errors.append(float((q - step.q).norm()))
+        return errors[1] <= errors[0]
 
     @property
     def normalised_heads(self) -> str:
@@ -144,10 +163,11 @@ class HuggingFaceView(ModelView):
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
-        """What the embedding gives for every token, as it enters the first layer: some families scale it."""
+        """What each token is as it enters: some families scale what the table gives, some add the type of the first segment."""
         module = self.model.get_input_embeddings()
         rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
-        return self._embedding_factor * rows.detach()
+        types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
+        return self._embedding_factor * rows.detach() + (types[0].weight[0].detach() if types else 0.0)
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:
@@ -182,7 +202,7 @@ class HuggingFaceView(ModelView):
         if self.context is not None and count > self.context:
             raise InputError(
                 f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
-                f"--tokens {self.context} takes the first of them"
+                f"shorten it, or take its first tokens where there is --tokens {self.context}"
             )
         targets = torch.full_like(tokens, NOTHING)
         if self.causal:
@@ -206,7 +226,18 @@ class HuggingFaceView(ModelView):
         if self.tokenizer is None:
             return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
         found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return found[0] if len(found) == 1 and found[0] != self.tokenizer.unk_token_id else None
+        known = len(found) == 1 and found[0] != self.tokenizer.unk_token_id and found[0] < self.vocabulary
+        return found[0] if known else None
+
+    def frame(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens in front of and behind one that follows a text, with the tokenizer's own at beginnings and ends."""
+        if self.tokenizer is None:
+            return super().frame(text)
+        whole, bare = (
+            self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False)
+        )
+        end = next(i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:end], whole[end:]
 
     def _name_scheme(self) -> tuple[Scheme | None, str]:
         """The scheme of all layers, and what else there is to say."""
@@ -224,6 +255,14 @@ class HuggingFaceView(ModelView):
         module = next(iter((first.norms | first.head_norms).values()), None)
         kind = "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
         return scheme_of(first, kind), "; ".join(notes)
+
+
+class _SeenError(Exception):
+    """Ends a forward pass whose one step of interest has been seen."""
+
+    def __init__(self, step: AttentionStep) -> None:
+        super().__init__()
+        self.step = step
 
 
 class _Observed:

@@ -1,6 +1,7 @@
 """Models that normscope trained, behind a ``ModelView``."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from normscope.tasks import MASK, as_text
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.transformer import Row, SavedModel
-from normscope.transformer.model import Attention, Norm
+from normscope.transformer.model import Attention, Norm, Sublayer
 
 _EXAMPLES = 256
 
@@ -59,25 +60,32 @@ class OwnView(ModelView):
             return logits
 
     def projections(self, layer: int) -> HeadProjections:
-        """Weights of a layer's heads, the gains in front of them multiplied in; there are no biases."""
+        """Weights of a layer's heads, gains in front of them and the size of the write multiplied in; there are no biases."""
         attention = self._attention(layer)
         weights = attention.W_QKV
         if attention.input_gains is not None:
             weights = weights * attention.input_gains().T[:, :, None, None]
         W_Q, W_K, W_V = weights.detach().permute(1, 2, 0, 3).unbind()
         none = W_Q.new_zeros(self.heads, self.head)
-        return HeadProjections(W_Q, W_K, W_V, attention.W_O.detach(), none, none, none, none.new_zeros(self.dim))
+        W_O = attention.W_O.detach()
+        if not isinstance(self._sublayer(layer).output, Norm):  # else the norm in between has the size of the write
+            W_O = self._sublayer(layer).write_scale.factor * W_O
+        return HeadProjections(W_Q, W_K, W_V, W_O, none, none, none, none.new_zeros(self.dim))
 
     def heads_of(
-        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
         """Q, k and v of what a layer reads."""
         weights, norm = self.projections(layer), self._attention(layer).head_norm
-        made = [read[:, None] @ W for W in (weights.W_Q, weights.W_K, weights.W_V)]
+        parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
+        made = [read[:, None] @ parts[letter] for letter in letters]
         if norm is not None:
-            made = [norm.one(x, y.transpose(1, 2)).transpose(1, 2) for x, y in zip("qkv", made, strict=True)]
-        q, k, v = made
-        return q, k, v
+            made = [norm.one(x, y.transpose(1, 2)).transpose(1, 2) for x, y in zip(letters, made, strict=True)]
+        return tuple(made)
 
     @property
     def normalised_heads(self) -> str:
@@ -87,13 +95,15 @@ class OwnView(ModelView):
 
     @property
     def norms(self) -> list[NormView]:
-        """All norms, the final one last; gains that are folded into a matrix stand here as 1."""
+        """All norms, the final one last; gains folded into a matrix stand here as 1, those of outputs size the write."""
         found = []
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
                 for slot in ("input", "output", "stream"):
-                    found += self._norm_views(getattr(part, slot), slot, layer, sublayer)
+                    of_slot = self._norm_views(getattr(part, slot), slot, layer, sublayer)
+                    size = part.write_scale.factor if slot == "output" else 1.0
+                    found += [replace(norm, gain=size * norm.gain) for norm in of_slot]
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
@@ -146,9 +156,14 @@ class OwnView(ModelView):
         gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
         return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
 
-    def _attention(self, layer: int) -> Attention:
+    def _sublayer(self, layer: int) -> Sublayer:
         block: Any = self.model.decoder[layer]
-        attention: Attention = block.attention.f
+        sublayer: Sublayer = block.attention
+        return sublayer
+
+    def _attention(self, layer: int) -> Attention:
+        attention = self._sublayer(layer).f
+        assert isinstance(attention, Attention)
         return attention
 
 

@@ -177,13 +177,18 @@ class ModelView(ABC):
 
     @abstractmethod
     def heads_of(
-        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v (rows, heads, tokens, head) of what a layer reads, norms and rotation applied."""
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
+        """Those of q, k and v (rows, heads, tokens, head) of what a layer reads, norms and rotation applied."""
 
     def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v of a step once more, from what the layer read."""
-        return self.heads_of(step.layer, step.read, step.rotation)
+        q, k, v = self.heads_of(step.layer, step.read, step.rotation)
+        return q, k, v
 
     def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
         """Cosines and sines of a layer at some positions; None where positions are no rotations."""
@@ -230,6 +235,11 @@ class ModelView(ABC):
     @abstractmethod
     def token_of(self, text: str) -> int | None:
         """The token that a text is, blanks and all; None if it is none or several."""
+
+    def frame(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens in front of and behind one that follows a text, with what the model puts at beginnings and ends."""
+        found = self.token_of(text)
+        return [] if found is None else [found], []
 
     def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
         """The logits that the model's own last steps, from the final norm on, make of states as they leave the last layer."""

@@ -20,8 +20,8 @@ _NUMBERS = {
     "travelled": ("travelled", ".1f"),
     "from_start": ("from start", ".1f"),
     "radius": ("radius", ".3g"),
-    "rank": ("rank of next", ",.0f"),
-    "probability": ("P of next", ".2g"),
+    "rank": ("rank of expected", ",.0f"),
+    "probability": ("P of expected", ".2g"),
 }
 _WHOLE = 0.5  # of a landmark's squared length, if a picture is to show the sphere
 _COLUMNS = ["layer", "nearest_text", "predicted_text", "cosine_start", "cosine_predicted", *_NUMBERS]
@@ -34,7 +34,8 @@ def journey_sections(run: RunFolder, settings: str) -> list[Section]:
     text: tuple[str, ...] = (
         "The state of one token in front of every layer and behind the last (layer 0 is its start), seen as a norm sees it: "
         "as a direction. A picture in three dimensions can make a journey out of nothing; what the charts show is measured in "
-        "all dimensions.",
+        "all dimensions. The expected word is the next one of the text; where there is none, the one that the model says "
+        "at last.",
     )
     if places is not None:
         charts["journey"] = _scene(places, settings)
@@ -47,7 +48,7 @@ def journey_sections(run: RunFolder, settings: str) -> list[Section]:
 
 
 def _findings(table: pd.DataFrame) -> tuple[str, ...]:
-    """Where it starts and ends, how far it goes, and from where on the next word is the most probable."""
+    """Where it starts and ends, how far it goes, and from where on the expected word is the most probable."""
     first, last = table.iloc[0], table.iloc[-1]
     found = [
         f"The nearest word is {token_name(first['nearest_text'], _LONGEST)} at the start and "
@@ -61,9 +62,9 @@ def _findings(table: pd.DataFrame) -> tuple[str, ...]:
     end = floats(table["rank"])[-1]
     if end == 1:
         since = min(layer for layer in ranks if layer > max(later, default=-1))
-        found.append(f"The next word is the most probable one from layer {since} on.")
+        found.append(f"The expected word is the most probable one from layer {since} on.")
     elif end == end:
-        found.append(f"At the end the next word has rank {end:,.0f}: the model would say another.")
+        found.append(f"At the end the expected word has rank {end:,.0f}: the model would say another.")
     return tuple(found)
 
 
@@ -77,7 +78,7 @@ def _journey_table(table: pd.DataFrame) -> PageTable:
         columns += _number_column(table, number)
     for name in ("angle", "travelled", "from_start", "radius", "rank", "probability"):
         columns += _number_column(table, name)
-    caption = "The nearest word, what the model would say, angles in degrees, and rank and probability of the next word"
+    caption = "The nearest word, what the model would say, angles in degrees, and rank and probability of the expected word"
     return PageTable(caption, tuple(name for name, _ in columns), tuple(zip(*(cells for _, cells in columns), strict=True)))
 
 
@@ -120,17 +121,17 @@ def _charts(table: pd.DataFrame, settings: str) -> dict[str, Drawing | None]:
             log_y=spans_decades(floats(table["radius"])),
         ),
         "journey-rank": chart(
-            "Rank of the next word",
+            "Rank of the expected word",
             "rank",
-            {"next word": "rank"},
+            {"expected word": "rank"},
             "What the model would say if it stopped at this layer (logit lens); 1 is the most probable.",
             log_y=True,
         ),
         "journey-probability": chart(
-            "Probability of the next word",
+            "Probability of the expected word",
             "probability",
-            {"next word": "probability", "most probable word": "predicted_probability"},
-            "Where the two lines meet, the next word is what the model would say.",
+            {"expected word": "probability", "most probable word": "predicted_probability"},
+            "Where the two lines meet, the expected word is what the model would say.",
         ),
     }
 

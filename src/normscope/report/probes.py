@@ -47,7 +47,8 @@ def heads_section(run: RunFolder, settings: str) -> Section | None:
         tables.append(_head_table(str(probe), rows))
     text = (
         "Over all words: how often the nearest token is the word itself or a case variant (same), how much nearer in meaning "
-        "the returned tokens are than random ones (nearness), and how much likelier beside the word in text (precedence). "
+        "the returned tokens are than those returned for other words (nearness), and how much likelier beside the word in text "
+        "(precedence); the word itself counts in neither. "
         "0.5 is chance for the last two. Random weights have the same singular values and other singular vectors.",
     )
     return charts_section(run, "What heads do to words", text, charts, tables)
@@ -78,10 +79,11 @@ def _score_chart(probe: str, score: str, rows: pd.DataFrame, settings: str) -> C
     heads = floats(rows["head"])
     value, low, high, random = (floats(rows[f"{score}{end}"]) for end in ("", "_low", "_high", "_random"))
     lines = dots("head", heads, value, low, high)
-    lines += dots("random weights", [head + _BESIDE for head in heads], random, random, random)
+    ends = [floats(rows[name]) if name in rows else random for name in (f"{score}_random_low", f"{score}_random_high")]
+    lines += dots("random weights", [head + _BESIDE for head in heads], random, *ends)
     if score != "same":
         lines.append(Line("chance", [heads[0], heads[-1] + _BESIDE], [0.5, 0.5]))
-    caption = "A head does this itself if its dot and bar, the confidence interval, lie above the dot of random weights."
+    caption = "A head does this itself if its bar, the confidence interval, lies clearly above the bar of random weights."
     layer = int(rows["layer"].iloc[0])
     return Chart(f"{title} ({probe}, layer {layer})", "head", label, tuple(lines), caption, settings, limits=_LIMITS)
 

@@ -60,7 +60,7 @@ def interference_rows(
     made: dict[str, Callable[[Tensor], Tensor]] = {"before": reading, "after": lambda x: x}
     for place in PLACES:
         x, make, seen = given[place], made[place], spaces[place]
-        q, k, _ = view.heads_of(step.layer, make(x).to(step.read), step.rotation)
+        q, k = view.heads_of(step.layer, make(x).to(step.read), step.rotation, "qk")
         turned_q = _turned(view, step, x, make, seen.queries, partner, 0)
         turned_k = _turned(view, step, x, make, seen.keys[:: seen.shared], partner, 1)
         keys: Tensor = torch.empty(0)
@@ -90,7 +90,7 @@ def _turned(
         rotation = step.rotation
         if rotation is not None and len(rotation[0]) > 1:
             rotation = rotation[0].repeat(len(some), 1, 1), rotation[1].repeat(len(some), 1, 1)
-        made = view.heads_of(step.layer, read, rotation)[side]
+        (made,) = view.heads_of(step.layer, read, rotation, "qk"[side])
         for i in range(len(some)):
             yield made[i * rows : (i + 1) * rows, (first + i) * group]
 

@@ -61,11 +61,16 @@ class WorldView(ModelView):
         return HeadProjections(*self._projections, none, none, none, torch.zeros(self.dim, dtype=torch.float64))
 
     def heads_of(
-        self, layer: int, read: Float[Tensor, "rows tokens dim"], rotation: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, k and v of what the layer reads."""
+        self,
+        layer: int,
+        read: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
+        """Those of q, k and v of what the layer reads."""
         q, k, v = (project(read, W) for W in self._projections[:3])
-        return normalise_heads(q, k, v, self._normalised)
+        made = dict(zip("qkv", normalise_heads(q, k, v, self._normalised), strict=True))
+        return tuple(made[letter] for letter in letters)
 
     @property
     def normalised_heads(self) -> str:

@@ -13,15 +13,17 @@ from normscope.norms import NORMS, length
 from normscope.schemes import NormKind
 
 EXTREMES = 5
+_PIECE = 8192  # embeddings that are compared together
 
 
 @dataclass(frozen=True)
 class OutputNorm:
-    """The norm in front of the unembedding as far as tokens notice it: its kind, gain and bias."""
+    """The norm in front of the unembedding as far as tokens notice it: its kind, gain, bias and eps."""
 
     kind: NormKind
     gain: Float[Tensor, " dim"]
     bias: Float[Tensor, " dim"]
+    eps: float = 0.0
 
     @classmethod
     def of(cls, view: ModelView) -> "OutputNorm":
@@ -30,40 +32,42 @@ class OutputNorm:
         if norm is None:
             return cls("rms", torch.ones(view.dim, device=view.device), torch.zeros(view.dim, device=view.device))
         gain = norm.gain.to(view.device)
-        return cls("layer" if norm.kind == "layer" else "rms", gain, torch.zeros_like(gain) if norm.bias is None else norm.bias)
+        bias = torch.zeros_like(gain) if norm.bias is None else norm.bias
+        return cls("layer" if norm.kind == "layer" else "rms", gain, bias, norm.eps)
 
 
-def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str) -> pd.DataFrame:
+def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, eps: float = 0.0) -> pd.DataFrame:
     """How far Norm(W_E), without gain and bias, is from W_E: as it is, centred, scaled, and both.
 
     Centred is W_E − mean over tokens, scaled is W_E·√d / mean norm of W_E, both is (W_E − mean)·√d / mean norm of W_E.
-    RMSNorm takes the place of LayerNorm for models that use it.
+    RMSNorm takes the place of LayerNorm for models that use it; beside short embeddings the norm's eps is not small.
 
     Returns:
         Rows with setting, l2_mean, l2_std, cosine_mean, cosine_std, over the tokens whose embedding is not 0.
     """
-    embeddings = embeddings[length(embeddings).squeeze(-1) > 0].double()
-    normalised = NORMS[kind](embeddings)
-    centred = embeddings - embeddings.mean(0)
-    scale = math.sqrt(embeddings.shape[-1]) / length(embeddings).mean()
-    settings = {
-        "original": embeddings,
-        "centred": centred,
-        "scaled": scale * embeddings,
-        "centred and scaled": scale * centred,
-    }
+    norms = length(embeddings).squeeze(-1).double()
+    there = norms > 0
+    mean = embeddings.sum(0, dtype=torch.float64) / there.sum()
+    scale = math.sqrt(embeddings.shape[-1]) / norms[there].mean()
+    distances: dict[str, list[Tensor]] = {}
+    for first in range(0, len(embeddings), _PIECE):
+        piece = embeddings[first : first + _PIECE][there[first : first + _PIECE]].double()
+        normalised, centred = NORMS[kind](piece, eps=eps), piece - mean
+        settings = {"original": piece, "centred": centred, "scaled": scale * piece, "centred and scaled": scale * centred}
+        for setting, points in settings.items():
+            cosine = 1 - torch.cosine_similarity(normalised, points, dim=-1)
+            both = torch.stack((length(normalised - points).squeeze(-1), cosine))
+            distances.setdefault(setting, []).append(both)
     rows = []
-    for setting, points in settings.items():
-        l2 = length(normalised - points).squeeze(-1)
-        cosine = 1 - torch.cosine_similarity(normalised, points, dim=-1)
-        means = {
-            f"{name}_{what}": float(getattr(x, what)()) for name, x in (("l2", l2), ("cosine", cosine)) for what in _MOMENTS
-        }
-        rows.append({"setting": setting, **means})
+    for setting, parts in distances.items():
+        (l2_mean, cosine_mean), (l2_std, cosine_std) = (x.tolist() for x in _moments(torch.cat(parts, -1)))
+        numbers = {"l2_mean": l2_mean, "l2_std": l2_std, "cosine_mean": cosine_mean, "cosine_std": cosine_std}
+        rows.append({"setting": setting, **numbers})
     return pd.DataFrame(rows)
 
 
-_MOMENTS = ("mean", "std")
+def _moments(x: Float[Tensor, "kinds tokens"]) -> tuple[Float[Tensor, " kinds"], Float[Tensor, " kinds"]]:
+    return x.mean(-1), x.std(-1)
 
 
 def token_scores(unembedding: Float[Tensor, "vocabulary dim"], norm: OutputNorm) -> dict[str, Float[Tensor, " vocabulary"]]:

@@ -12,6 +12,7 @@ from normscope.models import NOTHING, ModelView, Sample
 from normscope.norms import degrees_between, length
 from normscope.schemes.flow import normalise
 from normscope.words.embeddings import OutputNorm
+from normscope.words.probes import output_bias
 from normscope.words.search import nearest
 
 
@@ -24,8 +25,8 @@ class Journey:
             probability are told: the next of the text, or where there is none, the predicted one.
         table: a row for every layer.
         path: the directions θ of the states.
-        start, end: the directions of the token's embedding, and of what the predicted token is read with; None if the model
-            has no unembedding.
+        start, end: the directions of the token's embedding, and of what the predicted token is read with; None if logits are
+            made in another way than by one product.
     """
 
     word: str
@@ -64,6 +65,8 @@ def follow(view: ModelView, text: str, token: int) -> Journey:
     path = normalise(stream, norm.kind)
     own = sample.tokens[0, place]
     start = normalise(view.embeddings[own][None], norm.kind)[0]
+    if bool(start.isnan().any()):
+        raise InputError(f"--token {token}: {view.words(own[None])[0]!r} has no embedding in '{view.name}', and so no start")
     words = normalise(view.embeddings[: view.vocabulary], norm.kind).nan_to_num(0.0)  # a token may have no embedding
     cosines, tokens = nearest(path, words, 1)
     turned = degrees_between(path[1:], path[:-1])
@@ -85,7 +88,7 @@ def follow(view: ModelView, text: str, token: int) -> Journey:
     following = _following(sample, place, last, view.causal)
     columns |= _lens(view, stream, following)
     end = None
-    if view.unembedding is not None:
+    if view.unembedding is not None and output_bias(view) is not None:
         end = normalise(norm.gain * view.unembedding[last][None], norm.kind)[0]
         columns["cosine_predicted"] = (path @ end).tolist()
     told = view.words(torch.tensor([last, following]))

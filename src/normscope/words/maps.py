@@ -5,18 +5,19 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.models import ModelView
+from normscope.norms import length, unit
 from normscope.schemes.flow import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.journey import Journey
 
 _FITTED = 10_000  # the first embeddings, which a map is made for
 _CLOUD = 1500
-Map = Callable[[Float[Tensor, "points dim"], Float[Tensor, "landmarks dim"], int], Callable[[Tensor], Tensor]]
+Map = Callable[[Tensor, Tensor, Tensor, int], Callable[[Tensor], Tensor]]  # of words, landmarks, a path, and a seed
+_APART = 1e-3  # of a direction, that is left of it beside another
 
 
 def places(view: ModelView, journey: Journey, method: str, seed: int = 0) -> pd.DataFrame:
@@ -35,15 +36,15 @@ def places(view: ModelView, journey: Journey, method: str, seed: int = 0) -> pd.
     kind = OutputNorm.of(view).kind
     words = normalise(view.embeddings[: min(_FITTED, view.vocabulary)], kind)
     known = torch.linalg.vector_norm(words, dim=-1).isfinite()
-    landmarks = {journey.word: journey.start} | ({} if journey.end is None else {journey.predicted: journey.end})
-    marks = torch.stack(list(landmarks.values()))
-    project = MAPS[method](words[known], torch.cat((marks, journey.path)), seed)
+    landmarks = [(journey.word, journey.start)] + ([] if journey.end is None else [(journey.predicted, journey.end)])
+    marks = torch.stack([direction for _, direction in landmarks])
+    project = MAPS[method](words[known], marks, journey.path, seed)
     every = max(1, int(known.sum()) // _CLOUD)
     shown = known.nonzero().squeeze(-1)[::every]
     parts = [
         _rows("cloud", project(words[shown]), view.words(shown), [None] * len(shown)),
         _rows("path", project(journey.path), list(journey.table["nearest_text"]), list(range(len(journey.path)))),
-        _rows("word", project(marks), list(landmarks), [None] * len(marks)),
+        _rows("word", project(marks), [text for text, _ in landmarks], [None] * len(marks)),
     ]
     table = pd.concat(parts, ignore_index=True)
     table["layer"] = table["layer"].astype("Int64")
@@ -51,24 +52,26 @@ def places(view: ModelView, journey: Journey, method: str, seed: int = 0) -> pd.
     return table
 
 
-def _sphere(words: Tensor, way: Float[Tensor, "points dim"], seed: int) -> Callable[[Tensor], Tensor]:
-    """The start, the end made orthogonal to it, and the main direction of what is left of the way."""
-    basis, _ = torch.linalg.qr(way[:2].T)
-    left = way - way @ basis @ basis.T
-    main = torch.linalg.svd(left, full_matrices=False).Vh[: 3 - basis.shape[1]]
-    axes = torch.cat((basis.T, main))
-    axes[:2] *= (axes[:2] * way[:2]).sum(-1, keepdim=True).sign()  # so that both words have positive coordinates
+def _sphere(words: Tensor, marks: Tensor, path: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+    """The start, the end made orthogonal to it, and the main directions of what is left of the way."""
+    axes = marks[:1]
+    for mark in marks[1:]:
+        left = mark - mark @ axes.T @ axes
+        if length(left) > _APART:
+            axes = torch.cat((axes, unit(left)[None]))
+    left = path - path @ axes.T @ axes
+    axes = torch.cat((axes, torch.linalg.svd(left, full_matrices=False).Vh[: 3 - len(axes)]))
     return lambda points: points @ axes.T
 
 
-def _pca(words: Tensor, way: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+def _pca(words: Tensor, marks: Tensor, path: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
     """The three main directions of the words' embeddings about their mean."""
     centred = words - words.mean(0)
     _, axes = torch.linalg.eigh(centred.T @ centred)
     return lambda points: points @ axes[:, -3:].flip(-1)
 
 
-def _umap(words: Tensor, way: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+def _umap(words: Tensor, marks: Tensor, path: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
     try:
         from umap import UMAP
     except ImportError as error:

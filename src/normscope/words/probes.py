@@ -12,9 +12,11 @@ from normscope.models import ModelView, NormView
 from normscope.norms import centre
 from normscope.schemes import At
 from normscope.schemes.flow import coefficients
-from normscope.words.search import Nearest, nearest
+from normscope.words.search import Nearest, nearest, top_scores
 
 _READ = 4096  # tokens of the vocabulary that are projected together
+_READ_OUT = 256  # states whose logits are made together
+_ROUNDING = 1e-4
 Turn = tuple[Float[Tensor, "dim dim"], Float[Tensor, "dim dim"]]
 
 
@@ -85,12 +87,12 @@ def nearest_keys(
     embeddings, read = view.embeddings[: view.vocabulary], reader(view, layer)
     of_query, of_key = rotations(view, layer, distance)
     turn_query, turn_key = (None, None) if turn is None else turn
-    q = view.heads_of(layer, _turned(read(embeddings[tokens])[1], turn_query)[None], of_query)[0][0]
+    (q,) = view.heads_of(layer, _turned(read(embeddings[tokens])[1], turn_query)[None], of_query, "q")
     best = Nearest(count)
     for first in range(0, len(embeddings), _READ):
         piece = embeddings[first : first + _READ]
-        k = view.heads_of(layer, _turned(read(piece)[1], turn_key)[None], of_key)[1][0]
-        best.add(q @ k.mT)
+        (k,) = view.heads_of(layer, _turned(read(piece)[1], turn_key)[None], of_key, "k")
+        best.add(q[0] @ k[0].mT)
         progress(first + len(piece))
     return Found(*best.found)
 
@@ -101,24 +103,51 @@ def updates_of(view: ModelView, layer: int, tokens: Int[Tensor, " words"], turn:
     weights = view.projections(layer)
     states, read = reader(view, layer)(view.embeddings[tokens])
     turn_read, turn_write = (None, None) if turn is None else turn
-    v = view.heads_of(layer, _turned(read, turn_read)[None])[2][0]
-    written = _turned(v @ weights.W_O, turn_write)
+    (v,) = view.heads_of(layer, _turned(read, turn_read)[None], None, "v")
+    written = _turned(v[0] @ weights.W_O, turn_write)
     return _sized(view, layer, _after_output_norm(view, layer, Updates(states, written, weights.b_O.expand_as(states))))
 
 
 def nearest_values(view: ModelView, layer: int, updates: Updates, count: int) -> tuple[Found, Found]:
-    """The tokens nearest to N(x + update + b_O) by dot product with the unembedding, by head and for the sum of all heads.
+    """The tokens with the largest logits at x + update + b_O, by head and for the sum of all heads.
 
-    N is the final norm; without one, that of the stream behind the layer's attention. A model without unembedding is read
-    with its embeddings.
+    Logits are those that the model's own last steps would give: N(x + update + b_O) W_Uᵀ with the final norm N, for most. Where
+    the stream is normalised behind attention, that norm comes first. A model that predicts nothing is read with its embeddings.
     """
-    output = (view.embeddings if view.unembedding is None else view.unembedding)[: view.vocabulary]
-    norm = view.final_norm or _stream_norm(view, layer) or identity
     base = updates.states + updates.rest
     heads, words = updates.by_head.shape[:2]
     landed = torch.cat((base + updates.by_head, (base + updates.by_head.sum(0))[None])).flatten(0, 1)
-    scores, tokens = (x.view(heads + 1, words, -1) for x in nearest(norm(landed), output, count))
+    landed = (_stream_norm(view, layer) or identity)(landed)
+    scores, tokens = (x.view(heads + 1, words, -1) for x in _most_probable(view, landed, count))
     return Found(scores[:-1], tokens[:-1]), Found(scores[-1:], tokens[-1:])
+
+
+def output_bias(view: ModelView) -> Float[Tensor, " vocabulary"] | None:
+    """B where logits are N(x) W_Uᵀ + b with the final norm N; None where they are made in another way."""
+    if view.unembedding is None or not view.predicts:
+        return None
+    states = torch.randn(2, view.dim, generator=torch.Generator().manual_seed(0)).to(view.device)
+    said = view.read_out(states)
+    rest = said - (view.final_norm or identity)(states) @ view.unembedding.T
+    linear = (rest[0] - rest[1]).abs().max() <= _ROUNDING * said.abs().max()
+    return rest[0, : view.vocabulary] if linear else None
+
+
+def _most_probable(view: ModelView, states: Float[Tensor, "states dim"], count: int) -> tuple[Tensor, Tensor]:
+    """The tokens with the largest logits, in pieces that fit memory; by one product where logits are one."""
+    if not view.predicts:
+        return nearest(states, view.embeddings[: view.vocabulary], count)
+    bias = output_bias(view)
+    if bias is not None and view.unembedding is not None:
+        rows = torch.cat((view.unembedding[: view.vocabulary], bias[:, None]), -1)
+        normalised = (view.final_norm or identity)(states)
+        return nearest(torch.cat((normalised, torch.ones_like(normalised[:, :1])), -1), rows, count)
+    found = [
+        top_scores(view.read_out(states[first : first + _READ_OUT])[:, : view.vocabulary], count)
+        for first in range(0, len(states), _READ_OUT)
+    ]
+    scores, tokens = zip(*found, strict=True)
+    return torch.cat(scores), torch.cat(tokens)
 
 
 def haar(dim: int, seed: int, device: torch.device | str = "cpu") -> Float[Tensor, "dim dim"]:

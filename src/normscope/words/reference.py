@@ -7,17 +7,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.models import ModelView, Sample
+from normscope.models import AttentionStep, ModelView, Sample
 from normscope.norms import unit
 from normscope.words.search import distinct
 
-_OPENING = ("the", "a", "of")
+_OPENING = "the"
 _LOGITS = 2**25  # at most so many logits at a time
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Tokens as the model reads each of them in the shortest text there is, “the” and the token.
+    """Tokens as the model, without the attention of one layer, reads each of them in a shortest text: “the” and the token.
 
     Attributes:
         tokens: whose they are, in rising order.
@@ -35,11 +35,11 @@ class Reference:
 
     def rows(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Where tokens stand among ``tokens``."""
-        return torch.searchsorted(self.tokens, tokens)
+        return torch.searchsorted(self.tokens, tokens.contiguous())
 
     def places(self, tokens: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Where tokens stand among ``columns``."""
-        return torch.searchsorted(self.columns, tokens)
+        return torch.searchsorted(self.columns, tokens.contiguous())
 
 
 def reference_layer(layers: int, probed: int) -> int:
@@ -54,25 +54,32 @@ def read_alone(
     tokens: Int[Tensor, " tokens"],
     columns: Int[Tensor, " columns"],
     random: Int[Tensor, " random"],
-    layer: int,
+    probed: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Reference:
-    """Read every token behind “the”: its state in front of a layer, and log-probabilities of the ``columns`` after it.
+    """Read every token behind “the”: its state in the middle of the model, and log-probabilities of the ``columns`` after it.
 
-    ``random`` tokens, which are among ``tokens``, have the mean that is taken from all states.
+    Attention of the ``probed`` layer writes nothing meanwhile: what its heads do is not measured by what they did. ``random``
+    tokens, which are among ``tokens``, have the mean that is taken from all states.
     """
     tokens, columns = distinct(tokens), distinct(columns)
-    opening = next((found for word in _OPENING for found in (view.token_of(word),) if found is not None), 0)
+    layer, (front, behind) = reference_layer(view.layers, probed), view.frame(_OPENING)
+    place = len(front)
+
+    def silent(step: AttentionStep) -> Tensor | None:
+        return torch.zeros_like(step.v) if step.layer == probed else None
+
     states: list[Tensor] = []
     expected: list[Tensor] = []
-    together = max(1, _LOGITS // (2 * view.vocabulary))
+    together = max(1, _LOGITS // ((len(front) + 1 + len(behind)) * view.vocabulary))
     for first in range(0, len(tokens), together):
         piece = tokens[first : first + together]
-        row = torch.stack((torch.full_like(piece, opening), piece), -1)
+        around = [piece.new_tensor(part).expand(len(piece), -1) for part in (front, behind)]
+        row = torch.cat((around[0], piece[:, None], around[1]), -1)
         sample = Sample(row, row, torch.ones_like(row, dtype=torch.bool))
-        said = view.forward(sample, watch=lambda at, x: states.append(x[:, 1].clone()) if at == layer else None)
+        said = view.forward(sample, silent, lambda at, x: states.append(x[:, place].clone()) if at == layer else None)
         if view.predicts and view.causal:
-            expected.append(said[:, 1].log_softmax(-1)[:, columns])
+            expected.append(said[:, place].log_softmax(-1)[:, columns])
         progress(first + len(piece))
     found = torch.cat(states)
     found = unit(found - found[torch.searchsorted(tokens, random)].mean(0))

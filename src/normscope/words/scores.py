@@ -10,13 +10,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.models import ModelView
+from normscope.results import plain_rows
 from normscope.words.probes import Found, Turn, haar, nearest_keys, nearest_values, updates_of
-from normscope.words.reference import Reference, read_alone, reference_layer
+from normscope.words.reference import Reference, read_alone
 from normscope.words.search import distinct
 from normscope.words.tables import texts_of
-from normscope.words.vocabulary import Word, same_word, tokens_of
+from normscope.words.vocabulary import Word, plain_word, tokens_of
 
 FEWEST = 20  # words that a score needs
+DRAWS = 3  # of random weights
+_SEEDS = 2**62
 _RANDOM = 256
 _JUDGED = 3  # of the nearest tokens, as many are compared with the word
 _RESAMPLES = 1000
@@ -32,7 +35,7 @@ class WordScores:
     Attributes:
         same: whether the nearest token is the word itself or a case variant of it.
         nearness: the share of tokens that the head returned for other words and that are less like this word than what it
-            returned for it, itself left out. A head that returns the same for all words has 0.5.
+            returned for it. No word itself counts on either side. A head that returns the same for all words has 0.5.
         precedence: the same with how much the word is expected after a key, or a value after the word.
     """
 
@@ -43,21 +46,19 @@ class WordScores:
 
 def score_words(probe: str, view: ModelView, words: list[Word], found: Found, reference: Reference) -> WordScores:
     """Compare what each head returned with the words."""
-    names = {word.token: word.name for word in words}
-    texts = texts_of(view, found.tokens)
-    tokens = tokens_of(view, words)
-    same = torch.tensor(
-        [[[same_word(names[int(t)], texts[o]) for o in others] for t, others in zip(tokens, head, strict=True)]
-         for head in found.tokens.tolist()],
-        device=view.device,
-    )  # fmt: skip
-    likeness = reference.states[reference.rows(tokens)] @ reference.states.T
-    nearness = _share_below(likeness, reference, found.tokens)
-    precedence = torch.full_like(nearness, torch.nan)
-    if reference.expected is not None:
-        expected = _expected(probe, words, reference)
-        precedence = _share_below(expected, reference, found.tokens)
-    return WordScores(same[..., 0].double(), _mean_of_others(nearness, same), _mean_of_others(precedence, same))
+    own_codes, codes = _spellings(view, words, found.tokens)
+    itself = codes == own_codes[:, None]
+    rivals = ~itself[:, None] & (codes[:, None] != own_codes[:, None, None])
+    rivals = rivals & ~torch.eye(len(words), dtype=torch.bool, device=view.device)[..., None]
+
+    def compared(values: Float[Tensor, "words tokens"]) -> Float[Tensor, "heads words"]:
+        shares = _share_below(values, reference.rows(found.tokens), rivals)
+        return shares.masked_fill(itself, torch.nan).nanmean(-1)
+
+    nearness = compared(reference.states[reference.rows(tokens_of(view, words))] @ reference.states.T)
+    expected = _expected(probe, words, reference)
+    precedence = torch.full_like(nearness, torch.nan) if expected is None else compared(expected)
+    return WordScores(itself[..., 0].double(), nearness, precedence)
 
 
 def head_table(
@@ -73,34 +74,32 @@ def head_table(
     """What every head of a layer returns for the words, its scores, and the same for random weights.
 
     Random weights are those of the layer between two random rotations: the same singular values, biases and norms of heads, and
-    other singular vectors. Intervals hold 95 % of resamples of the words.
+    other singular vectors; ``DRAWS`` of them. Intervals hold 95 % of resamples of the words, over all draws.
 
     Returns:
-        What was found under ``heads`` and, for values, ``sum``; and a row for every head.
+        What was found under ``heads`` and, for values, ``sum``; and a row for every head: probe, layer, head, words; for each
+        of same, nearness and precedence its value, limits (_low, _high), number of words that it is over (_words), and value
+        and limits of random weights (_random, _random_low, _random_high); label.
     """
 
     def looking(what: str) -> Callable[[int], None]:
         return lambda done: progress(what, done, view.vocabulary)
 
-    turn = haar(view.dim, seed, view.device), haar(view.dim, seed + 1, view.device)
     found = probed(probe, view, layer, words, count, distance, None, looking("what heads return"))
-    random_found = probed(probe, view, layer, words, count, distance, turn, looking("what random weights return"))
-    judged = [Found(each["heads"].scores[..., :_JUDGED], each["heads"].tokens[..., :_JUDGED]) for each in (found, random_found)]
-    returned = torch.cat([each.tokens.flatten() for each in judged])
-    generator = torch.Generator().manual_seed(seed)
-    random = torch.randint(view.vocabulary, (_RANDOM,), generator=generator).to(view.device)
+    returned = [found["heads"]]
+    for draw in range(DRAWS):
+        first = 2 * (DRAWS * seed + draw) % _SEEDS
+        turn = haar(view.dim, first, view.device), haar(view.dim, first + 1, view.device)
+        said = looking(f"what random weights return, {draw + 1} of {DRAWS}")
+        returned.append(probed(probe, view, layer, words, _JUDGED, distance, turn, said)["heads"])
+    judged = [Found(each.scores[..., :_JUDGED], each.tokens[..., :_JUDGED]) for each in returned]
+    random = torch.randint(view.vocabulary, (_RANDOM,), generator=torch.Generator().manual_seed(seed)).to(view.device)
+    read = distinct(torch.cat((tokens_of(view, words), random, *(each.tokens.flatten() for each in judged))))
     forms = torch.tensor([form for word in words for form in word.forms], device=view.device)
-    read = distinct(torch.cat((tokens_of(view, words), returned, random)))
-    reference = read_alone(
-        view,
-        read,
-        read if probe == "values" else forms,
-        random,
-        reference_layer(view.layers, layer),
-        lambda done: progress("what they mean", done, len(read)),
-    )
-    own, other = (score_words(probe, view, words, each, reference) for each in judged)
-    return found, _table(probe, layer, own, other, seed)
+    asked = read if probe == "values" else forms
+    reference = read_alone(view, read, asked, random, layer, lambda done: progress("what they mean", done, len(read)))
+    own, *others = (score_words(probe, view, words, each, reference) for each in judged)
+    return found, _table(probe, layer, own, others, seed)
 
 
 def probed(
@@ -121,10 +120,21 @@ def probed(
     return {"heads": by_head, "sum": of_sum}
 
 
-def _expected(probe: str, words: list[Word], reference: Reference) -> Float[Tensor, "words tokens"]:
+def _spellings(
+    view: ModelView, words: list[Word], tokens: Int[Tensor, "heads words count"]
+) -> tuple[Int[Tensor, " words"], Int[Tensor, "heads words count"]]:
+    """A number for every spelling without case and blanks: of the words, and of tokens."""
+    texts = {token: plain_word(text) for token, text in texts_of(view, tokens).items()}
+    names = [plain_word(word.name) for word in words]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys([*names, *texts.values()]))}
+    codes = [numbers[texts[token]] for token in tokens.flatten().tolist()]
+    return tokens.new_tensor([numbers[name] for name in names]), tokens.new_tensor(codes).view_as(tokens)
+
+
+def _expected(probe: str, words: list[Word], reference: Reference) -> Float[Tensor, "words tokens"] | None:
     """Log P(word | token) for keys, log P(token | word) for values, of every word and every token that was read."""
     if reference.expected is None:
-        raise ValueError("this model does not tell what follows")
+        return None
     if probe == "values":
         own = torch.tensor([word.token for word in words]).to(reference.tokens)
         return reference.expected[reference.rows(own)]  # the columns are all tokens that were read
@@ -133,40 +143,34 @@ def _expected(probe: str, words: list[Word], reference: Reference) -> Float[Tens
 
 
 def _share_below(
-    values: Float[Tensor, "words tokens"], reference: Reference, tokens: Int[Tensor, "heads words count"]
+    values: Float[Tensor, "words tokens"],
+    rows: Int[Tensor, "heads words count"],
+    rivals: Bool[Tensor, "heads words words count"],
 ) -> Float[Tensor, "heads words count"]:
-    """The share of tokens that the head returned for other words and that have a smaller value for this word; ties by half."""
-    heads, words, count = tokens.shape
-    rows = reference.rows(tokens).view(heads, 1, words * count).expand(-1, words, -1)
-    of_all = values.expand(heads, -1, -1).gather(-1, rows).view(heads, words, words, count)
-    own = of_all.diagonal(dim1=1, dim2=2).transpose(1, 2)[..., None, None]
-    of_all = of_all[:, :, None]
-    below = ((of_all < own).double() + 0.5 * (of_all == own).double()).sum((-2, -1))
-    among_own = (own[..., 0] > own[..., 0].mT).double() + 0.5 * (own[..., 0] == own[..., 0].mT).double()
-    return (below - among_own.sum(-1)) / ((words - 1) * count)
+    """Of the rivals of what was returned for a word, the share with a smaller value for it; ties by half, NaN without any."""
+    heads, words, count = rows.shape
+    all_rows = rows.reshape(heads, 1, words * count).expand(-1, words, -1)
+    of_all = values.expand(heads, -1, -1).gather(-1, all_rows).view(heads, words, words, count)
+    own = of_all.diagonal(dim1=1, dim2=2).transpose(1, 2)
+    shares = [
+        (((of_all < one) + 0.5 * (of_all == one)) * rivals).sum((-2, -1), dtype=torch.float64) / rivals.sum((-2, -1))
+        for one in own[..., None, None].unbind(2)
+    ]
+    return torch.stack(shares, -1)
 
 
-def _mean_of_others(
-    values: Float[Tensor, "heads words count"], same: Bool[Tensor, "heads words count"]
-) -> Float[Tensor, "heads words"]:
-    """The mean over what was returned besides the word itself; NaN if nothing was."""
-    return values.masked_fill(same, torch.nan).nanmean(-1)
-
-
-def _table(probe: str, layer: int, own: WordScores, random: WordScores, seed: int) -> pd.DataFrame:
+def _table(probe: str, layer: int, own: WordScores, others: list[WordScores], seed: int) -> pd.DataFrame:
     """A row for every head: scores with intervals, those of random weights, and what they make of it."""
     columns: dict[str, list[float | None]] = {}
     for name in _CHANCES:
-        for suffix, scores in (("", own), ("_random", random)):
-            mean, low, high = _interval(getattr(scores, name), seed)
-            columns |= {
-                f"{name}{suffix}": _plain(mean),
-                f"{name}{suffix}_low": _plain(low),
-                f"{name}{suffix}_high": _plain(high),
-            }
+        for suffix, scores in (("", [own]), ("_random", others)):
+            values = torch.stack([getattr(score, name) for score in scores]).cpu()
+            mean, low, high = (_plain(x) for x in _interval(values, seed))
+            columns |= {f"{name}{suffix}": mean, f"{name}{suffix}_low": low, f"{name}{suffix}_high": high}
+        columns[f"{name}_words"] = (~getattr(own, name).isnan()).sum(-1).tolist()
     heads, count = own.same.shape
     table = pd.DataFrame({"probe": probe, "layer": layer, "head": range(heads), "words": count, **columns})
-    table["label"] = [label_of({str(key): value for key, value in row.items()}) for row in table.to_dict("records")]
+    table["label"] = [label_of(row) for row in plain_rows(table)]
     return table.sort_values(["same", "nearness"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -174,31 +178,31 @@ def label_of(row: Mapping[str, Any]) -> str:
     """What a head's scores make it.
 
     It keeps meaning if it returns the word itself, or words that are like it, clearly more often than random weights do; it has
-    to do with precedence if its words come before (as keys) or after (as values) clearly more often. Clearly: the interval lies
-    more than ``CLEARLY`` above that of random weights, and above the chance of 0.5 for the last two. Of both, the greater
-    decides.
+    to do with precedence if its words come before (as keys) or after (as values) clearly more often. Clearly: over ``FEWEST``
+    words or more, the interval lies more than ``CLEARLY`` above that of random weights, and above the chance of 0.5 for the
+    last two. Of nearness and precedence the one that is further above decides.
     """
-    passed = {
-        name: row[name] - chance
+    above = {
+        name: row[f"{name}_low"] - max(chance, row[f"{name}_random_high"] or 0.0)
         for name, chance in _CHANCES.items()
-        if (row[f"{name}_low"] or 0.0) > max(chance, row[f"{name}_random_high"] or 0.0) + CLEARLY
+        if row[f"{name}_low"] is not None and row[f"{name}_words"] >= FEWEST
     }
-    if "same" in passed or passed.get("nearness", 0.0) > passed.get("precedence", 0.0):
+    clear = {name: by for name, by in above.items() if by > CLEARLY}
+    if "same" in clear or clear.get("nearness", 0.0) > clear.get("precedence", 0.0):
         return MEANING
-    return PRECEDENCE if "precedence" in passed else NONE
+    return PRECEDENCE if "precedence" in clear else NONE
 
 
-def _interval(values: Float[Tensor, "heads words"], seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean over words, and the middle 95 % of means over resampled words."""
+def _interval(values: Float[Tensor, "draws heads words"], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean over draws and words, and the middle 95 % of each draw's means over resampled words, all draws together."""
     words = values.shape[-1]
     drawn = torch.randint(words, (_RESAMPLES, words), generator=torch.Generator().manual_seed(seed))
-    values = values.cpu()
     ones = torch.ones(drawn.shape, dtype=values.dtype)
     times = torch.zeros(_RESAMPLES, words, dtype=values.dtype).scatter_add_(1, drawn, ones)
     there = (~values.isnan()).to(values.dtype)
-    means = (times @ values.nan_to_num(0.0).T) / (times @ there.T)
-    low, high = (means.nanquantile(q, 0) for q in (0.025, 0.975))
-    return values.nanmean(-1), low, high
+    means = (times @ values.nan_to_num(0.0).mT) / (times @ there.mT)
+    low, high = (means.flatten(0, 1).nanquantile(q, 0) for q in (0.025, 0.975))
+    return values.nanmean((0, -1)), low, high
 
 
 def _plain(values: Tensor) -> list[float | None]:

@@ -25,7 +25,7 @@ def head_factors(
         return weights.W_V, weights.W_O
     if distance == 0:
         return weights.W_Q, weights.W_K.mT
-    if view.normalised_heads:
+    if any(norm.slot in ("q", "k") for norm in view.norms):
         raise InputError(
             f"--distance: '{view.name}' normalises q and k, and W_QK at a distance is then no matrix; leave it out"
         )
@@ -33,8 +33,8 @@ def head_factors(
     axes = torch.eye(view.dim, device=weights.W_Q.device)
     none = torch.zeros_like(axes)
     q, k = (
-        (view.heads_of(layer, axes[None], turn)[i] - view.heads_of(layer, none[None], turn)[i])[0]
-        for i, turn in ((0, of_query), (1, of_key))
+        view.heads_of(layer, axes[None], turn, letter)[0][0] - view.heads_of(layer, none[None], turn, letter)[0][0]
+        for letter, turn in (("q", of_query), ("k", of_key))
     )
     return q, k.mT
 

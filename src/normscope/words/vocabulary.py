@@ -37,17 +37,24 @@ def common_nouns() -> list[str]:
 def probe_words(view: ModelView, names: Sequence[str] | None = None) -> list[Word]:
     """The named words, or the ``NOUNS`` most common nouns that are one token of the model."""
     if names is None:
-        found = [word for word in (_word(view, name) for name in common_nouns()) if word is not None]
+        found = _embedded(view, [word for word in (_word(view, name) for name in common_nouns()) if word is not None])
         if not found:
             raise InputError(f"no common English noun is one token of '{view.name}'; name words that are (--word)")
         return found[:NOUNS]
+    if not all(names):
+        raise InputError("--word names words with commas between them, such as time,life; an empty one is none")
     words = {name: _word(view, name) for name in dict.fromkeys(names)}
     unknown = [name for name, word in words.items() if word is None]
     if unknown:
         raise InputError(
             f"'{unknown[0]}' is not one token of '{view.name}', with a blank before it or without; a probe reads single tokens"
         )
-    return [word for word in words.values() if word is not None]
+    found = [word for word in words.values() if word is not None]
+    kept = _embedded(view, found)
+    without = [word.name for word in found if word not in kept]
+    if without:
+        raise InputError(f"'{without[0]}' has an embedding of zeros in '{view.name}', and so no direction")
+    return kept
 
 
 def tokens_of(view: ModelView, words: Sequence[Word]) -> Int[Tensor, " words"]:
@@ -55,11 +62,22 @@ def tokens_of(view: ModelView, words: Sequence[Word]) -> Int[Tensor, " words"]:
     return torch.tensor([word.token for word in words], device=view.device)
 
 
+def plain_word(text: str) -> str:
+    """A word without its case and blanks around it."""
+    return text.strip().casefold()
+
+
 def same_word(one: str, other: str) -> bool:
     """Whether two texts are one word, up to case and blanks around it."""
-    return one.strip().casefold() == other.strip().casefold()
+    return plain_word(one) == plain_word(other)
 
 
 def _word(view: ModelView, name: str) -> Word | None:
     forms = tuple(token for token in (view.token_of(f" {name}"), view.token_of(name)) if token is not None)
     return Word(name, forms[0], tuple(dict.fromkeys(forms))) if forms else None
+
+
+def _embedded(view: ModelView, words: list[Word]) -> list[Word]:
+    """Those whose embedding is not 0: what is all zeros has no direction."""
+    there = view.embeddings[tokens_of(view, words)].any(-1).tolist() if words else []
+    return [word for word, is_there in zip(words, there, strict=True) if is_there]

@@ -1,0 +1,235 @@
+"""Paper 2, Theorem 3.1, Corollary 3.2 and the lemma behind them: where all schemes end."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.attention import Attention
+from normscope.dynamics import Motion, interaction_energy
+from normscope.norms import length, tangent, unit
+from normscope.schemes import NAMED, derive
+from normscope.theorems.cases import Case, Range, Space, choice, whole
+from normscope.theorems.comparison import Comparison
+from normscope.theorems.flows import SIX, Tokens, ends_free, even_times, follow, log_times, smallest_cosine, started, turning
+from normscope.theorems.statement import Curves, Statement, lines_table
+from normscope.theorems.tensors import hessian, in_blocks, jacobian
+
+_CLUSTER = 1e-3  # 1 − the smallest cosine at which tokens count as one cluster
+_STILL = 1e-2  # a radial speed that counts as none
+_LAST = 300.0  # the scheme's own time at which a flow is given up
+_RUNS = 3
+_STARTS = ("uniform", "antipodal", "clusters")
+
+
+def _own_times(scheme: str, last: float, count: int) -> list[float]:
+    """Times at which a scheme's own time, in which directions move, is evenly spread."""
+    own = even_times(last / count, last, count)
+    if ends_free(scheme):
+        return [math.expm1(u) for u in own]
+    slow = NAMED[scheme].attention.formulas[0]
+    return [(1 + u / 2) ** 2 - 1 for u in own] if "t" in slow.names or "layer" in slow.names else own
+
+
+def _followed(motion: Motion, x: Tokens, scheme: str) -> tuple[Tensor, Tensor]:
+    """1 − the smallest cosine at the end, and the smallest radial speed there; it ends when all tokens are together."""
+    apart, radial = torch.ones(x.shape[:-2], dtype=torch.float64), torch.ones(x.shape[:-2], dtype=torch.float64)
+    for t, state in follow(motion, x, _own_times(scheme, _LAST, 60), step=0.25):
+        apart = 1 - smallest_cosine(state)
+        if ends_free(scheme):
+            radial = turning(state, motion.velocity(state, t))[1].amin(-1)
+        if bool((apart < _CLUSTER / 10).all()):
+            break
+    return apart, radial
+
+
+def _one_cluster(case: Case) -> Comparison:
+    """1 − the smallest cosine at the end, or the smallest radial speed if that is what stopped."""
+    motion = Motion(NAMED[case["scheme"]], Attention(case["beta"]), 4.0)
+    apart, radial = _followed(motion, started(case, _RUNS), case["scheme"])
+    ended = torch.where((apart > _CLUSTER) & (radial < _STILL), _CLUSTER / 2, apart)
+    return Comparison(ended, _CLUSTER, "≤", tolerance=0.0, scale=_CLUSTER)
+
+
+def _always_one_cluster(case: Case) -> Comparison:
+    beta = math.log(case["tokens"]) + case["extra"]
+    motion = Motion(NAMED[case["scheme"]], Attention(beta), 4.0)
+    apart, _ = _followed(motion, started(case, _RUNS), case["scheme"])
+    return Comparison(apart, _CLUSTER, "≤", tolerance=0.0, scale=_CLUSTER)
+
+
+def _radial_bound(case: Case) -> Comparison:
+    """Radial speeds of the library's flow beside 1/(n e^β), for n ≤ e^β."""
+    n, d = case["tokens"], case["dim"]
+    beta = math.log(n) + case["extra"]
+    drawn = unit(case.normal("start", n, d))
+    if case["place"] == "against":  # all others where they pull the first one back most: c e^{βc} is least at c = −1/β
+        cosine = max(-1.0, -1 / beta)
+        sideways = unit(tangent(drawn[:1].expand(n, d), case.normal("ways", n, d)))
+        drawn = torch.cat([drawn[:1], cosine * drawn[:1] + math.sqrt(1 - cosine**2) * sideways[1:]])
+    motion = Motion(NAMED[case["scheme"]], Attention(beta), 1.0)
+    _, radial = turning(drawn, motion.velocity(drawn, 0.0))
+    return Comparison(radial, 1 / (n * math.exp(beta)), "≥", tolerance=1e-12)
+
+
+def _inertia(case: Case) -> Comparison:
+    """How many eigenvalues of D A have a positive real part, beside A's; and the largest beside its bound from below."""
+    n, positive = case["size"], 1 + int(case["positive"] * (case["size"] - 1))
+    basis = torch.linalg.qr(case.normal("basis", n, n)).Q
+    size = 0.1 + case.uniform("values", n)
+    values = torch.where(torch.arange(n) < positive, size * case["small"], -size)
+    A = basis @ (values[:, None] * basis.T)
+    D = (math.log(case["spread"]) * (2 * case.uniform("speeds", n) - 1)).exp()
+    found = torch.linalg.eigvals(D[:, None] * A)
+    measured = [float((found.real > 0).sum()), float(found.real.max() >= float(D.min() * values.max()) * (1 - 1e-6))]
+    return Comparison(torch.tensor(measured), torch.tensor([float(positive), 1.0]), tolerance=1e-9, scale=1.0)
+
+
+def _equilibrium(case: Case) -> Float[Tensor, "tokens dim"]:
+    """Directions that do not move, not all the same: two ``poles``, a ``polygon``, a ``simplex``, a ``cross`` of ± axes."""
+    n, kind, frame = case["tokens"], case["shape"], torch.linalg.qr(case.normal("frame", 6, 6)).Q
+    if kind == "poles":
+        up = 1 + int(case["share"] * (n - 2))
+        signs = torch.tensor([1.0] * up + [-1.0] * (n - up), dtype=torch.float64)
+        return torch.mm(signs[:, None], frame[:1])
+    if kind == "polygon":
+        angle = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+        return torch.mm(torch.stack([angle.cos(), angle.sin()], 1), frame[:2])
+    if kind == "simplex":
+        corners = torch.eye(n, dtype=torch.float64) - 1 / n
+        return torch.mm(unit(torch.linalg.svd(corners).U[:, : n - 1]), frame[: n - 1])
+    half = max(n // 2, 1)
+    return torch.cat([frame[:half], -frame[:half]])
+
+
+def _unstable(case: Case) -> Comparison:
+    """The largest eigenvalue of the linearised directions, D A, beside min D · max eig A > 0; A = −∇²E and D = 1/(s_j Z_j)."""
+    theta, beta, scheme = _equilibrium(case), case["beta"], case["scheme"]
+    n, d = theta.shape
+    motion = Motion(NAMED[scheme], Attention(beta), 4.0)
+    radii = case["radius"] ** case.uniform("radii", n, 1) if ends_free(scheme) else torch.ones(n, 1, dtype=torch.float64)
+    time = 2.0
+
+    def speed(flat: Tensor) -> Tensor:
+        x = radii * unit(flat.view(n, d))
+        return turning(x, motion.velocity(x, time))[0].flatten()
+
+    def energy(flat: Tensor) -> Tensor:
+        return interaction_energy(unit(flat.view(n, d)), beta)
+
+    frame = in_blocks([torch.linalg.svd(token[None]).Vh[1:] for token in theta])  # tangent vectors, token by token
+    J = frame @ jacobian(speed, theta.flatten()) @ frame.T
+    A = -frame @ hessian(energy, theta.flatten()) @ frame.T
+    scores = (beta * theta @ theta.T).exp()
+    pull = length(scores @ theta / scores.sum(-1, keepdim=True))
+    values = {"r": radii, "A": pull, "t": time, "depth": 4.0, "alpha": 1.0}
+    stage = NAMED[scheme].at(time, 4.0)
+    D = 1 / (derive(stage.attention).speed(values) * scores.sum(-1, keepdim=True) * torch.ones(n, 1))
+    unstable = torch.linalg.eigvalsh((A + A.T) / 2)[-1]
+    measured = torch.stack([torch.linalg.eigvals(J).real.max(), unstable])
+    claimed = torch.stack([D.min() * unstable, torch.full_like(unstable, 1e-9)])
+    return Comparison(measured, claimed, "≥", tolerance=1e-9, base=torch.stack([D.min(), torch.ones_like(unstable)]))
+
+
+def _curves() -> Curves:
+    case = Case({"tokens": 6, "dim": 3, "start": "uniform"}, ((7, 1.0),))
+    lines = {}
+    for scheme in SIX:
+        motion = Motion(NAMED[scheme], Attention(1.0), 4.0)
+        points = [(t, float(1 - smallest_cosine(x))) for t, x in follow(motion, started(case, 1)[0], log_times(0.1, 100, 40))]
+        lines[scheme] = ([t for t, _ in points], [max(gap, 1e-12) for _, gap in points])
+    return Curves(
+        lines_table(lines),
+        "time t",
+        "1 − smallest cosine",
+        "Six tokens from one random start: every scheme ends in one cluster, each in its own time.",
+        log_x=True,
+        log_y=True,
+    )
+
+
+_SIZES: Space = {"tokens": whole(2, 8), "dim": whole(2, 5)}
+
+STATEMENTS = (
+    Statement(
+        id="2:3.1",
+        title="One cluster",
+        claim="From almost every start Post-LN, nGPT and sqrt-scaling end in one cluster; Pre-LN, Mix-LN and Peri-LN "
+        "do, or some token's "
+        "radial speed has lower limit 0.",
+        tested="1 − the smallest cosine falls below 0.001 (or a radial speed below 0.01 is left), three starts a case.",
+        space=_SIZES | {"beta": Range(0.01, 2, log=True), "start": choice(*_STARTS), "scheme": choice(*SIX)},
+        conclusion=_one_cluster,
+        limit="'Almost every' are starts drawn at random, and antipodal or two-sided ones a little off: exact ones are "
+        "equilibria. 'End' is a "
+        "time of at most 300, counted in ln t for free radii. β up to 2: the waiting time grows as e^{2β}.",
+        curves=_curves,
+        by="scheme",
+        cases=60,
+        notices=("sign",),
+    ),
+    Statement(
+        id="2:3.2i",
+        title="Radii grow",
+        claim="For Pre-LN and Peri-LN with n ≤ e^β: ṙ_j ≥ 1/(n e^β).",
+        tested="The smallest radial speed of the library's flow, at random places and with all others at the cosine "
+        "that pulls back most.",
+        space={"tokens": whole(2, 64), "dim": whole(2, 8), "extra": Range(0, 3)}
+        | {"place": choice("against", "uniform"), "scheme": choice("pre", "peri")},
+        conclusion=_radial_bound,
+        by="scheme",
+        remark="True with room. ṙ_j Z_j = e^β + Σ c e^{βc}, and c e^{βc} ≥ −1/(eβ) (or −e^{−β} for β < 1), so with n ≤ "
+        "e^β the sum is at least "
+        "1.5, and Z_j ≤ n e^β. The tightest case, n = 2 antipodal at β = ln 2, has ṙ = 0.6 = 2.4/(n e^β).",
+        notices=("sign",),
+    ),
+    Statement(
+        id="2:3.2ii",
+        title="Always one cluster",
+        claim="For Pre-LN and Peri-LN with n ≤ e^β always one cluster.",
+        tested="1 − the smallest cosine falls below 0.001, three starts a case.",
+        space={"tokens": whole(2, 6), "dim": whole(2, 5), "extra": Range(0, 0.4)}
+        | {"start": choice(*_STARTS), "scheme": choice("pre", "peri")},
+        conclusion=_always_one_cluster,
+        limit="'Always' is from almost every start, as in Theorem 3.1, by ln t = 300; β from ln n to ln n + 0.4.",
+        by="scheme",
+        cases=30,
+        notices=("sign",),
+    ),
+    Statement(
+        id="2:DAi",
+        title="Speeds cannot stabilise: the lemma",
+        claim="A symmetric A with a positive eigenvalue and a positive diagonal D: D·A has a positive eigenvalue.",
+        tested="D·A has as many eigenvalues with positive real part as A, and the largest is at least min D · max eig A.",
+        space={
+            "size": whole(2, 16),
+            "positive": Range(0, 1),
+            "small": Range(1e-3, 1, log=True),
+            "spread": Range(1, 100, log=True),
+        },
+        conclusion=_inertia,
+        remark="D·A is similar to D^{1/2} A D^{1/2}, which has the inertia of A (Sylvester); the bound is Ostrowski's.",
+    ),
+    Statement(
+        id="2:DAii",
+        title="Speeds cannot stabilise: equilibria",
+        claim="Equilibria that are not one cluster are unstable in every scheme: the linearised directions are D·A "
+        "with A = −∇²E.",
+        tested="The largest eigenvalue of the library's linearised flow is at least min D · max eig A, which is positive.",
+        space={
+            "tokens": whole(2, 6),
+            "beta": Range(0.05, 4, log=True),
+            "radius": Range(0.1, 10, log=True),
+            "share": Range(0, 1),
+        }
+        | {"shape": choice("poles", "polygon", "simplex", "cross"), "scheme": choice(*SIX)},
+        conclusion=_unstable,
+        limit="Four families of equilibria in six dimensions, not all that there are.",
+        by="shape",
+        remark="With free radii this is the block of the directions; q = r/t is attracted (−1) and, where P A = 0, "
+        "does not act back on them.",
+        notices=("sign", "constant", "exponent"),
+        cases=36,
+    ),
+)

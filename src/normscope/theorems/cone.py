@@ -1,0 +1,266 @@
+"""Paper 2, Theorem 4.3: tokens in a narrow cone, how radii grow and how fast what is left of Var dies.
+
+In a cone A_j = θ̄ + O(β Var) for every j, and dVar/dt = −(2/n) Σ (1/s_j)⟨θ̄, P_j A_j⟩ ≈ −(2/n) Σ (1/s_j)|θ_j − θ̄|²: the rate is
+2/s, with s the common speed factor: 1 for Post-LN, r ≈ r_0 + t for Pre-LN, Peri-LN and Mix-LN, |A|/α_t ≈ 1/α_t for nGPT, √(t+1)
+for sqrt-scaling.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from normscope.dynamics import SCHEDULES, Motion
+from normscope.norms import length
+from normscope.schemes import NAMED
+from normscope.theorems.cases import Case, Range, Space, choice, whole
+from normscope.theorems.comparison import Comparison
+from normscope.theorems.flows import ends_free, even_times, follow, in_cone, log_times, query_key, variance, variance_rate
+from normscope.theorems.law import alpha_integral
+from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+
+_RUNS = 4
+_DEPTH = 4.0  # Mix-LN changes over at 1
+_NARROW = 0.01
+_BELOW = 0.999999  # of a bound that is not reached itself
+_FACTOR = 1.5
+
+_SPACE: Space = {
+    "tokens": whole(2, 12),
+    "dim": whole(2, 6),
+    "beta": Range(0.02, 10, log=True),
+    "share": Range(1e-3, _BELOW, log=True),
+    "place": choice("opposite", "rim", "inside"),
+    "weights": choice("identity", "rotation", "negative", "random"),
+}
+_RADIUS: Space = {"radius": Range(0.01, 10, log=True)}
+
+
+def _delta(case: Case, narrow: bool = True) -> float:
+    """δ: the case's share of its bound 1/(100 n² β²), and of 1/100 if the cone is to be narrow."""
+    bound = 1 / (100 * case["tokens"] ** 2 * case["beta"] ** 2)
+    return float(case["share"] * min(bound, _NARROW if narrow else 2.0))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What is printed for a scheme, and when it can be seen: late enough for r ≈ t, early enough for Var to keep its digits.
+
+    Attributes:
+        rate: −(dVar/dt)/Var up to a constant.
+        exponent: −ln Var.
+        times: when rates are compared, in units of max(r_0, 1) where radii are free.
+        span: the two times between which the fall of ln Var is compared, likewise.
+    """
+
+    rate: Callable[[float], float]
+    exponent: Callable[[float], float]
+    times: list[float]
+    span: tuple[float, float]
+
+
+_FREE = _Row(lambda t: 1 / t, lambda t: 2 * math.log(t), log_times(4, 4e3, 5), (50.0, 5e3))
+_ROWS = {
+    "post": _Row(lambda t: 1.0, lambda t: 2 * t, even_times(0.5, 4.5, 5), (2.0, 3.5)),
+    "pre": _FREE,
+    "peri": _FREE,
+    "mix": _FREE,
+    "sqrt-scaling": _Row(lambda t: 1 / math.sqrt(t), lambda t: 4 * math.sqrt(t), log_times(4, 20, 5), (20.0, 60.0)),
+}
+
+
+def _ngpt_row(schedule: str) -> _Row:
+    """What is printed for nGPT with a schedule α_t."""
+    alpha = SCHEDULES[schedule]
+    return _Row(lambda t: 1 / alpha(t), lambda t: 2 * alpha_integral(schedule, t), even_times(0.25, 2.0, 4), (2.0, 3.5))
+
+
+def _unit_of_time(case: Case, scheme: str) -> float:
+    return max(float(case["radius"]), 1.0) if ends_free(scheme) else 1.0
+
+
+def _radii(case: Case) -> Comparison:
+    """r_k(t) beside (1 − δ)t along the flow."""
+    delta, scheme = _delta(case, narrow=False), case["scheme"]
+    motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH)
+    times = log_times(0.1 * case["radius"], 1e4 / max(delta, 1e-4), 8)
+    x = case["radius"] * in_cone(case, delta, _RUNS)
+    found = torch.stack([length(state).squeeze(-1) / t for t, state in follow(motion, x, times)])
+    bases = torch.tensor(times, dtype=torch.float64)[:, None, None]
+    return Comparison(found, 1 - delta, "≥", tolerance=1e-6, scale=max(delta, 1e-9), base=bases)
+
+
+def _rate(case: Case, narrow: bool = True) -> Comparison:
+    """−dVar/dt along the flow beside 2 Var times the printed rate."""
+    scheme = case["scheme"]
+    motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH)
+    times, measured, claimed = [_unit_of_time(case, scheme) * t for t in _ROWS[scheme].times], [], []
+    for t, x in follow(motion, case["radius"] * in_cone(case, _delta(case, narrow), _RUNS), times):
+        measured.append(-variance_rate(x, motion.velocity(x, t)))
+        claimed.append(2 * variance(x) * _ROWS[scheme].rate(t))
+    base = torch.tensor(times, dtype=torch.float64)[:, None]
+    return Comparison(torch.stack(measured), torch.stack(claimed), "≈", tolerance=_FACTOR, base=base)
+
+
+def _ngpt_rate(case: Case, power: int) -> Comparison:
+    """−dVar/dt of nGPT beside 2 Var α_t^power."""
+    alpha = SCHEDULES[case["alpha"]]
+    motion = Motion(NAMED["ngpt"], query_key(case, case["beta"]), _DEPTH, alpha=lambda t: case["size"] * alpha(t))
+    measured, claimed, alphas = [], [], []
+    for t, x in follow(motion, in_cone(case, _delta(case), _RUNS), even_times(0.25, 2.0, 4)):
+        alphas.append(case["size"] * alpha(t))
+        measured.append(-variance_rate(x, motion.velocity(x, t)))
+        claimed.append(2 * variance(x) * alphas[-1] ** power)
+    base = torch.tensor(alphas, dtype=torch.float64)[:, None]
+    return Comparison(torch.stack(measured), torch.stack(claimed), "≈", tolerance=_FACTOR, base=base)
+
+
+def _decay(case: Case) -> Comparison:
+    """The fall of ln Var between two times beside the printed exponents."""
+    scheme = case["scheme"]
+    row = _ROWS.get(scheme, _ngpt_row(case["alpha"]))
+    motion = Motion(NAMED[scheme], query_key(case, case["beta"]), _DEPTH, alpha=SCHEDULES[case["alpha"]])
+    first, last = (_unit_of_time(case, scheme) * t for t in row.span)
+    (_, x), (_, y) = follow(motion, case["radius"] * in_cone(case, _delta(case), _RUNS), [first, last])
+    claimed = row.exponent(last) - row.exponent(first)
+    fallen = torch.log(variance(x) / variance(y))
+    return Comparison(fallen, claimed, tolerance=0.05, base=last / first)
+
+
+_EXAMPLE = Case(
+    {"tokens": 4, "dim": 4, "beta": 1.0, "share": 0.5, "place": "rim", "weights": "identity", "radius": 1.0}, ((1, 1.0),)
+)
+
+
+def _example_rates(motion: Motion, times: list[float]) -> list[float]:
+    """−(dVar/dt)/Var over time, from one start."""
+    path = follow(motion, in_cone(_EXAMPLE, _delta(_EXAMPLE), _RUNS), times)
+    return [float((-variance_rate(x, motion.velocity(x, t)) / variance(x)).mean()) for t, x in path]
+
+
+def _rate_curves() -> Curves:
+    lines = {}
+    for scheme, row in _ROWS.items():
+        times = log_times(0.05, row.times[-1], 40)
+        rates = _example_rates(Motion(NAMED[scheme], query_key(_EXAMPLE, 1.0), _DEPTH), times)
+        lines[scheme] = (times, [rate / row.rate(t) for rate, t in zip(rates, times, strict=True)])
+    return Curves(
+        lines_table(lines),
+        "time t",
+        "−(dVar/dt)/Var over its printed form",
+        "Every line ends at 2. Early, free radii are r_0 and not t, and √(t+1) is not √t.",
+        log_x=True,
+    )
+
+
+def _alpha_curves() -> Curves:
+    """α_t rising and falling: the measured rate beside the printed and the corrected one."""
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    times = even_times(0.2, 4.0, 24)
+    for schedule in ("linear", "power"):
+        alpha = SCHEDULES[schedule]
+        motion = Motion(NAMED["ngpt"], query_key(_EXAMPLE, 1.0), _DEPTH, alpha=alpha)
+        lines[f"measured, α {schedule}"] = (times, _example_rates(motion, times))
+        lines[f"2α_t, α {schedule}"] = (times, [2 * alpha(t) for t in times])
+        lines[f"2/α_t, α {schedule}"] = (times, [2 / alpha(t) for t in times])
+    return Curves(
+        lines_table(lines),
+        "time t",
+        "−(dVar/dt)/Var",
+        "The measured rate is 2α_t: nGPT moves faster, not slower, where α_t is large.",
+        log_y=True,
+    )
+
+
+_THETA = (
+    "Θ(·) is read as: 2 times what is printed up to a factor of 1.5, from t ≥ 4·max(r_0, 1) on (t ≥ 4 for sqrt-scaling): "
+    "at t → 0 the rates are 2/r_0 and 2, and 1/t and 1/√t are no measure of them."
+)
+
+STATEMENTS = (
+    Statement(
+        id="2:4.3i",
+        title="In a cone radii grow as t",
+        claim="V = I, |QᵀK| ≤ 1, ⟨θ_j,θ_k⟩ ≥ 1−δ, δ < 1/(100 n²β²): Pre-LN and Peri-LN have r_k(t) ≥ (1−δ)t.",
+        tested="r_k(t)/t along the library's flow beside 1 − δ, up to t = 10⁴/δ; margins are in units of δ.",
+        space=_SPACE | _RADIUS | {"scheme": choice("pre", "peri")},
+        conclusion=_radii,
+        by="scheme",
+        remark="The cone never opens: for the pair with the least cosine m ≥ 0, ⟨P_i A_i, θ_j⟩ = Σ_k w_ik(⟨θ_k,θ_j⟩ − "
+        "m⟨θ_k,θ_i⟩) ≥ 0. So "
+        "ṙ = ⟨θ, A⟩ ≥ 1 − δ, and more with A/|A|. No bound on δ is used; for δ > 1 the claim is empty.",
+        cases=36,
+        notices=("sign", "constant", "exponent"),
+    ),
+    Statement(
+        id="2:4.3ii",
+        title="In a narrow cone Var dies",
+        claim="dVar/dt = −Θ(Var) Post; −Θ(Var/t) Pre, Peri, Mix; −Θ(Var/√t) sqrt-scaling.",
+        tested="−dVar/dt along the library's flow beside 2 Var times the printed rate, within a factor of 1.5.",
+        space=_SPACE | _RADIUS | {"scheme": choice(*_ROWS)},
+        conclusion=_rate,
+        curves=_rate_curves,
+        by="scheme",
+        limit=_THETA + " Narrow is δ < 1/(100 n²β²) and δ < 1/100.",
+        cases=45,
+        notices=("sign", "constant", "exponent"),
+    ),
+    Statement(
+        id="2:4.3ii-ngpt",
+        title="In a narrow cone Var dies: nGPT",
+        claim="nGPT: dVar/dt = −Θ(Var/α_t).",
+        tested="−dVar/dt of nGPT with rising, falling, small and large α_t beside 2 Var/α_t, within a factor of 1.5.",
+        space=_SPACE | {"size": Range(0.1, 5, log=True), "alpha": choice("linear", "power", "root", "mixed", "constant")},
+        conclusion=lambda case: _ngpt_rate(case, -1),
+        by="alpha",
+        limit="Θ(·) is read as: 2 times what is printed up to a factor of 1.5, for α_t between 0.01 and 10.",
+        correction=Correction(
+            claim="nGPT: dVar/dt = −Θ(α_t Var).",
+            why="θ̇_j = (1/s_j) P A_j with s_j = |A_j|/α_t, and |A_j| ≥ 1 − δ in a cone: the speed is multiplied by "
+            "α_t, and the rate is 2α_t. "
+            "The printed 1/α_t is the speed factor s itself, not the speed. The remark's e^{−2∫α} and Theorem 4.1 "
+            "agree with 2α_t.",
+            conclusion=lambda case: _ngpt_rate(case, 1),
+        ),
+        curves=_alpha_curves,
+        cases=36,
+        notices=(),
+    ),
+    Statement(
+        id="2:4.3ii-wide",
+        title="In a cone that only the bound makes narrow",
+        claim="The rates of 4.3 (ii) for every δ < 1/(100 n²β²), however small β.",
+        tested="As 2:4.3ii, with nβ < 1, where the bound allows δ above 1/100, and up to 2 for nβ < 0.07.",
+        space={**_SPACE, "tokens": whole(2, 4), "beta": Range(0.01, 0.1, log=True), "weights": choice("identity", "rotation")}
+        | _RADIUS
+        | {"scheme": choice(*_ROWS)},
+        conclusion=lambda case: _rate(case, narrow=False),
+        by="scheme",
+        limit=_THETA,
+        correction=Correction(
+            claim="The rates hold for δ < min(1/100, 1/(100 n²β²)).",
+            why="For nβ < 0.07 the bound exceeds 2 and every start counts as a cone. Two antipodal tokens have Var = 1 "
+            "and do not move; with "
+            "cosine c they have −dVar/dt = (1 + c) Var for β → 0, not 2 Var. The estimates that lead to 2 Var need Var "
+            "≪ 1 besides.",
+            conclusion=_rate,
+        ),
+        cases=36,
+        notices=(),
+    ),
+    Statement(
+        id="2:4.3iii",
+        title="The remark: exact decay",
+        claim="Var = e^{−2t} Post; e^{−2 ln t} Pre, Peri, Mix; e^{−2∫α} nGPT; e^{−4√t} sqrt-scaling, each exponent "
+        "times 1+o(1).",
+        tested="The fall of ln Var between two late times beside that of the printed exponent, within 5 %.",
+        space=_SPACE | _RADIUS | {"alpha": choice("constant", "linear", "root", "power"), "scheme": choice(*_ROWS, "ngpt")},
+        conclusion=_decay,
+        by="scheme",
+        limit="1 + o(1) is within 5 %, between t = 50 r_0 and 5,000 r_0 for free radii, 20 and 60 for sqrt-scaling, 2 "
+        "and 3.5 for the others.",
+        cases=45,
+        notices=("sign", "constant"),
+    ),
+)

@@ -1,0 +1,137 @@
+"""The ledger: all statements, by family, and the tables that a check of them gives."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from normscope.errors import InputError, did_you_mean
+from normscope.theorems import (
+    clustering,
+    collapse,
+    cone,
+    first_step,
+    heads,
+    law,
+    propagation,
+    separability,
+    softmax,
+    sphere,
+    structure,
+    symmetric,
+)
+from normscope.theorems.check import FAILS, Finding
+from normscope.theorems.statement import Statement
+
+FAMILIES: dict[str, tuple[Statement, ...]] = {
+    "subspaces": separability.STATEMENTS,
+    "propagation": propagation.STATEMENTS,
+    "collapse": collapse.STATEMENTS,
+    "softmax": softmax.STATEMENTS,
+    "structure": structure.STATEMENTS,
+    "law": law.STATEMENTS,
+    "clustering": clustering.STATEMENTS,
+    "symmetric": symmetric.STATEMENTS,
+    "first step": first_step.STATEMENTS,
+    "cone": cone.STATEMENTS,
+    "sphere": sphere.STATEMENTS,
+    "heads": heads.STATEMENTS,
+}
+
+
+def _place(statement: Statement) -> tuple[int, int]:
+    """Where a statement stands: theorems of paper 1 by their numbers, other pages in the order of their families."""
+    number = re.match(r"\d+", statement.number) if statement.paper == 1 else None
+    return statement.paper, int(number[0]) if number else 100
+
+
+LEDGER: dict[str, Statement] = {
+    statement.id: statement for statement in sorted((one for family in FAMILIES.values() for one in family), key=_place)
+}
+
+
+def find_statements(names: Sequence[str]) -> list[Statement]:
+    """The statements with these ids, or whose ids begin so: ``2`` a paper, ``2:4.3`` a theorem, ``2:4.3ii`` a part of it.
+
+    All of them, if none is named.
+    """
+    if not names:
+        return list(LEDGER.values())
+    found: dict[str, Statement] = {}
+    for name in names:
+        # A number goes on until its digits end: 1:1 is not 1:10, and 1:7i is not 1:7iv.
+        end = r"(?!\d)" if name[-1:].isdigit() else r"(?![iv])" if name[-1:] in ("i", "v") else ""
+        own = {id: statement for id, statement in LEDGER.items() if name and re.match(re.escape(name) + end, id)}
+        if not own:
+            raise InputError(f"no statement '{name}'{did_you_mean(name, LEDGER)} (normscope verify lists them: {_some()})")
+        found |= own
+    return [statement for statement in LEDGER.values() if statement.id in found]
+
+
+def _some() -> str:
+    return ", ".join(LEDGER)
+
+
+def record(finding: Finding) -> dict[str, Any]:
+    """What is said of a statement, as plain values."""
+    statement, correction, fails = finding.statement, finding.statement.correction, finding.verdict == FAILS
+    return {
+        "paper": statement.paper,
+        "statement": statement.number,
+        "id": statement.id,
+        "title": statement.title,
+        "verdict": finding.verdict,
+        "cases": len(finding.tried),
+        "checks": sum(one.checks for one in finding.tried),
+        "margin": finding.margin,
+        "claim": statement.claim,
+        "tested": statement.tested,
+        "limit": statement.limit,
+        "remark": statement.remark,
+        "worst_case": finding.worst.case.text,
+        "worst_case_margin": finding.worst.margin,
+        "corrected": correction.claim if correction and fails else None,
+        "why": correction.why if correction and fails else None,
+        "corrected_margin": finding.corrected_margin if correction and fails else None,
+    }
+
+
+def tables(findings: Sequence[Finding], pictures: bool = True) -> dict[str, pd.DataFrame]:
+    """The ledger and its evidence as tidy tables.
+
+    ``ledger``: a row for each statement. ``margins``: a row for each case and form, in rising order of the margin, with the
+    share of cases up to it. ``groups``: number of cases and worst margin of each option of a choice. ``curves`` and
+    ``pictures``: the lines of pictures and the words around them.
+    """
+    margins = pd.concat([finding.table for finding in findings], ignore_index=True)
+    rising = ["statement", "form", "margin"]  # printed before corrected
+    margins = margins.sort_values(rising, ascending=[True, False, True], kind="stable", ignore_index=True)
+    ranked = margins.groupby(["statement", "form"])["margin"]
+    margins["share"] = (ranked.cumcount() + 1) / ranked.transform("size")
+    groups = margins.groupby(["statement", "form", "group"], as_index=False, sort=False).agg(
+        cases=("margin", "size"), margin=("margin", "min")
+    )
+    found = {"ledger": pd.DataFrame([record(finding) for finding in findings]), "margins": margins, "groups": groups}
+    return found | (_pictures(findings) if pictures else {})
+
+
+def _pictures(findings: Sequence[Finding]) -> dict[str, pd.DataFrame]:
+    lines, words = [], []
+    for statement in (finding.statement for finding in findings):
+        if statement.curves is None:
+            continue
+        curves = statement.curves()
+        lines.append(curves.table.assign(statement=statement.id))
+        words.append(
+            {
+                "statement": statement.id,
+                "title": f"{statement.id} {statement.title}",
+                "x_label": curves.x_label,
+                "y_label": curves.y_label,
+                "caption": curves.caption,
+                "log_x": curves.log_x,
+                "log_y": curves.log_y,
+            }
+        )
+    return {"curves": pd.concat(lines, ignore_index=True), "pictures": pd.DataFrame(words)} if lines else {}

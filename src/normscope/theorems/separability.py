@@ -1,0 +1,261 @@
+"""Paper 1, Theorems 1 to 3: which subspaces of an embedding parallel heads can read on their own.
+
+A token is x = Σ_α x_α with x_α = E_α a_α. Where the subspaces are linearly independent, the dual bases D_α read coordinates,
+D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``subspaces.World``).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.norms import NORMS, hyperplane_basis, length, unit
+from normscope.schemes import NAMED
+from normscope.subspaces import Subspaces, World, head_scores, look
+from normscope.theorems.cases import Case, Range, Space, choice, whole
+from normscope.theorems.comparison import Comparison
+from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+from normscope.theorems.tensors import rank
+
+_SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
+_LENGTHS: Space = {"lengths": Range(0.01, 100, log=True)}
+_COMPARED = ("none", "pre", "qkv")
+_LEAN: Space = {"independence": Range(1e-3, 1, log=True)}
+
+
+def _subspaces(case: Case, orthogonal: bool = False) -> Subspaces:
+    """Random subspaces, orthogonal ones or ones that all lean on the first, in the hyperplane orthogonal to 1."""
+    count, width = case["subspaces"], case["width"]
+    dim = count * width + case["spare"]
+    parts = torch.linalg.qr(case.normal("bases", dim, count * width)).Q.unflatten(1, (count, width)).movedim(1, 0)
+    if not orthogonal:
+        leaning = parts[0] + case["independence"] * parts[1:]
+        parts = torch.cat([parts[:1], leaning / (1 + case["independence"] ** 2) ** 0.5])
+    return Subspaces(tuple(hyperplane_basis(dim + 1) @ part for part in parts))
+
+
+def _coordinates(case: Case, name: str, spheres: bool) -> list[Float[Tensor, "tokens width"]]:
+    """Coordinates in each subspace, of lengths that vary as the case says; on spheres each subspace has one length."""
+    found = []
+    for index in range(case["subspaces"]):
+        directions = unit(case.normal(f"{name} {index}", case["tokens"], case["width"]))
+        size = case.normal(f"{'all' if spheres else name} radii {index}", 1 if spheres else case["tokens"], 1).clamp(-1, 1)
+        found.append(case["lengths"] ** size * directions)
+    return found
+
+
+def _exchanged(case: Case, orthogonal: bool = False, spheres: bool = False) -> tuple[World, World]:
+    """A world, and the same with every part but the first taken from other tokens."""
+    spaces = _subspaces(case, orthogonal)
+    own, other = (_coordinates(case, name, spheres) for name in ("own", "other"))
+    return World(spaces, tuple(own)), World(spaces, (own[0], *other[1:]))
+
+
+def _scores(scheme: str, world: World) -> Float[Tensor, "tokens tokens"]:
+    """Scores of the head that reads the first part."""
+    return head_scores(NAMED[scheme], world.weights, world.embeddings)[0]
+
+
+def _independent(case: Case) -> Comparison:
+    """Scores of the head that reads the first part, before and after the others are exchanged."""
+    before, after = (_scores("none", world) for world in _exchanged(case))
+    return Comparison(after, before, tolerance=1e-5, scale=max(float(before.abs().max()), 1e-3))
+
+
+def _null_space(case: Case) -> Comparison:
+    """Dimensions of the left and right null space of W_QK, and what is left of the other subspaces behind it."""
+    world, _ = _exchanged(case)
+    W_Q, W_K = world.weights.W_Q, world.weights.W_K
+    if W_Q is None or W_K is None:
+        raise ValueError("a world's heads have weights")
+    W_QK = W_Q[0] @ W_K[0].T
+    W_QK = W_QK / W_QK.norm()
+    N, others = len(W_QK), torch.cat(world.subspaces.bases[1:], 1)
+    nullities = torch.tensor([N - rank(W) for W in (W_QK, W_QK.T)], dtype=torch.float64)
+    seen = torch.stack([(W_QK @ others).abs().max(), (W_QK.T @ others).abs().max()])
+    claimed = torch.tensor([float(N - case["width"])] * 2 + [1.0, 1.0])
+    return Comparison(torch.cat([nullities, 1 + seen]), claimed, tolerance=1e-9)
+
+
+def _shared(case: Case) -> Comparison:
+    """Scores of heads blind to one subspace, while tokens move along a direction that it shares with another."""
+    dim = 2 * case["width"] + case["spare"]
+    second = torch.linalg.qr(case.normal("second", dim, case["width"])).Q
+    shared = second @ unit(case.normal("shared", case["width"]))
+    blind = torch.eye(dim, dtype=torch.float64) - second @ second.T
+    W_QK = blind @ case.normal("W_QK", dim, dim) @ blind
+    x = case.normal("x", case["tokens"], dim)
+    moved = x + case["lengths"] * case.normal("way", case["tokens"], 1) * shared
+    before, after = (y @ W_QK @ y.T for y in (x, moved))
+    return Comparison(after, before, tolerance=1e-9, scale=float((length(moved) ** 2).max()) * float(W_QK.norm()))
+
+
+def _orthogonal_spheres(case: Case) -> Comparison:
+    """Scores behind a norm with a gain, which the head undoes, on orthogonal spheres, before and after an exchange."""
+    worlds = _exchanged(case, orthogonal=True, spheres=True)
+    readers, found = worlds[0].subspaces.duals[0], []
+    gain = (0.5 * case.normal("gain", len(readers))).exp()
+    for world in worlds:
+        q = NORMS[case["norm"]](world.embeddings, gain) @ (readers / gain[:, None])
+        found.append(torch.cat([q @ q.T, len(readers) * _scores("pre", world)]))
+    return Comparison(found[1], found[0], tolerance=1e-8, scale=float(found[0].abs().max()))
+
+
+def _interference(case: Case) -> Comparison:
+    """Scores after an exchange beside scores before times |x||y| / (|x'||y'|), with lengths of the embeddings themselves."""
+    worlds = _exchanged(case)
+    before, after = (_scores("pre", world) for world in worlds)
+    shrunk = length(worlds[0].embeddings) / length(worlds[1].embeddings)
+    factor = shrunk * shrunk.T
+    scale = float(torch.maximum(after.abs(), (factor * before).abs()).max())
+    return Comparison(after, factor * before, tolerance=1e-5, scale=scale, base=factor)
+
+
+def _interference_curves() -> Curves:
+    lengths = [10 ** (0.05 * i - 1) for i in range(41)]
+    spaces = Subspaces.at_angle([2, 2])
+    own = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    lines = {
+        scheme: (lengths, [float(_scores(scheme, World(spaces, (own, size * own)))) for size in lengths])
+        for scheme in _COMPARED
+    }
+    return Curves(
+        lines_table(lines),
+        "length of the part that the head does not read",
+        "score of a token with itself",
+        "The part that is read stays the same. Behind a norm of the input its score still falls with the other part's length.",
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _offset_parts(case: Case) -> tuple[Float[Tensor, "signs dim"], Float[Tensor, "signs dim"], list[Tensor]]:
+    """Two parts x_α = u_α + a_α that never interfere, and orthonormal bases of the spaces A_α in which the a_α vary.
+
+    A_1 ⊥ A_2, the u_α are constant, and a_α runs over a sphere about −P_α(u_1 + u_2): |x_1 + x_2| is one number for all pairs.
+    """
+    width, tokens = case["width"], case["tokens"]
+    dim = 2 * width + 2
+    frame = torch.linalg.qr(case.normal("frame", dim, 2 * width)).Q
+    spaces = [frame[:, :width], frame[:, width:]]
+    constants = case["offset"] * case.normal("constants", 2, dim)
+    total = constants.sum(0)
+    parts = []
+    for name, space, constant in zip(("first", "second"), spaces, constants, strict=True):
+        directions = unit(case.normal(name, tokens, width))
+        round_trip = torch.cat([directions, -directions])
+        parts.append(constant + round_trip @ space.T - space @ (space.T @ total))
+    return parts[0], parts[1], spaces
+
+
+def _must_be_spheres(case: Case) -> Comparison:
+    """Cosines between parts that do not interfere, and the spread of their lengths."""
+    first, second, _ = _offset_parts(case)
+    cosines = unit(first) @ unit(second).T
+    spreads = [float(length(part).max() / length(part).min() - 1) for part in (first, second)]
+    return Comparison(
+        torch.cat([cosines.flatten(), torch.tensor(spreads, dtype=torch.float64)]), 0.0, tolerance=1e-6, scale=1.0
+    )
+
+
+def _varying_spheres(case: Case) -> Comparison:
+    """Cosines between what varies in the two parts, and lengths of x projected on it, relative to their mean."""
+    first, second, spaces = _offset_parts(case)
+    moves = [part - part[:1] for part in (first, second)]
+    products = (moves[0] @ moves[1].T).abs().max() / (length(moves[0]).max() * length(moves[1]).max())
+    x = (first[:, None] + second[None]).flatten(0, 1)
+    seen = torch.cat([length(x @ space).squeeze(-1) for space in spaces] + [length(x).squeeze(-1) / length(x).mean()])
+    return Comparison(torch.cat([products[None], seen - 1]), 0.0, tolerance=1e-6, scale=1.0)
+
+
+def _normalised_heads(case: Case) -> Comparison:
+    """Scores and values of the QKV-Norm head that reads the first part, before and after an exchange."""
+    found = []
+    for world in _exchanged(case):
+        q, k, v = look(NAMED["qkv"], world.weights, world.embeddings)
+        found.append(torch.cat([q[0] @ k[0].T, v[0]], 1))
+    return Comparison(found[1], found[0], tolerance=1e-5, scale=1.0)
+
+
+STATEMENTS = (
+    Statement(
+        id="1:1i",
+        title="No-Norm: independence is enough",
+        claim="Heads can attend to different subspaces if these are linearly independent.",
+        tested="Scores of a head that reads one subspace, after all others are exchanged for other tokens', equal "
+        "those before.",
+        space=_SIZES | _LENGTHS | _LEAN,
+        conclusion=_independent,
+        remark="Edges: subspaces that are nearly dependent, token lengths over four orders of magnitude.",
+    ),
+    Statement(
+        id="1:1ii",
+        title="No-Norm: null spaces of W_QK",
+        claim="W_QK is low-rank; its left and right null spaces hold everything that the head does not attend to.",
+        tested="The dimension of either null space is N less that of the subspace that is read, and the other "
+        "subspaces lie in both.",
+        space=_SIZES | _LENGTHS | {"independence": Range(0.1, 1)},
+        conclusion=_null_space,
+        remark="For a head that uses all coordinates of its subspace; one that uses fewer has larger null spaces.",
+    ),
+    Statement(
+        id="1:1iii",
+        title="No-Norm: independence is needed",
+        claim="Heads that attend to different subspaces need them linearly independent.",
+        tested="A head that ignores one subspace gives the same scores when tokens move along a direction that another "
+        "shares with it.",
+        space={name: _SIZES[name] for name in ("width", "spare", "tokens")} | _LENGTHS,
+        conclusion=_shared,
+        remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
+    ),
+    Statement(
+        id="1:2i",
+        title="Pre-Norm: orthogonal spheres are enough",
+        claim="Pre-Norm keeps subspaces independent if they are mutually orthogonal spheres.",
+        tested="Attention of a head behind RMSNorm or LayerNorm with a gain, after the others are exchanged, equals "
+        "that before.",
+        space=_SIZES | _LENGTHS | {"norm": choice("rms", "layer")},
+        conclusion=_orthogonal_spheres,
+        by="norm",
+        remark="The spheres lie in the hyperplane orthogonal to 1, as they must for LayerNorm. The head undoes the gain.",
+    ),
+    Statement(
+        id="1:2ii",
+        title="Pre-Norm: the interference factor",
+        claim="Otherwise subspaces interfere through a common factor 1/|x| on the scores: P_α x/|x| = x_α/|Σ_β x_β|.",
+        tested="Scores after an exchange are scores before times |x||y|/(|x'||y'|).",
+        space=_SIZES | _LENGTHS | _LEAN,
+        conclusion=_interference,
+        curves=_interference_curves,
+        notices=("sign", "constant", "exponent"),
+        remark="P_α is the projection along the other subspaces, which is oblique where they are not orthogonal.",
+    ),
+    Statement(
+        id="1:2iii",
+        title="Pre-Norm: orthogonal spheres are needed",
+        claim="Under Pre-Norm the subspaces must be mutually orthogonal spheres: |x_α| constant, x_α·x_β = 0.",
+        tested="Cosines between parts that do not interfere, and the spread of their lengths, are 0.",
+        space={"width": whole(1, 4), "tokens": whole(1, 8), "offset": Range(0, 2)},
+        conclusion=_must_be_spheres,
+        correction=Correction(
+            claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is "
+            "constant for each α. "
+            "For parts without a constant (x_α and −x_α both occur) this is the printed statement.",
+            why="No interference means |x_1 + x_2| is one number for all pairs. Differences give (x_1 − x_1')·(x_2 − "
+            "x_2') = 0, so A_1 ⊥ A_2. "
+            "With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is constant if "
+            "and only if every "
+            "|a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± e_2: |x|² = 7 always, "
+            "and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant.",
+            conclusion=_varying_spheres,
+        ),
+        notices=(),
+    ),
+    Statement(
+        id="1:3",
+        title="QKV-Norm: independence is enough again",
+        claim="QKV-Norm: linear independence is enough again.",
+        tested="Scores and values of a QKV-Norm head, after all other subspaces are exchanged, equal those before.",
+        space=_SIZES | _LENGTHS | _LEAN,
+        conclusion=_normalised_heads,
+    ),
+)

@@ -1,0 +1,407 @@
+"""The ledger: what it says of every statement, that a wrong statement is told from a right one, and counterexamples by hand."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.integrate import quad
+from torch import Tensor
+
+from normscope.attention import Attention
+from normscope.dynamics import SCHEDULES, Motion, make_start, simulate
+from normscope.errors import InputError
+from normscope.norms import layer_norm, length, unit
+from normscope.results import open_run
+from normscope.schemes import NAMED
+from normscope.theorems import (
+    FAILS,
+    FAMILIES,
+    HOLDS,
+    IN_RANGE,
+    LEDGER,
+    MISTAKES,
+    Case,
+    Comparison,
+    Statement,
+    check,
+    find_statements,
+)
+from normscope.theorems.cases import Choice, Range, draw, edges, near, simpler, whole
+from normscope.theorems.comparison import mistaken
+from normscope.theorems.first_step import _size
+from normscope.theorems.flows import SIX, follow, in_cone, smallest_cosine, variance, variance_rate
+from normscope.theorems.law import alpha_integral
+
+FAILING = {"1:2iii", "1:7ii", "1:7iii", "1:messages-ii", "2:gradient", "2:4.3ii-ngpt", "2:4.3ii-wide", "3:sphere"}
+FAMILIES_WITHOUT_EXPONENT = {"first step"}  # an upper bound with logarithms to spare
+SPACE = {"size": whole(2, 50), "strength": Range(0.1, 10, log=True), "shift": Range(-1, 1), "kind": Choice(("a", "b", "c"))}
+
+
+@pytest.fixture(scope="module")
+def ledger(ledger_run: Path) -> pd.DataFrame:
+    return open_run(ledger_run).table("ledger").set_index("id")
+
+
+def random(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# What the ledger says
+
+
+def test_every_numbered_statement_has_its_page() -> None:
+    wanted = [f"1:{i}" for i in range(1, 13)] + ["1:dof", "1:messages"]
+    wanted += [
+        "2:3.1",
+        "2:3.2",
+        "2:4.1",
+        "2:4.2",
+        "2:4.3i",
+        "2:4.3ii",
+        "2:DA",
+        "2:gradient",
+        "2:time",
+        "2:log-time",
+        "2:symmetric",
+    ]
+    wanted += ["3:eq2", "3:eq3", "3:eq4", "3:eq5", "3:3.3", "3:bias", "3:svd"]
+    for name in wanted:
+        assert find_statements([name]), name
+    assert sum(len(family) for family in FAMILIES.values()) == len(LEDGER)
+
+
+def test_what_fails_as_printed_is_known_and_the_rest_holds(ledger: pd.DataFrame) -> None:
+    assert set(ledger.index[ledger["verdict"] == FAILS]) == FAILING
+    assert set(ledger["verdict"]) == {HOLDS, IN_RANGE, FAILS}
+    assert (ledger["cases"] >= 15).all()
+
+
+def test_limits_are_only_said_to_hold_in_the_tested_range(ledger: pd.DataFrame) -> None:
+    for id, row in ledger.iterrows():
+        if row["verdict"] != FAILS:
+            assert (row["verdict"] == IN_RANGE) == bool(LEDGER[str(id)].limit), id
+
+
+def test_what_fails_has_a_counterexample_a_reason_and_a_correction_that_holds_on_the_same_cases(
+    ledger: pd.DataFrame, ledger_run: Path
+) -> None:
+    margins = open_run(ledger_run).table("margins")
+    for id in FAILING:
+        row, own = ledger.loc[id], margins[margins["statement"] == id]
+        assert row["worst_case_margin"] < 0
+        assert row["corrected_margin"] >= 0
+        assert row["why"]
+        cases = {form: sorted(rows["case"]) for form, rows in own.groupby("form")}
+        assert cases["printed"] == cases["corrected"]
+
+
+def test_the_docs_name_every_statement_with_its_verdict(ledger: pd.DataFrame) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "theorems.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\d:\S+) \|.*\| ([a-z ]+) \|$", text.split("## The ledger")[1], re.MULTILINE))
+    assert rows == ledger["verdict"].to_dict()
+    for id in FAILING:
+        assert id in text.split("## What fails as printed")[1].split("\n## ")[0]
+
+
+def test_only_what_fails_has_a_correction() -> None:
+    assert {id for id, statement in LEDGER.items() if statement.correction} == FAILING
+
+
+def test_edges_random_cases_and_a_search_are_tried(ledger_run: Path) -> None:
+    margins = open_run(ledger_run).table("margins")
+    for id, rows in margins[margins["form"] == "printed"].groupby("statement"):
+        assert {"edge", "random", "search"} <= set(rows["origin"]), id
+
+
+def test_options_that_are_told_apart_all_get_cases(ledger_run: Path) -> None:
+    groups = open_run(ledger_run).table("groups")
+    for id, statement in LEDGER.items():
+        if statement.by:
+            options = statement.space[statement.by]
+            assert isinstance(options, Choice)
+            assert {str(option) for option in options.options} == set(groups[groups["statement"] == id]["group"]), id
+
+
+# A wrong statement is told from a right one
+
+
+WRONG = """
+import json
+from dataclasses import replace
+from normscope.theorems import LEDGER, check
+
+found = {}
+ngpt = LEDGER["2:4.3ii-ngpt"]
+corrected = replace(ngpt, id="corrected", conclusion=ngpt.correction.conclusion, notices=("sign", "constant", "exponent"))
+for statement in [*LEDGER.values(), corrected]:
+    for mistake in statement.notices:
+        found[f"{statement.id} {mistake}"] = check(statement.with_mistake(mistake), factor=0.1).verdict
+print(json.dumps(found))
+"""
+
+
+def test_a_mistake_in_a_claim_is_noticed() -> None:
+    """A sign flipped, a constant doubled, an exponent off by 0.2; in a process without run-time type checks."""
+    done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, check=True)
+    verdicts = json.loads(done.stdout)
+    assert len(verdicts) > 80
+    assert verdicts.keys() >= {f"corrected {mistake}" for mistake in MISTAKES}
+    assert [name for name, verdict in verdicts.items() if verdict != FAILS] == []
+
+
+@pytest.mark.parametrize("id", LEDGER)
+def test_shapes_are_what_a_page_says(id: str) -> None:
+    """One case of every page under run-time type checks."""
+    page = LEDGER[id]
+    case = draw(page.space, random(5))
+    options = page.space.get(page.by)
+    if isinstance(options, Choice):
+        case = replace(case, values={**case.values, page.by: options.options[0]})
+    assert page.conclusion(case).margin <= 1
+
+
+def test_every_family_has_a_statement_that_notices_each_kind_of_mistake() -> None:
+    for name, family in FAMILIES.items():
+        noticed = {mistake for statement in family for mistake in statement.notices}
+        assert noticed == set(MISTAKES) - ({"exponent"} if name in FAMILIES_WITHOUT_EXPONENT else set()), name
+
+
+# The machinery
+
+
+def test_margins_are_numbers_with_a_sign() -> None:
+    assert Comparison(1.0, 1.0).margin == 1
+    assert Comparison(1.05, 1.0, tolerance=0.1, scale=1.0).margin == pytest.approx(0.5)
+    assert Comparison(1.5, 1.0, tolerance=0.1, scale=1.0).margin == pytest.approx(-0.5)
+    assert Comparison(1.0, 2.0, "≤", tolerance=0.0).margin == pytest.approx(0.5)
+    assert Comparison(3.0, 2.0, "≤", tolerance=0.0).margin == pytest.approx(-1 / 3)
+    assert Comparison(3.0, 2.0, "≥", tolerance=0.0).margin == pytest.approx(1 / 3)
+    assert Comparison(2.0, 1.0, "≈", tolerance=4.0).margin == pytest.approx(0.5)
+    assert Comparison(8.0, 1.0, "≈", tolerance=4.0).margin == pytest.approx(-0.5)
+    assert Comparison(-1.0, 1.0, "≈", tolerance=4.0).margin < 0
+    assert Comparison(math.nan, 1.0).margin < -10
+    assert Comparison(torch.tensor([1.0, 2.0, 1.0]), 1.0, scale=1.0).margin == pytest.approx(-1)
+
+
+def test_mistakes_are_what_they_say() -> None:
+    right = Comparison(3.0, 3.0, base=32.0)
+    assert float(torch.as_tensor(mistaken(right, "sign").claimed)) == -3
+    assert float(torch.as_tensor(mistaken(right, "constant").claimed)) == 6
+    assert float(torch.as_tensor(mistaken(right, "exponent").claimed)) == pytest.approx(6)
+    upper = replace(right, relation="≤")
+    assert mistaken(upper, "sign").relation == "≥"
+    assert float(torch.as_tensor(mistaken(upper, "constant").claimed)) == 1.5
+    assert float(torch.as_tensor(mistaken(upper, "exponent").claimed)) == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="no exponent"):
+        mistaken(replace(right, base=None), "exponent")
+
+
+def test_cases_stay_in_their_space() -> None:
+    rng = random()
+    case = draw(SPACE, rng)
+    for size in (0.5, 0.05, 3.0):
+        for _ in range(200):
+            case = near(SPACE, case, size, rng)
+            assert isinstance(case["size"], int)
+            assert 2 <= case["size"] <= 50
+            assert 0.1 <= case["strength"] <= 10
+            assert -1 <= case["shift"] <= 1
+            assert case["kind"] in ("a", "b", "c")
+
+
+def test_edges_are_corners_without_repetition() -> None:
+    corners = edges(SPACE, 1000, random())
+    assert len(corners) == 2 * 2 * 2 * 3
+    assert len({tuple(case.values.items()) for case in corners}) == len(corners)
+    assert {case["size"] for case in corners} == {2, 50}
+    assert len(edges(SPACE, 5, random())) == 5
+
+
+def test_tensors_belong_to_a_case_and_turn_a_little_when_it_moves() -> None:
+    case = draw(SPACE, random())
+    first, other = case.normal("x", 2000), case.normal("y", 2000)
+    assert torch.equal(first, case.normal("x", 2000))
+    assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 0.1
+    moved = near(SPACE, near(SPACE, case, 0.3, random(1)), 0.3, random(2)).normal("x", 2000)
+    assert 0.7 < float(torch.corrcoef(torch.stack([first, moved]))[0, 1]) < 1
+    assert float(moved.std()) == pytest.approx(1, abs=0.1)
+    assert float(case.uniform("u", 2000).mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_simpler_cases_differ_in_one_value() -> None:
+    case = Case({"size": 30, "strength": 3.1234, "shift": 0.5, "kind": "c"}, ((1, 0.8), (2, 0.6)))
+    for one in simpler(SPACE, case):
+        changed = [name for name in SPACE if one[name] != case[name]]
+        assert len(changed) + (one.seeds != case.seeds) == 1
+
+
+def narrow_failure(case: Case) -> Comparison:
+    """Fails in a spot of one part in two thousand of the space, towards which the margin falls."""
+    return Comparison(math.hypot(case["shift"] - 0.31, case["other"] + 0.47), 0.025, "≥", tolerance=0.0, scale=1.0)
+
+
+NARROW = {"shift": Range(-1, 1), "other": Range(-1, 1), "size": whole(2, 9)}
+PAGE = Statement("9:1", "a page", "", "", NARROW, narrow_failure, cases=300)
+
+
+def test_the_search_finds_what_random_cases_miss() -> None:
+    found = check(PAGE)
+    assert found.verdict == FAILS
+    first = [one for one in found.tried if one.case.origin == "edge"]
+    assert len(first) == 2**3
+    assert all(one.margin >= 0 for one in found.tried[: len(first) + 100])
+    assert any(one.margin < 0 for one in found.tried if one.case.origin == "search")
+    assert found.worst.case["size"] == 2
+    assert found.worst.margin < 0
+    assert found.worst.case.text.startswith("shift = 0.3")
+
+
+def test_verdicts_follow_from_margin_and_limit() -> None:
+    holds = replace(PAGE, conclusion=lambda case: Comparison(1.0, 1.0))
+    assert check(holds).verdict == HOLDS
+    assert check(replace(holds, limit="t → ∞ is t = 10")).verdict == IN_RANGE
+    assert check(replace(PAGE, limit="t → ∞ is t = 10")).verdict == FAILS
+
+
+def test_a_check_comes_out_the_same_for_the_same_seed() -> None:
+    one, same, other = (check(LEDGER["1:4"], seed, 0.2).table for seed in (3, 3, 4))
+    pd.testing.assert_frame_equal(one, same)
+    assert not one["margin"].equals(other["margin"])
+
+
+def test_statements_are_found_by_their_beginnings() -> None:
+    assert [s.id for s in find_statements(["1:1"])] == ["1:1i", "1:1ii", "1:1iii"]
+    assert [s.id for s in find_statements(["1:7i"])] == ["1:7i"]
+    assert {s.id for s in find_statements(["2:4.3ii"])} == {"2:4.3ii", "2:4.3ii-ngpt", "2:4.3ii-wide"}
+    assert {s.id for s in find_statements(["2:4.3"])} == {"2:4.3i", "2:4.3ii", "2:4.3ii-ngpt", "2:4.3ii-wide", "2:4.3iii"}
+    assert {s.paper for s in find_statements(["3"])} == {3}
+    assert [s.id for s in find_statements(["3:svd", "1:9"])] == ["1:9", "3:svd"]
+    assert len(find_statements([])) == len(LEDGER)
+    for wrong in ("2:9", "", "4", "1:100"):
+        with pytest.raises(InputError, match="no statement"):
+            find_statements([wrong])
+
+
+# What the pages of paper 2 share, against something else
+
+
+@pytest.mark.parametrize("scheme", SIX)
+def test_flows_followed_in_growing_steps_are_the_simulated_ones(scheme: str) -> None:
+    start = make_start("uniform", 5, 3, generator=torch.Generator().manual_seed(1))
+    motion = Motion(NAMED[scheme], Attention(1.5), 4.0)
+    ends = list(follow(motion, start, [0.5, 1.5], step=0.05))
+    expected = simulate(start, NAMED[scheme], Attention(1.5), [0.5, 1.5], depth=4.0, step=0.05).states
+    assert [t for t, _ in ends] == [0.5, 1.5]
+    for (_, x), y in zip(ends, expected, strict=True):
+        assert torch.allclose(x, y, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_integrals_of_schedules_are_what_scipy_says(schedule: str) -> None:
+    for t in (0.3, 2.0, 7.5):
+        assert alpha_integral(schedule, t) == pytest.approx(quad(SCHEDULES[schedule], 0, t)[0], rel=1e-7)
+
+
+@pytest.mark.parametrize("place", ["inside", "rim", "opposite"])
+def test_cones_reach_their_edge_and_no_further(place: str) -> None:
+    case = Case({"tokens": 5, "dim": 4, "place": place}, ((1, 1.0),))
+    theta = in_cone(case, 0.02, 50)
+    assert torch.allclose(length(theta), torch.ones(50, 5, 1, dtype=torch.float64))
+    smallest = 1 - smallest_cosine(theta)
+    assert float(smallest.max()) <= 0.02 * (1 + 1e-9)
+    if place != "inside":
+        assert torch.allclose(smallest, torch.full((50,), 0.02, dtype=torch.float64))
+
+
+def test_the_rate_of_var_is_its_derivative() -> None:
+    x, velocity = (torch.randn(6, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (0, 1))
+    h = 1e-6
+    slope = (variance(x + h * velocity) - variance(x - h * velocity)) / (2 * h)
+    assert float(variance_rate(x, velocity)) == pytest.approx(float(slope), rel=1e-6)
+
+
+@pytest.mark.parametrize("dim", [8, 20, 64, 192])
+def test_sizes_of_theorem_4_2_meet_its_hypotheses(dim: int) -> None:
+    for share in (0.0, 0.3, 1.0):
+        n = _size(dim, share)
+        assert dim <= n * math.log(n) <= math.exp(math.sqrt(dim))
+
+
+# Counterexamples by hand
+
+
+def test_two_tokens_in_a_cone_move_with_alpha_and_not_against_it() -> None:
+    """Two tokens at angles ±φ have Var = sin²φ and φ̇ = α A·e_φ/|A|: at small φ Var falls at the rate 2α."""
+    phi, beta = 1e-3, 1.0
+    w = 1 / (1 + math.exp(-beta * (1 - math.cos(2 * phi))))  # weight of a token on itself
+    A = np.array([math.cos(phi), (2 * w - 1) * math.sin(phi)])
+    across = A @ np.array([-math.sin(phi), math.cos(phi)]) / np.linalg.norm(A)
+    for alpha in (0.1, 1.0, 10.0):
+        rate = -2 * math.sin(phi) * math.cos(phi) * alpha * across / math.sin(phi) ** 2
+        assert rate == pytest.approx(2 * alpha, rel=1e-3)
+
+
+def test_antipodal_tokens_are_in_every_cone_that_a_small_beta_allows() -> None:
+    beta = 0.03
+    assert 1 / (100 * 2**2 * beta**2) > 2
+    motion = Motion(NAMED["post"], Attention(beta), 1.0)
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64)
+    assert float(variance(x)) == 1
+    assert float(motion.velocity(x, 0.0).abs().max()) < 1e-15
+
+
+def test_the_printed_energy_is_not_that_of_a_flow_with_weights() -> None:
+    """Two tokens, V = diag(2, 1): the flow beside central differences of both energies."""
+    V, beta = np.diag([2.0, 1.0]), 1.0
+    theta = np.array([[1.0, 0.0], [math.cos(1.0), math.sin(1.0)]])
+
+    def energy(own: np.ndarray, inner: np.ndarray) -> float:
+        return float(-np.exp(beta * own @ inner @ own.T).sum() / (2 * beta))
+
+    def slope(inner: np.ndarray) -> float:
+        def turned(angle: float) -> np.ndarray:
+            return np.array([[math.cos(angle), math.sin(angle)], theta[1]])
+
+        return (energy(turned(1e-5), inner) - energy(turned(-1e-5), inner)) / 2e-5
+
+    scores = np.exp(beta * theta @ V @ theta.T)
+    pull = (scores @ theta @ V.T)[0, 1]  # Z_0 times A_0 along the tangent of the first token
+    assert -slope(V) == pytest.approx(pull, rel=1e-6)
+    assert abs(-slope(np.eye(2)) / pull - 1) > 0.2
+
+
+def test_parts_that_are_not_orthogonal_need_not_interfere() -> None:
+    e = torch.eye(4, dtype=torch.float64)
+    sums = [e[2] + a * e[0] + e[2] + e[3] + b * e[1] for a in (1, -1) for b in (1, -1)]
+    assert {float(x @ x) for x in sums} == {7.0}
+    assert float((e[2] + e[0]) @ (e[2] + e[3] + e[1])) == 1
+
+
+def test_noise_on_query_and_keys_together_collapses_by_its_product() -> None:
+    """The query twice as long, the other key a quarter longer: what is overtaken is not what the printed λ says."""
+    w, other, query, key = 3.6, 3.0, 1.0, 0.25
+    assert w * (1 + query) < other * (1 + query) * (1 + key)  # 7.2 < 7.5: collapsed
+    assert w / other > (1 + query + key) / (1 + query)  # 1.2 > 1.125: not by the printed criterion
+    assert w / other < 1 + key
+
+
+def test_layer_norm_has_one_dimension_less_than_its_hyperplane() -> None:
+    x = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    steps = torch.eye(5, dtype=torch.float64) * 1e-6
+    moves = torch.stack([(layer_norm(x + step) - layer_norm(x - step)) / 2e-6 for step in steps])
+    assert int((torch.linalg.svdvals(moves) > 1e-6).sum()) == 3
+
+
+def test_a_norm_in_front_of_a_narrow_value_map_fills_the_spheroid() -> None:
+    points: Tensor = unit(torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    seen = length(points[:, :2]).squeeze(-1)  # W_V keeps two of three coordinates
+    assert float(seen.max()) <= 1
+    assert float((seen < 0.9).double().mean()) > 0.3
