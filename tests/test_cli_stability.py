@@ -65,6 +65,19 @@ def test_a_run_prints_its_findings_and_where_it_is(here: Path, capsys: pytest.Ca
     assert "accuracy" in out
 
 
+def test_a_report_can_be_markdown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("stability", PRE, *FEW, "--measure", "spread")
+    status, out, err = run(capsys, *arguments, "--format", "md")
+    assert status == 0, err
+    folder = here / "runs" / "stability"
+    assert out.splitlines()[-1] == str(folder / "report.md")
+    assert not (folder / "report.html").exists()
+    assert "](figures/spread.png)" in (folder / "report.md").read_text(encoding="utf-8")
+    status, _, err = run(capsys, *arguments, "--format", "markdown")
+    assert status == 2
+    assert "unknown format 'markdown'; allowed: html, md" in err
+
+
 def test_a_run_leaves_tables_pictures_and_a_page(whole_run: tuple[RunFolder, list[dict[str, Any]]]) -> None:
     folder, _ = whole_run
     wanted = ["collapse", "findings", "maps", "margins", "maxima", "noise", "sparsity", "spread", "tokens"]

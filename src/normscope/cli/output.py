@@ -27,6 +27,7 @@ OutOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+FormatOption = Annotated[str, typer.Option("--format", help="Form of the report page: html, md, or both with a comma.")]
 
 _WIDTH_OF_A_FILE = 160
 
@@ -109,8 +110,8 @@ def with_report(write: Callable[[], None]) -> None:
 
 def print_folder(folder: Path) -> None:
     """End with the path of a run's page, or of its folder where it has none."""
-    page = folder / "report.html"
-    typer.echo(page if page.is_file() else folder)
+    pages = (folder / name for name in ("report.html", "report.md"))
+    typer.echo(next((page for page in pages if page.is_file()), folder))
 
 
 def chosen_device(name: str) -> str:

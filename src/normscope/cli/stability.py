@@ -7,6 +7,7 @@ import typer
 
 from normscope.cli.output import (
     DeviceOption,
+    FormatOption,
     JsonOption,
     OutOption,
     OverwriteOption,
@@ -63,17 +64,19 @@ def stability(
     device: DeviceOption = "auto",
     out: OutOption = None,
     overwrite: OverwriteOption = False,
+    format: FormatOption = "html",
     json: JsonOption = False,
 ) -> None:
     """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
     import pandas as pd
 
     from normscope.models import open_model
+    from normscope.report.figures import FORMATS
     from normscope.report.stability import write_stability_report
     from normscope.results import check_writable, fresh_path, new_run, run_path
     from normscope.stability import MEASURES, NOISES, findings
 
-    wanted = chosen_names(measure, MEASURES, "measure")
+    wanted, formats = chosen_names(measure, MEASURES, "measure"), chosen_names(format, FORMATS, "format")
     curve = _levels(levels, "--levels") if levels else _default_levels()
     disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
     if noise not in NOISES:
@@ -113,7 +116,7 @@ def stability(
     with new_run(folder, "stability", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
         for name, table in tables.items():
             written.write_table(name, table)
-        with_report(lambda: write_stability_report(written, settings))
+        with_report(lambda: write_stability_report(written, settings, formats))
     if json:
         print_json(_records(tables))
     else:

@@ -1,15 +1,28 @@
 """A line chart by plotly, and the page of its own that every chart gets: it works from a file, without a network."""
 
 import html
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import MissingExtraError
 from normscope.report.drawing import Drawing
-from normscope.report.lines import Chart, Trace, traces
+from normscope.report.lines import Chart, Look, Trace, traces
+from normscope.report.scene import ORDER_COLOURS, ORDER_COLOURS_ON_DARK
 
-_INK, _SOFT, _GRID = "#1f2328", "#57606a", "#e4e7eb"
+PAPER, INK, SOFT, GRID, WIRE, EMPTY = "#ffffff", "#1f2328", "#57606a", "#e4e7eb", "#c3cad2", "#dfe3e8"
+# What these and the darkest colours of lines and trails become on a dark screen, so that they still stand out.
+_DARK = {
+    PAPER: "#14181d",
+    INK: "#e4e8ec",
+    SOFT: "#a5afba",
+    GRID: "#343c45",
+    WIRE: "#4b5560",
+    EMPTY: "#262d35",
+    Look(6).colour: "#f2f4f6",
+    **dict(zip(ORDER_COLOURS, ORDER_COLOURS_ON_DARK, strict=True)),
+}
 _MARKS = 8  # about as many markers on a line
 
 # The bar of buttons offers to upload the chart unless told otherwise; these pages send nothing anywhere.
@@ -20,9 +33,24 @@ _CONFIG = {
     "modeBarButtonsToRemove": ["sendChartToCloud", "sendDataToCloud", "lasso2d", "select2d"],
 }
 
-# The legend goes below where it would take the chart its width: on a narrow screen, or if its names are long.
-_LEGEND = """
+# Colours follow the screen, and printing is on white paper. Then the legend: it goes below where it would take the chart its
+# width, on a narrow screen or if its names are long.
+_SCRIPT = """
 const chart = document.getElementById("{plot_id}");
+const dark = matchMedia("screen and (prefers-color-scheme: dark)");
+const darker = new Map(COLOURS), lighter = new Map(COLOURS.map(([light, dark]) => [dark, light]));
+const repaint = (part, colours, isColour) =>
+  typeof part === "string" ? (isColour && colours.get(part.toLowerCase())) || part
+  : Array.isArray(part) ? part.map(one => repaint(one, colours, isColour))
+  : part && part.constructor === Object
+    ? Object.fromEntries(Object.entries(part).map(([key, one]) => [key, repaint(one, colours, /color/.test(key))]))
+  : part;
+const follow = () => {
+  const colours = dark.matches ? darker : lighter;
+  Plotly.react(chart, repaint(chart.data, colours), repaint(chart.layout, colours));
+};
+if (dark.matches) follow();
+dark.addEventListener("change", follow);
 const names = chart.data.filter(trace => trace.showlegend).map(trace => trace.name.length);
 const longest = Math.max(0, ...names);
 if (window.innerWidth < 700 || longest > 40) {
@@ -33,30 +61,34 @@ if (window.innerWidth < 700 || longest > 40) {
     "margin.l": 55, "margin.r": 5, "margin.b": 65 + below, "height": 420 + below
   });
 }
-"""
+""".replace("COLOURS", json.dumps([[light.lower(), dark] for light, dark in _DARK.items()]))
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
-html {{ height: 100%; }}
+:root {{ color-scheme: light dark; --paper: {paper}; --ink: {ink}; --soft: {soft}; }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ --paper: {dark_paper}; --ink: {dark_ink}; --soft: {dark_soft}; }} }}
+html {{ height: 100%; background: var(--paper); }}
 body {{ display: flex; flex-direction: column; box-sizing: border-box; height: 100%; max-width: 75rem;
-  margin: 0 auto; padding: 1rem; font: 1rem/1.45 system-ui, sans-serif; color: #1f2328; background: #fff; }}
+  margin: 0 auto; padding: 1rem; font: 1rem/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); }}
 h1 {{ font-size: 1.25rem; margin: 0 0 .25rem; }}
 p {{ margin: 0 0 .75rem; }}
-p, small {{ color: #57606a; }}
+p, small {{ color: var(--soft); }}
+footer {{ order: 1; }} /* below the chart, which asks for its height when the footer is there */
 main {{ flex: 1; min-height: 22rem; max-height: 44rem; }}
 @media (max-width: 700px) {{ body {{ height: auto; }} main {{ flex: none; }} }}
 </style>
 </head>
 <body>
 <header><h1>{title}</h1><p>{caption}</p></header>
-<main>{plot}</main>
 <footer><small>{settings}</small></footer>
+<main>{plot}</main>
 </body>
 </html>
 """
@@ -88,8 +120,9 @@ def new_figure() -> Any:
         import plotly.graph_objects as go
     except ImportError as error:
         raise MissingExtraError("an interactive chart needs plotly; pip install 'normscope[report]'") from error
-    letters = {"family": "system-ui, sans-serif", "size": 14, "color": _INK}
-    return go.Figure(layout={"template": "none", "font": letters, "margin": {"l": 70, "r": 20, "t": 36, "b": 55}})
+    letters = {"family": "system-ui, sans-serif", "size": 14, "color": INK}
+    ground = {"paper_bgcolor": PAPER, "plot_bgcolor": PAPER, "margin": {"l": 70, "r": 20, "t": 36, "b": 55}}
+    return go.Figure(layout={"template": "none", "font": letters, **ground})
 
 
 def page(figure: Any, chart: Drawing) -> str:
@@ -101,10 +134,11 @@ def page(figure: Any, chart: Drawing) -> str:
         div_id="chart",
         default_height="100%",
         config=_CONFIG,
-        post_script=_LEGEND,
+        post_script=_SCRIPT,
     )
     words = {key: html.escape(getattr(chart, key)) for key in ("title", "caption", "settings")}
-    return _PAGE.format(plot=plot, **words)
+    colours = {"paper": PAPER, "ink": INK, "soft": SOFT}
+    return _PAGE.format(plot=plot, **words, **colours, **{f"dark_{key}": _DARK[colour] for key, colour in colours.items()})
 
 
 def write_script(folder: Path) -> None:
@@ -122,12 +156,17 @@ def axis(label: str) -> dict[str, Any]:
         "title": {"text": markup(label), "standoff": 12},
         "exponentformat": "power",
         "automargin": True,
-        "gridcolor": _GRID,
+        "gridcolor": GRID,
         "zeroline": False,
-        "linecolor": _SOFT,
+        "linecolor": SOFT,
         "ticks": "outside",
-        "tickcolor": _SOFT,
+        "tickcolor": SOFT,
     }
+
+
+def bar_style() -> dict[str, Any]:
+    """The settings of a bar that explains colours, in the style of all charts."""
+    return {"outlinecolor": SOFT, "tickcolor": SOFT}
 
 
 def _add(figure: Any, trace: Trace) -> None:

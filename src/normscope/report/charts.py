@@ -1,4 +1,4 @@
-"""Line charts, heat maps and scenes, once described, drawn twice: PNG by matplotlib, interactive HTML by plotly."""
+"""Line charts, heat maps and scenes, once described, written three times: as PNG, as interactive HTML, and as CSV."""
 
 import errno
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from normscope.errors import InputError
 from normscope.report.chart_html import draw_html, write_script
 from normscope.report.chart_png import draw_png
+from normscope.report.data import figure_data
 from normscope.report.drawing import Drawing
 from normscope.report.heat import HeatMap
 from normscope.report.heat_html import draw_heat_html
@@ -23,9 +24,9 @@ __all__ = ["Chart", "Cloud", "Drawing", "HeatMap", "Line", "Scene", "Trail", "sa
 
 
 def save_chart(chart: Drawing, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write ``NAME.png`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
+    """Write ``NAME.png``, ``NAME.csv`` and ``NAME.html`` into the folder, and beside them the one script that such pages share.
 
-    Without plotly the picture is written all the same before the error says what is missing.
+    Without plotly the picture and its numbers are written all the same before the error says what is missing.
 
     Returns:
         The paths of the picture and of the page.
@@ -37,6 +38,7 @@ def save_chart(chart: Drawing, folder: Path, name: str) -> tuple[Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(picture, format="png", metadata=words)
+        figure_data(chart).to_csv(folder / f"{name}.csv", index=False)
         page.write_text(_page(chart), encoding="utf-8")
         write_script(folder)
     except OSError as error:

@@ -31,11 +31,12 @@ _CAPTION = (
 
 
 def save_circuit(run: RunFolder, name: str, selections: pd.DataFrame, charts: list[Chart], settings: str) -> Picture:
-    """Draw selections and curves into the run's folder of figures."""
+    """Draw selections and curves into the run's folder of figures; the curves have charts, and numbers, of their own."""
     path = run.path / FIGURES / f"{name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(draw_circuit(selections, charts, settings), path)
-    return Picture(_TITLE, path, _CAPTION, None, settings)
+    selections.to_csv(path.with_suffix(".csv"), index=False)
+    return Picture(_TITLE, path, _CAPTION, None, settings, f"{FIGURES}/{name}.csv")
 
 
 def draw_circuit(selections: pd.DataFrame, charts: list[Chart], settings: str) -> "matplotlib.figure.Figure":

@@ -1,12 +1,10 @@
 """The demo's report page, from the tables of its run folder."""
 
-from pathlib import Path
-
 import pandas as pd
 
-from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.dynamics import ensemble_section, simulation_section
-from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.figures import save_blocks, write_page
+from normscope.report.page import PageTable, Section
 from normscope.report.stability import stability_sections
 from normscope.report.training import evaluation_section, training_section
 from normscope.report.words import words_sections
@@ -15,17 +13,16 @@ from normscope.results import RunFolder
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 
 
-def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str, stability: str) -> Path:
+def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str, stability: str) -> None:
     """Draw the run's tables and write ``report.html`` into its folder; the texts say with which settings they came about."""
-    figures = run.path / "figures"
-    figures.mkdir(exist_ok=True)
     metrics = {str(name): rows for name, rows in run.table("metrics").groupby("scheme", sort=False)}
-    page = render_page(
+    write_page(
+        run,
         "normscope: what normalization does to a transformer's geometry",
         "A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps. "
         "What each scheme does to tokens follows from them: how fast they turn, grow and cluster.",
         [
-            _schemes_section(run.table("schemes"), run.table("blocks"), figures),
+            _schemes_section(run.table("schemes"), run.table("blocks"), run),
             simulation_section(run, simulation),
             ensemble_section(run, ensemble),
             training_section(metrics, run, training),
@@ -35,12 +32,9 @@ def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: 
         ],
         footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
     )
-    return run.write_text("report.html", page)
 
 
-def _schemes_section(schemes: pd.DataFrame, blocks: pd.DataFrame, figures: Path) -> Section:
-    picture = figures / "blocks.png"
-    save_figure(draw_blocks([{str(key): value for key, value in row.items()} for row in blocks.to_dict("records")]), picture)
+def _schemes_section(schemes: pd.DataFrame, blocks: pd.DataFrame, run: RunFolder) -> Section:
     slots = schemes[["name", *_SLOTS, "users"]].replace({slot: {"none": "–"} for slot in _SLOTS})
     laws = schemes[["name", "update", "flow", "speed", "radial", "attention"]]
     return Section(
@@ -60,12 +54,14 @@ def _schemes_section(schemes: pd.DataFrame, blocks: pd.DataFrame, figures: Path)
             ),
         ),
         pictures=(
-            Picture(
+            save_blocks(
+                run,
+                "blocks",
+                blocks,
                 "Blocks",
-                picture,
                 "Where each scheme normalises: a norm on the trunk fixes the radius, a norm at the end of a branch fixes the "
                 "size of the write.",
-                settings="Drawn from the slots; attention below, feed-forward layer above.",
+                "Drawn from the slots; attention below, feed-forward layer above.",
             ),
         ),
     )

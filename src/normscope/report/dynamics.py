@@ -1,5 +1,7 @@
 """Figures and page sections of simulations and ensembles, from their tables."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from normscope.report.charts import Chart, Line
@@ -8,14 +10,14 @@ from normscope.report.page import PageTable, Section
 from normscope.results import RunFolder
 
 
-def write_simulation_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of a simulation and its page, ``report.html``."""
-    write_page(run, "Tokens as particles", settings, [simulation_section(run, settings)])
+def write_simulation_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of a simulation and its page."""
+    write_page(run, "Tokens as particles", settings, [simulation_section(run, settings)], formats)
 
 
-def write_ensemble_report(run: RunFolder, settings: str) -> None:
-    """Draw the picture of an ensemble and its page, ``report.html``."""
-    write_page(run, "Ensemble with random weights", settings, [ensemble_section(run, settings)])
+def write_ensemble_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the picture of an ensemble and its page."""
+    write_page(run, "Ensemble with random weights", settings, [ensemble_section(run, settings)], formats)
 
 
 def simulation_section(run: RunFolder, settings: str) -> Section:

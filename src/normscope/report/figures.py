@@ -1,25 +1,48 @@
-"""What the reports of all labs share: a chart saved into a run's folder, and the page that shows it."""
+"""What the reports of all labs share: figures saved into a run's folder, its findings, and the page that shows them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from normscope.errors import MissingExtraError
+import pandas as pd
+
+from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.charts import Drawing, save_chart
-from normscope.report.page import PageTable, Picture, Section, render_page
+from normscope.report.markdown import render_markdown
+from normscope.report.page import render_page
+from normscope.report.sections import Finding, PageTable, Picture, Section
 from normscope.report.tables import table_of
-from normscope.results import RunFolder
+from normscope.results import RunFolder, plain_rows
 
 FIGURES = "figures"
+_RENDER: Mapping[str, Callable[[str, str, Sequence[Section], str, Path], str]] = {
+    "html": render_page,
+    "md": render_markdown,
+}
+FORMATS = tuple(_RENDER)
 
 
 def save_picture(run: RunFolder, name: str, chart: Drawing) -> Picture:
     """Draw the chart into the run's folder of figures; without plotly the picture has no interactive version."""
-    folder = run.path / FIGURES
+    folder, interactive = run.path / FIGURES, True
     try:
         save_chart(chart, folder, name)
     except MissingExtraError:
-        return Picture(chart.title, folder / f"{name}.png", chart.caption, None, chart.settings)
-    return Picture(chart.title, folder / f"{name}.png", chart.caption, f"{FIGURES}/{name}.html", chart.settings)
+        interactive = False
+    page, data = f"{FIGURES}/{name}.html" if interactive else None, f"{FIGURES}/{name}.csv"
+    return Picture(chart.title, folder / f"{name}.png", chart.caption, page, chart.settings, data)
+
+
+def save_blocks(run: RunFolder, name: str, blocks: pd.DataFrame, title: str, caption: str, settings: str = "") -> Picture:
+    """Draw the blocks of schemes, a row of the table for each sublayer, into the run's folder of figures."""
+    folder = run.path / FIGURES
+    folder.mkdir(parents=True, exist_ok=True)
+    records: list[dict[str, Any]] = [{str(key): value for key, value in row.items()} for row in blocks.to_dict("records")]
+    save_figure(draw_blocks(records), folder / f"{name}.png")
+    listed = [{key: "; ".join(value) if key == "branch" else value for key, value in record.items()} for record in records]
+    pd.DataFrame(listed).to_csv(folder / f"{name}.csv", index=False)
+    return Picture(title, folder / f"{name}.png", caption, None, settings, f"{FIGURES}/{name}.csv")
 
 
 def charts_section(
@@ -34,13 +57,21 @@ def charts_section(
     return Section(title, text, tuple(tables), pictures)
 
 
-def findings_section(run: RunFolder, settings: str) -> Section | None:
-    """The sentences that a measurement came to, if the run has them."""
+def findings_section(run: RunFolder, settings: str = "") -> Section | None:
+    """The run's table ``findings``: its column ``text``, and in ``figure``, if it has one, the figure that shows each."""
     table = table_of(run, "findings")
-    return None if table is None else Section("Findings", tuple(map(str, table["text"])))
+    if table is None:
+        return None
+    rows = plain_rows(table.reindex(columns=["text", "figure"]))
+    return Section("Findings", (), findings=tuple(Finding(row["text"], row["figure"]) for row in rows))
 
 
-def write_page(run: RunFolder, title: str, lead: str, sections: Sequence[Section]) -> Path:
-    """Write ``report.html`` into the run's folder."""
-    page = render_page(title, lead, sections, footer="The tables lie beside this page as Parquet files.")
-    return run.write_text("report.html", page)
+def write_page(
+    run: RunFolder, title: str, lead: str, sections: Sequence[Section], formats: Sequence[str] = ("html",), footer: str = ""
+) -> list[Path]:
+    """Write ``report.html``, ``report.md`` or both into the run's folder; the footer says where the tables are unless given."""
+    for name in formats:
+        if name not in FORMATS:
+            raise InputError(f"unknown format '{name}'; allowed: {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+    footer = footer or "The tables lie beside this page as Parquet files."
+    return [run.write_text(f"report.{name}", _RENDER[name](title, lead, sections, footer, run.path)) for name in formats]

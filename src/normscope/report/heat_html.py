@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from normscope.report.chart_html import axis, markup, new_figure, page
+from normscope.report.chart_html import EMPTY, axis, bar_style, markup, new_figure, page
 from normscope.report.heat import HeatMap, cells, colour_limits, label_step
 
 _ROOM_ACROSS, _ROOM_UP = 64, 32  # so many labels find room on the page
 _BAR_LABELS = 5
-_EMPTY = "#e4e7eb"
 
 
 def draw_heat_html(heat: HeatMap) -> str:
@@ -22,7 +21,11 @@ def draw_heat_html(heat: HeatMap) -> str:
         zmin=low,
         zmax=high,
         colorscale="Viridis",
-        colorbar={"title": {"text": markup(heat.value_label), "side": "right"}, **_bar_labels(heat, low, high)},
+        colorbar={
+            "title": {"text": markup(heat.value_label), "side": "right"},
+            **_bar_labels(heat, low, high),
+            **bar_style(),
+        },
         text=[[_words(heat, x, y, value) for x, value in enumerate(row)] for y, row in enumerate(values)],
         hoverinfo="text",
         hoverongaps=False,
@@ -31,7 +34,7 @@ def draw_heat_html(heat: HeatMap) -> str:
     figure.update_layout(
         xaxis={**axis(heat.x_label), **_labels(heat.x_names, _ROOM_ACROSS), "showgrid": False},
         yaxis={**axis(heat.y_label), **_labels(heat.y_names, _ROOM_UP), "showgrid": False, **up},
-        plot_bgcolor=_EMPTY,
+        plot_bgcolor=EMPTY,
     )
     return page(figure, heat)
 

@@ -29,6 +29,17 @@ ORDER_COLOURS = (
     "#fba238",
     "#fcce25",
 )  # of plasma, whose end is too light for white
+ORDER_COLOURS_ON_DARK = (
+    "#a62098",
+    "#b83289",
+    "#c8437b",
+    "#d6556d",
+    "#e3685f",
+    "#ef7e50",
+    "#f89540",
+    "#fdb130",
+    "#f7e425",
+)  # of plasma, whose beginning is too dark for black
 SYMBOLS = (("o", "circle"), ("s", "square"), ("D", "diamond"), ("X", "x"))  # as matplotlib and plotly name them
 
 

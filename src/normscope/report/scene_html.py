@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.report.chart_html import markup, new_figure, page
+from normscope.report.chart_html import GRID, INK, SOFT, WIRE, bar_style, markup, new_figure, page
 from normscope.report.scene import (
     MANY,
     ORDER_COLOURS,
@@ -21,7 +21,7 @@ from normscope.report.scene import (
     wire_sphere,
 )
 
-_WIRE, _LINK, _TRAIL = "#c3cad2", "#8c959f", "#57606a"
+_LINK = "#8c959f"  # seen on light and dark
 _SMALLEST, _LARGEST = 5.0, 12.0
 _WIDE, _HIGH = 0.35, 0.08  # a word, in halves of the picture
 _EYE, _BELOW = 1.85, -0.1  # distance of the camera and the height that it looks at, in sides of the cube
@@ -32,7 +32,7 @@ def draw_scene_html(scene: Scene) -> str:
     figure = new_figure()
     if scene.radius:
         wires = [point for line in wire_sphere(scene.radius) for point in (*line, None)]
-        figure.add_scatter3d(**_columns(wires), mode="lines", line={"color": _WIRE, "width": 1.5}, opacity=0.8, **_SILENT)
+        figure.add_scatter3d(**_columns(wires), mode="lines", line={"color": WIRE, "width": 1.5}, opacity=0.8, **_SILENT)
     for index, cloud in enumerate(scene.clouds):
         _add_cloud(figure, cloud, index)
     for index, trail in enumerate(scene.trails):
@@ -43,8 +43,9 @@ def draw_scene_html(scene: Scene) -> str:
             "showticklabels": False,
             "showbackground": False,
             "showspikes": False,
-            "gridcolor": "#e4e7eb",
-            "zerolinecolor": _WIRE,
+            "color": INK,
+            "gridcolor": GRID,
+            "zerolinecolor": WIRE,
         }
         for axis, name in zip("xyz", scene.axes, strict=True)
     }
@@ -106,13 +107,13 @@ def _add_trail(figure: Any, scene: Scene, trail: Trail, index: int) -> None:
     labels = [trail.labels[i] if trail.labels else trail.name for i in trail.shown]
     words = clear_words(scene, trail, _WIDE, _HIGH)
     low, high = order_limits(scene)
-    bar = {"title": {"text": markup(scene.order)}, "len": 0.6, "thickness": 14}
+    bar = {"title": {"text": markup(scene.order)}, "len": 0.6, "thickness": 14, **bar_style()}
     figure.add_scatter3d(
         **_columns([trail.points[i] for i in trail.shown]),
         name=markup(trail.name),
         showlegend=True,
         mode="lines+markers+text",
-        line={"width": 4, "color": _TRAIL},
+        line={"width": 4, "color": SOFT},
         marker={
             "size": np.linspace(_SMALLEST, _LARGEST, len(steps)).tolist(),
             "symbol": SYMBOLS[index % len(SYMBOLS)][1],

@@ -1,5 +1,7 @@
 """Figures and page sections of stability: spread of norms, noise, circuit collapse and sparsity, from their tables."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -15,9 +17,9 @@ _NAMED_LAYERS = 8  # more layers than these share one name in a legend
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
 
 
-def write_stability_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of a measurement of stability and its page, ``report.html``."""
-    write_page(run, "Stability of attention", settings, stability_sections(run, settings))
+def write_stability_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of a measurement of stability and its page."""
+    write_page(run, "Stability of attention", settings, stability_sections(run, settings), formats)
 
 
 def stability_sections(run: RunFolder, settings: str) -> list[Section]:

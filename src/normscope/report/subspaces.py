@@ -1,6 +1,7 @@
 """Figures and page sections of subspaces: what heads see, how it overlaps, interference, and the induction circuit."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -18,9 +19,9 @@ _KNOBS = {
 }  # title, label, the value that Pre-Norm needs, and the direction in which it is left
 
 
-def write_subspaces_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of a measurement of subspaces and its page, ``report.html``."""
-    write_page(run, "Semantic subspaces", settings, subspaces_sections(run, settings))
+def write_subspaces_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of a measurement of subspaces and its page."""
+    write_page(run, "Semantic subspaces", settings, subspaces_sections(run, settings), formats)
 
 
 def subspaces_sections(run: RunFolder, settings: str) -> list[Section]:

@@ -1,7 +1,7 @@
 """Figures and page sections of training and evaluation, from their tables."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,15 @@ from normscope.results import RunFolder
 _POINTS = 400  # more than these would not show in a picture 1200 pixels wide
 
 
-def write_training_report(run: RunFolder, settings: str, name: str) -> None:
-    """Draw the curves of a training run and its page, ``report.html``; ``name`` is the scheme."""
+def write_training_report(run: RunFolder, settings: str, name: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the curves of a training run and its page; ``name`` is the scheme."""
     metrics, tests = run.table("metrics"), evaluation_section(run, settings)
-    write_page(run, "Training", settings, [training_section({name: metrics}, run, settings), tests])
+    write_page(run, "Training", settings, [training_section({name: metrics}, run, settings), tests], formats)
 
 
-def write_evaluation_report(run: RunFolder, settings: str) -> None:
-    """Draw the picture of an evaluation and its page, ``report.html``."""
-    write_page(run, "Evaluation", settings, [evaluation_section(run, settings)])
+def write_evaluation_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the picture of an evaluation and its page."""
+    write_page(run, "Evaluation", settings, [evaluation_section(run, settings)], formats)
 
 
 def training_section(metrics: Mapping[str, pd.DataFrame], run: RunFolder, settings: str) -> Section:

@@ -1,5 +1,7 @@
 """The page of words: the sphere, the heads and the journeys of a language model, from their tables."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from normscope.report.figures import charts_section, write_page
@@ -15,9 +17,9 @@ _SMALL = 0.0005  # would read as zero
 _LONGEST = 24  # characters of a token in a table
 
 
-def write_words_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of words and their page, ``report.html``."""
-    write_page(run, "Words on the sphere", settings, words_sections(run, settings))
+def write_words_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of words and their page."""
+    write_page(run, "Words on the sphere", settings, words_sections(run, settings), formats)
 
 
 def words_sections(run: RunFolder, settings: str) -> list[Section]:
