@@ -27,7 +27,8 @@ def effective_speed(
     """The speed factor s in θ̇ = (1/s) P_θ A, measured: stride·|P_θ A| / tan of the angle that the token was turned by.
 
     Args:
-        before, after: a token in front of a sublayer and behind it.
+        before: a token in front of a sublayer.
+        after: the token behind it.
         A: what the sublayer computed, before any norm or factor on it.
         stride: the time that the step took.
     """
@@ -106,8 +107,8 @@ class _Watched:
         step, carry = (formula(place.values) for formula in stage.attention.formulas)
         output, stream = (self.norms.get((layer, "attention", slot)) for slot in ("output", "stream"))
         u = A if output is None else output(A)
-        after = _through(stream, carry * x + step * u)
-        seen, seen_A, seen_u, seen_after = (kept_part(y, self.kind) for y in (x, A, u, after))
+        without, after = (_through(stream, carry * x + size * u) for size in (0.0, step))  # its gain turns x by itself
+        seen, seen_A, seen_u, seen_after = (kept_part(y, self.kind) for y in (without, A, u, after))
         r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
         law = derive(stage.attention)
         theory = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)

@@ -20,8 +20,8 @@ def replayed_turns(
     """Angles in degrees, and radii in front of every layer, if a scheme had to carry writes of these lengths and directions.
 
     A write of length w whose cosine to the token is c turns a token of radius r by
-    atan2(step·w√(1 − c²), carry·r + step·w·c). With a norm of outputs all writes have the mean length; with a norm of the stream
-    the radius stays what it is at first; an input norm with a factor multiplies the writes by it.
+    atan2(step·w√(1 − c²), carry·r + step·w·c). With a norm of outputs all writes have the mean length; with a norm of the
+    stream the radius stays what it is at first; an input norm with a factor multiplies the writes by it.
 
     Args:
         scheme: the scheme.
