@@ -59,6 +59,12 @@ def length(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 1"]:
     return result
 
 
+def degrees_between(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
+    """The angle between vectors, exact also where it is small: 2 atan2(|a − b|, |a + b|) of their directions."""
+    a, b = unit(one), unit(other)
+    return torch.atan2(length(a - b), length(a + b)).squeeze(-1).mul(2).rad2deg()
+
+
 def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     """Derivative of ``unit(θ + h·v)`` at h = 0 for a unit θ: P_θ v = v − ⟨v, θ⟩θ."""
     return velocity - (velocity * theta).sum(-1, keepdim=True) * theta

@@ -4,5 +4,19 @@ from normscope.audit.advise import Advice, advise
 from normscope.audit.advise_findings import advice_findings
 from normscope.audit.advise_layers import Spectrum
 from normscope.audit.advise_setting import AdviceSetting, fitting_width
+from normscope.audit.motion import effective_rank, effective_speed, measure_motion
+from normscope.audit.replay import replay_table, replayed_turns
 
-__all__ = ["Advice", "AdviceSetting", "Spectrum", "advice_findings", "advise", "fitting_width"]
+__all__ = [
+    "Advice",
+    "AdviceSetting",
+    "Spectrum",
+    "advice_findings",
+    "advise",
+    "effective_rank",
+    "effective_speed",
+    "fitting_width",
+    "measure_motion",
+    "replay_table",
+    "replayed_turns",
+]

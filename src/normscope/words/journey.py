@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.models import NOTHING, ModelView, Sample
-from normscope.norms import length
+from normscope.norms import degrees_between, length
 from normscope.schemes.flow import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
@@ -69,7 +69,7 @@ def follow(view: ModelView, text: str, token: int) -> Journey:
         raise InputError(f"--token {token}: {view.words(own[None])[0]!r} has no embedding in '{view.name}', and so no start")
     words = normalise(view.embeddings[: view.vocabulary], norm.kind).nan_to_num(0.0)  # a token may have no embedding
     cosines, tokens = nearest(path, words, 1)
-    turned = _degrees(path[1:], path[:-1])
+    turned = degrees_between(path[1:], path[:-1])
     columns = {
         "layer": list(range(len(stream))),
         "nearest_token": tokens[:, 0].tolist(),
@@ -77,7 +77,7 @@ def follow(view: ModelView, text: str, token: int) -> Journey:
         "nearest_cosine": cosines[:, 0].tolist(),
         "angle": [None, *turned.tolist()],
         "travelled": [0.0, *turned.cumsum(0).tolist()],
-        "from_start": _degrees(path, path[:1].expand_as(path)).tolist(),
+        "from_start": degrees_between(path, path[:1].expand_as(path)).tolist(),
         "cosine_start": (path @ start).tolist(),
         "radius": length(stream).squeeze(-1).tolist(),
     }
@@ -119,8 +119,3 @@ def _following(sample: Sample, place: int, predicted: int, causal: bool) -> int:
 def _unmasked(sample: Sample) -> Sample:
     """The text with all its tokens: an encoder's sample hides some of them."""
     return replace(sample, tokens=torch.where(sample.targets == NOTHING, sample.tokens, sample.targets))
-
-
-def _degrees(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
-    """The angle between unit vectors, exact also where it is small: 2 atan2(|a − b|, |a + b|)."""
-    return torch.atan2(length(one - other), length(one + other)).squeeze(-1).mul(2).rad2deg()

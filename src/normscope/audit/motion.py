@@ -1,0 +1,168 @@
+"""How a model's tokens move: radius, angle turned by every layer, how clustered they are, how much they resist a turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from normscope.audit.replay import replay_table
+from normscope.dynamics.measures import mean_cosine
+from normscope.models import AttentionStep, ModelView, NormView, Sample
+from normscope.norms import degrees_between, length, tangent, unit
+from normscope.schemes import NormKind, Scheme, derive
+from normscope.schemes.flow import kept_part
+
+Tokens = Float[Tensor, "tokens dim"]
+
+
+def effective_speed(
+    before: Float[Tensor, "*batch dim"],
+    after: Float[Tensor, "*batch dim"],
+    A: Float[Tensor, "*batch dim"],
+    stride: float = 1.0,
+) -> Float[Tensor, " *batch"]:
+    """The speed factor s in θ̇ = (1/s) P_θ A, measured: stride·|P_θ A| / tan of the angle that the token was turned by.
+
+    Args:
+        before: a token in front of a sublayer.
+        after: the token behind it.
+        A: what the sublayer computed, before any norm or factor on it.
+        stride: the time that the step took.
+    """
+    theta = unit(before)
+    moved = length(tangent(theta, after)) / (after * theta).sum(-1, keepdim=True)
+    return (stride * length(tangent(theta, A)) / moved).squeeze(-1)
+
+
+def effective_rank(x: Tokens) -> float:
+    """Exp of the entropy of σ²/Σσ², σ the singular values of the directions: 1 if all tokens are one, at most their number."""
+    values = torch.linalg.svdvals(unit(x.double())).square()
+    shares = values / values.sum()
+    return float(torch.exp(-torch.special.xlogy(shares, shares).sum()))
+
+
+def measure_motion(view: ModelView, sample: Sample, schemes: Sequence[Scheme]) -> dict[str, pd.DataFrame]:
+    """Where the tokens of a sample are in front of every layer, and what the layers do to them.
+
+    The first token of every row, which many models use as a sink for attention, is left out of means; ``cosine_all`` and
+    ``rank_all`` have it. Directions are those that the model's norm sees: of the centred states for LayerNorm.
+
+    Returns:
+        ``motion``: layer, radius (mean |x|), radius_low, radius_high (middle 90 % of tokens), angle (mean turn of the layer in
+            degrees, empty behind the last), cosine and rank (mean cosine and effective rank), cosine_all and rank_all.
+        ``writes``: layer, write (mean |x' − x|), along (its mean cosine to θ), attention (mean |A|), speed (median effective
+            speed factor of attention), theory (what the scheme's slots give for it), the last two if the scheme is known.
+        ``replay``: scheme, layer, angle, radius: what the named schemes would make of the same writes.
+    """
+    watched = _Watched(view, sample)
+    view.forward(sample, watched.attend, watched.stand)
+    tables = {"motion": pd.DataFrame(watched.motion()), "writes": pd.DataFrame(watched.writes())}
+    return {**tables, "replay": watched.replay(schemes)}
+
+
+@dataclass
+class _Watched:
+    """States and attention of a forward pass, token by token."""
+
+    view: ModelView
+    sample: Sample
+    states: list[Tokens] = field(default_factory=list)
+    attention: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        norm = self.view.final_norm or self.view.read_norm(self.view.layers)
+        self.kind: NormKind = "layer" if norm is not None and norm.kind == "layer" else "rms"
+        self.norms = {(norm.layer, norm.sublayer, norm.slot): norm for norm in self.view.norms}
+        counted = self.sample.present.clone()
+        counted[:, 0] = False
+        self.counted: Bool[Tensor, "rows tokens"] = counted
+
+    def stand(self, layer: int, x: Float[Tensor, "rows tokens dim"]) -> None:
+        """Keep the directions and lengths that the norm sees."""
+        self.states.append(kept_part(x, self.kind)[self.sample.present].double().cpu())
+
+    def attend(self, step: AttentionStep) -> None:
+        """What attention computes for every token, and how far that turns it."""
+        mixed = (step.weights() @ step.v).transpose(1, 2)
+        A = torch.einsum("rthv,hvd->rtd", mixed, step.W_O) + self.view.projections(step.layer).b_O
+        x, A = step.stream[self.counted], A[self.counted]
+        row = {"layer": step.layer, "attention": float(length(kept_part(A, self.kind)).mean())}
+        if self.view.scheme is not None:
+            row |= self._speed(step.layer, x, A)
+        self.attention.append(row)
+
+    def _speed(self, layer: int, x: Tokens, A: Tokens) -> dict[str, float]:
+        """The effective speed factor of attention, and what theory gives for it.
+
+        Theory's norms have radius 1; a model's have that of what they put out, which multiplies what is written and is the
+        radius of a normalised stream. Theory's A is taken in front of a factor on the input, the model's behind it.
+        """
+        scheme = self.view.scheme
+        assert scheme is not None
+        stage = scheme.at(layer, self.view.layers)
+        place = stage.place(layer, self.view.layers)
+        step, carry = (formula(place.values) for formula in stage.attention.formulas)
+        output, stream = (self.norms.get((layer, "attention", slot)) for slot in ("output", "stream"))
+        u = A if output is None else output(A)
+        without, after = (_through(stream, carry * x + size * u) for size in (0.0, step))  # its gain turns x by itself
+        seen, seen_A, seen_u, seen_after = (kept_part(y, self.kind) for y in (without, A, u, after))
+        r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
+        law = derive(stage.attention)
+        theory = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
+        if output is not None:
+            theory = theory / length(seen_u).squeeze(-1)
+        elif "v" not in stage.attention.heads:
+            theory = theory * stage.attention.input_factor(place.values)
+        speed = effective_speed(seen, seen_after, seen_A)
+        return {"speed": float(speed.median()), "theory": float(torch.as_tensor(theory).expand_as(r).median())}
+
+    def motion(self) -> list[dict[str, float | None]]:
+        """A row for every place between layers."""
+        counted = self.counted[self.sample.present].cpu()
+        rows = []
+        for layer, x in enumerate(self.states):
+            own = x[counted]
+            radius = length(own).squeeze(-1)
+            low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
+            following = self.states[layer + 1][counted] if layer + 1 < len(self.states) else None
+            rows.append(
+                {
+                    "layer": layer,
+                    "radius": float(radius.mean()),
+                    "radius_low": low,
+                    "radius_high": high,
+                    "angle": None if following is None else float(degrees_between(own, following).mean()),
+                    "cosine": float(mean_cosine(own)),
+                    "rank": effective_rank(own),
+                    "cosine_all": float(mean_cosine(x)),
+                    "rank_all": effective_rank(x),
+                }
+            )
+        return rows
+
+    def replay(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
+        """What schemes would make of the same writes."""
+        counted = self.counted[self.sample.present].cpu()
+        x = torch.stack(self.states)[:, counted]
+        write = x[1:] - x[:-1]
+        return replay_table(
+            schemes, length(x[0]).squeeze(-1), length(write).squeeze(-1), torch.cosine_similarity(write, x[:-1], dim=-1)
+        )
+
+    def writes(self) -> list[dict[str, float]]:
+        """A row for every layer."""
+        counted = self.counted[self.sample.present].cpu()
+        rows = []
+        for layer, of_attention in enumerate(self.attention):
+            x, after = self.states[layer][counted], self.states[layer + 1][counted]
+            write = after - x
+            along = torch.cosine_similarity(write, x, dim=-1)
+            rows.append({**of_attention, "write": float(length(write).mean()), "along": float(along.mean())})
+        return rows
+
+
+def _through(norm: NormView | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)

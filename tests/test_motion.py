@@ -1,0 +1,130 @@
+"""How a model's tokens move: right on simulated tokens before it is pointed at a real model."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from normscope.audit import effective_rank, effective_speed, measure_motion, replay_table, replayed_turns
+from normscope.dynamics.measures import mean_cosine
+from normscope.models.hugging_face import HuggingFaceView
+from normscope.norms import degrees_between, length, unit
+from normscope.schemes import NAMED, derive
+from normscope.schemes.flow import coefficients, kept_part, layer, read, settle, written
+from test_models import FAMILIES, OWN, untouched
+
+SCHEMES = pytest.mark.parametrize("name", NAMED)
+
+
+def tokens(seed: int = 0, count: int = 12, dim: int = 8) -> Tensor:
+    return 0.4 * torch.randn(count, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attended(x: Tensor, beta: float = 1.0) -> Tensor:
+    """A(X) with identity weights."""
+    return (beta * x @ x.T).softmax(-1) @ x
+
+
+@SCHEMES
+@pytest.mark.parametrize("t", [0, 5])
+def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
+    """A small step of a simulated layer with identity weights turns tokens as θ̇ = (1/s) P_θ A says."""
+    scheme, depth, stride = NAMED[name].at(t, 12), 12, 1e-6
+    place = scheme.place(t, depth)
+    c = coefficients(scheme.attention, scheme.norm, place)
+    law = derive(scheme.attention)
+    x = settle(c, tokens())
+    values = read(c, x)
+    A = attended(kept_part(values, scheme.norm) if c.reads_norm else values)
+    after = layer(c, x, written(c, A), stride)
+    seen, seen_A, seen_after = (kept_part(y, scheme.norm) for y in (x, A, after))
+    if not c.output_norm and "v" not in scheme.attention.heads:
+        seen_A = seen_A / c.input_factor if c.reads_norm else seen_A  # theory's A is taken in front of a factor on the input
+    s = effective_speed(seen, seen_after, seen_A, stride)
+    r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
+    theory = torch.as_tensor(law.speed({**place.values, "r": r, "A": a})).expand_as(s)
+    assert s.tolist() == pytest.approx(theory.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "olmo2", "bert", *OWN])
+def test_motion_is_that_of_the_states(name: str) -> None:
+    one = untouched(name)
+    found = measure_motion(one.view, one.sample, [NAMED["pre"], NAMED["peri"]])
+    states: list[Tensor] = []
+    one.view.forward(one.sample, watch=lambda layer, x: states.append(x.double()))
+    kind = "layer" if name in ("gpt2", "bert", *OWN) else "rms"
+    counted = one.sample.present.clone()
+    counted[:, 0] = False
+    kept = [kept_part(x, kind) for x in states]
+    motion = found["motion"]
+    for place, x in enumerate(kept):
+        assert motion["radius"][place] == pytest.approx(float(x[counted].norm(dim=-1).mean()), rel=1e-5)
+        assert motion["cosine"][place] == pytest.approx(float(mean_cosine(x[counted])), abs=1e-5)
+        assert motion["cosine_all"][place] == pytest.approx(float(mean_cosine(x[one.sample.present])), abs=1e-5)
+    angles = [float(degrees_between(a[counted], b[counted]).mean()) for a, b in pairwise(kept)]
+    assert motion["angle"][:-1].tolist() == pytest.approx(angles, rel=1e-4)
+    assert math.isnan(motion["angle"].iloc[-1])
+    if FAMILIES.get(name, FAMILIES["llama"]).scheme == "pre":  # of its own scheme a replay is what was measured
+        replay = found["replay"]
+        assert replay[replay["scheme"] == "pre"]["angle"].tolist() == pytest.approx(angles, rel=1e-4)
+    assert {"speed", "theory"} <= set(found["writes"])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "granite"])
+def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
+    """With writes that are small beside the tokens the effective speed factor of a model is theory's."""
+    one = untouched(name)
+    view = one.view
+    assert isinstance(view, HuggingFaceView)
+    modules = [view.output_projection(layer) for layer in range(view.layers)]
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    kept = [parameter.detach().clone() for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.mul_(1e-3)
+        writes = measure_motion(view, one.sample, [])["writes"]
+    finally:
+        for parameter, value in zip(parameters, kept, strict=True):
+            parameter.copy_(value)
+    assert writes["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=1e-2)
+
+
+def test_effective_rank_counts_directions() -> None:
+    assert effective_rank(torch.eye(6)) == pytest.approx(6.0)
+    assert effective_rank(torch.ones(6, 4)) == pytest.approx(1.0)
+    assert effective_rank(torch.eye(6)[[0, 0, 0, 1, 1, 1]]) == pytest.approx(2.0)
+
+
+def test_replayed_writes_turn_tokens_as_their_sum_does() -> None:
+    x, steps = tokens(), [tokens(seed) for seed in (1, 2, 3)]
+    states = [x]
+    for step in steps:
+        states.append(states[-1] + step)
+    lengths = torch.stack([step.norm(dim=-1) for step in steps])
+    along = torch.stack([torch.cosine_similarity(step, state, dim=-1) for step, state in zip(steps, states, strict=False)])
+    angles, radii = replayed_turns(NAMED["pre"], x.norm(dim=-1), lengths, along)
+    for place in range(3):
+        assert angles[place].tolist() == pytest.approx(degrees_between(states[place], states[place + 1]).tolist(), rel=1e-6)
+        assert radii[place].tolist() == pytest.approx(states[place].norm(dim=-1).tolist(), rel=1e-6)
+    post, fixed = replayed_turns(NAMED["post"], x.norm(dim=-1), lengths, along)
+    assert torch.equal(fixed, x.norm(dim=-1).expand(3, -1))
+    across = lengths * (1 - along.square()).sqrt()
+    assert torch.allclose(post, torch.atan2(across, x.norm(dim=-1) + lengths * along).rad2deg())
+    peri, _ = replayed_turns(NAMED["peri"], x.norm(dim=-1), lengths, along)
+    assert peri[0].tolist() == pytest.approx(
+        torch.atan2(lengths.mean() * (1 - along[0].square()).sqrt(), x.norm(dim=-1) + lengths.mean() * along[0])
+        .rad2deg()
+        .tolist()
+    )
+    table = replay_table([NAMED["pre"]], x.norm(dim=-1), lengths, along)
+    assert table["angle"].tolist() == pytest.approx(angles.mean(-1).tolist())
+
+
+def test_angles_are_exact_where_they_are_small() -> None:
+    a = unit(tokens()[:1])
+    b = a + 1e-9 * unit(tokens(1)[:1])
+    across = (b - a) - ((b - a) * a).sum() * a
+    assert float(degrees_between(a, b)) == pytest.approx(math.degrees(float(across.norm())), rel=1e-5)
+    assert float(degrees_between(a, -a)) == pytest.approx(180.0)
