@@ -151,12 +151,16 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
             "spread",
             f"Spread of the part that a head sees, {side}",
             "width of the 90% interval / median",
-            "Dark heads see a sphere: the part that they see has one length for all tokens.",
+            "Dark heads see a sphere: before the norm, the part that they see has one length for all tokens.",
             settings,
         )
-        for side, rows in table.groupby("side", sort=False)
+        for side, rows in table[table["place"] == "before"].groupby("side", sort=False)
     }
-    return charts_section(run, "Are they spheres?", (), maps)
+    text = (
+        "A norm of the input keeps parts apart if each has one length before the norm. Lengths after it, where every part is "
+        "divided by the length of the whole, are in the table beside them.",
+    )
+    return charts_section(run, "Are they spheres?", text, maps)
 
 
 def _angles(run: RunFolder, settings: str) -> Section | None:
