@@ -103,9 +103,9 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
         return None
     text = (
         "The part of a token that a head does not see is exchanged for that of another token. After the norm, it lies in a "
-        "null space. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
-        "Without a norm between, or with queries and keys normalised per head after their projections, there is none; where "
-        "these are normalised over all heads together, heads share a length, and scores change wherever the exchange is made.",
+        "null space. Before the norm, it changes the length by which the norm divides: a common factor on all that a head "
+        "reads. Without a norm between, or with queries and keys normalised per head after their projections, there is none. "
+        "Normalised over all heads together, heads share a length, and scores change wherever the exchange is made.",
     )
     before = table[table["place"] == "before"]
     both, keys = before[before["exchanged"] == "both"], before[before["exchanged"] == "keys"]
