@@ -95,6 +95,9 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
     assert {(record["layer"], record["head"]) for record in by_measure["interference"]} == {
         (layer, head) for layer in range(4) for head in range(4)
     }
+    assert {(record["place"], record["side"]) for record in by_measure["spread"]} == {
+        (place, side) for place in ("before", "after") for side in ("queries", "keys")
+    }
     assert {(record["place"], record["exchanged"]) for record in by_measure["interference"]} == {
         (place, exchanged) for place in ("before", "after") for exchanged in ("queries", "keys", "both")
     }

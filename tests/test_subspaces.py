@@ -363,6 +363,16 @@ def test_only_directions_with_data_weigh() -> None:
     assert weighted(one, one, seeded(50, 5)) == pytest.approx(1)
 
 
+def test_parts_of_every_token_may_be_orthogonal_where_the_weighted_cosine_is_not_0() -> None:
+    axes = torch.eye(2).double()
+    x = torch.tensor([[1.0, -1.0], [0.0, 1.0]]).double()  # the axis sees one token only, and the diagonal the other
+    one, other = axes[:, :1], axes.sum(1, keepdim=True) / math.sqrt(2)
+    products = (x @ one @ one.T) @ (x @ other @ other.T).T
+    assert products.diagonal().tolist() == [0, 0]
+    assert products[0, 1] > 0.4
+    assert weighted(one, other, x) == pytest.approx(math.cos(math.pi / 4))
+
+
 def test_the_weighted_cosine_does_not_depend_on_the_bases_and_bounds_the_parts() -> None:
     one, other = span(seeded(2, 10, 4)).unbind()
     x = seeded(30, 10, seed=1) * torch.logspace(0, 2, 10).double()
@@ -401,7 +411,44 @@ def test_what_a_head_sees_of_a_world_is_a_sphere_or_not() -> None:
         table = measure_subspaces(view, view.sample(), ["spread"])["spread"]
         assert table["spread"].max() < width
         assert (table["spread"] > 0.5).all() == bool(spread)
-        assert table.groupby("side")["share"].sum().tolist() == pytest.approx([1.0, 1.0])
+        assert table.groupby(["place", "side"])["share"].sum().tolist() == pytest.approx([1.0] * 4)
+
+
+def world_of_lengths(lengths: Tensor) -> World:
+    """Two orthogonal parts in random directions, of given lengths (parts, tokens)."""
+    world = World.make(lengths.shape[1], (3, 4), dim=10)
+    coordinates = tuple(own * length[:, None] for own, length in zip(world.coordinates, lengths, strict=True))
+    return World(world.subspaces, coordinates)
+
+
+def tables_of_lengths(lengths: Tensor, scheme: str) -> dict[str, pd.DataFrame]:
+    view = WorldView(world_of_lengths(lengths), NAMED[scheme])
+    return measure_subspaces(view, view.sample(), ["spread", "interference"])
+
+
+@pytest.mark.parametrize("scheme", ["none", "pre", "peri", "qkv"])
+def test_a_sphere_is_one_before_the_norm_whatever_the_other_part_does(scheme: str) -> None:
+    lengths = torch.stack((torch.ones(200).double(), torch.linspace(0.2, 3, 200).double()))
+    table = tables_of_lengths(lengths, scheme)["spread"].set_index(["place", "head"])["spread"]
+    assert table.loc[("before", 0)].max() < ROUNDING
+    low, middle, high = np.quantile(lengths[1, 1:], [0.05, 0.5, 0.95])
+    assert table.loc[("before", 1)].tolist() == pytest.approx([(high - low) / middle] * 2)
+    whole = np.sqrt(1 + lengths[1, 1:].numpy() ** 2) if NAMED[scheme].attention.reads_norm else np.ones(199)
+    low, middle, high = np.quantile(1 / whole, [0.05, 0.5, 0.95])
+    assert table.loc[("after", 0)].tolist() == pytest.approx([(high - low) / middle] * 2, abs=ROUNDING)
+
+
+def test_lengths_that_vary_together_are_a_sphere_only_after_the_norm() -> None:
+    together = torch.linspace(0.2, 3, 200).double()
+    tables = tables_of_lengths(torch.stack((together, 2 * together)), "pre")
+    spread = tables["spread"].set_index("place")["spread"]
+    assert spread.loc["after"].max() < ROUNDING
+    low, middle, high = np.quantile(together[1:], [0.05, 0.5, 0.95])
+    assert spread.loc["before"].tolist() == pytest.approx([(high - low) / middle] * 4)
+    assert tables["interference"].query("place == 'before' and exchanged == 'both'")["change"].min() > 0.1
+    said = "\n".join(findings(WorldView(World.make(6, (3, 4)), NAMED["pre"]), tables))
+    assert "before the norm in 0 of 2 heads" in said
+    assert "(after the norm: in 2)" in said
 
 
 def test_spread_is_that_of_the_lengths_of_queries_in_an_orthonormal_frame() -> None:
@@ -411,10 +458,21 @@ def test_spread_is_that_of_the_lengths_of_queries_in_an_orthonormal_frame() -> N
     counted = sample.present.clone()
     counted[:, 0] = False
     basis = np.linalg.qr(view.projections(1).W_K[2].double().numpy())[0]
-    lengths = np.linalg.norm(step.read[counted].double().numpy() @ basis, axis=1)
-    low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-    row = model_tables(PRE)["spread"].query("layer == 1 and head == 2 and side == 'keys'").iloc[0]
-    assert [row["low90"], row["high90"], row["median"]] == pytest.approx([low / middle, high / middle, middle], rel=1e-5)
+    rows = model_tables(PRE)["spread"].query("layer == 1 and head == 2 and side == 'keys'").set_index("place")
+    for place, x in (("before", step.stream), ("after", step.read)):  # the gain of the norm is in W_K
+        lengths, row = np.linalg.norm(x[counted].double().numpy() @ basis, axis=1), rows.loc[place]
+        low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
+        assert [row["low90"], row["high90"], row["median"]] == pytest.approx([low / middle, high / middle, middle], rel=1e-5)
+
+
+def test_what_is_said_of_keys_is_of_keys_alone() -> None:
+    said = "\n".join(findings(open_model(PRE), model_tables(PRE)))
+    table = model_tables(PRE)["interference"].query("place == 'before'").groupby("exchanged")
+    change, kappa, moved = table["change"].median(), table["kappa"].median(), table["moved"].mean()
+    assert change["both"] > 1.2 * change["keys"]
+    assert f"together, it changes scores by {100 * change['both']:.3g} % in the median head" in said
+    assert f"keys alone it changes them by {100 * change['keys']:.3g} %, as noise of {100 * kappa['keys']:.3g} %" in said
+    assert f"makes {100 * moved['keys']:.3g} % of the receivers" in said
 
 
 def test_everyone_that_counts_has_another_partner() -> None:
@@ -480,6 +538,9 @@ def test_interference_of_every_family_follows_its_placement(name: str) -> None:
     if family.together:  # heads share the length by which their queries and keys are divided
         assert table.loc[("after", "both"), "change"].min() > 1e-3
         assert "normalised over all heads together" in said
+        assert "after the norm" not in said.lower()  # there is none at its input
+        assert "before the norm" not in said
+        assert "normalised per head" in said
         return
     assert table.loc["after"]["change"].max() < 1e-4
     scheme = known.view.scheme

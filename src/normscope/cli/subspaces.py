@@ -207,10 +207,12 @@ def _print_layers(tables: "dict[str, pd.DataFrame]") -> None:
         by_layer = tables["rank"].groupby("layer")
         columns["rank"] = by_layer["rank"].mean().map("{:.3g}".format)
         columns["effective"] = by_layer["effective_rank"].mean().map("{:.3g}".format)
-    for name, column, title in (("spread", "spread", "spread of lengths"), ("overlaps", "weighted_cosine", "overlap")):
-        if name in tables:
-            for side, rows in tables[name].groupby("side", sort=False):
-                columns[f"{title}, {side}"] = rows.groupby("layer")[column].mean().map("{:.3f}".format)
+    if "spread" in tables:
+        for side, rows in tables["spread"].query("place == 'before'").groupby("side", sort=False):
+            columns[f"spread before norm, {side}"] = rows.groupby("layer")["spread"].mean().map("{:.3f}".format)
+    if "overlaps" in tables:
+        for side, rows in tables["overlaps"].groupby("side", sort=False):
+            columns[f"overlap, {side}"] = rows.groupby("layer")["weighted_cosine"].mean().map("{:.3f}".format)
     if "interference" in tables:
         both = tables["interference"].query("exchanged == 'both'")
         for place, rows in both.groupby("place", sort=False):

@@ -103,9 +103,10 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
     if table is None:
         return None
     text = (
-        "The part of a token that a head does not see is exchanged for that of another token. After the norm, this does "
-        "nothing. Before the norm, it changes the length by which the norm divides: a common factor on all that a head reads. "
-        "Without a norm between, or with queries and keys normalised after their projections, there is none.",
+        "The part of a token that a head does not see is exchanged for that of another token. After the norm, it lies in a "
+        "null space. Before the norm, it changes the length by which the norm divides: a common factor on all that a head "
+        "reads. Without a norm between, or with queries and keys normalised per head after their projections, there is none. "
+        "Normalised over all heads together, heads share a length, and scores change wherever the exchange is made.",
     )
     before = table[table["place"] == "before"]
     both, keys = before[before["exchanged"] == "both"], before[before["exchanged"] == "keys"]
@@ -152,12 +153,16 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
             "spread",
             f"Spread of the part that a head sees, {side}",
             "width of the 90% interval / median",
-            "Dark heads see a sphere: the part that they see has one length for all tokens.",
+            "Dark heads see a sphere: before the norm, the part that they see has one length for all tokens.",
             settings,
         )
-        for side, rows in table.groupby("side", sort=False)
+        for side, rows in table[table["place"] == "before"].groupby("side", sort=False)
     }
-    return charts_section(run, "Are they spheres?", (), maps)
+    text = (
+        "A norm of the input keeps parts apart if each has one length before the norm. Lengths after it, where every part is "
+        "divided by the length of the whole, are in the table beside them.",
+    )
+    return charts_section(run, "Are they spheres?", text, maps)
 
 
 def _angles(run: RunFolder, settings: str) -> Section | None:

@@ -39,12 +39,10 @@ def predicted_change(
     turns that into the factor |x_t|/|x'_t| on queries and on keys, unless these are normalised themselves.
     """
     c, heads = slots_at(scheme, 0, 1)
-    bases = torch.cat(world.subspaces.bases, 1)
-    G, everything, own = bases.T @ bases, torch.cat(world.coordinates, 1), world.coordinates[part]
-    length2 = ((everything @ G) * everything).sum(1)
+    own, length2 = world.coordinates[part], world.interference_factors.pow(-2)
     start = sum(world.subspaces.widths[:part])
     block = slice(start, start + own.shape[1])
-    seen2 = ((own @ torch.linalg.inv(torch.linalg.inv(G)[block, block])) * own).sum(1)
+    seen2 = ((own @ torch.linalg.inv(torch.linalg.inv(world.subspaces.products)[block, block])) * own).sum(1)
     if c.stream_norm:
         own, seen2, length2 = own / length2.sqrt()[:, None], seen2 / length2, torch.ones_like(length2)
     exchanged2 = seen2 + (length2 - seen2)[partner]

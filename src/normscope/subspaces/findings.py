@@ -38,15 +38,30 @@ def _rank(view: ModelView, rows: list[Row]) -> Iterator[str]:
 
 
 def _spread(view: ModelView, table: list[Row]) -> Iterator[str]:
+    normed = _reads_norm(view)
     for side, rows in _by("side", table).items():
-        falling = _falling(rows, "spread")
-        within, widest = sum(row["low90"] >= 1 - _WIDE and row["high90"] <= 1 + _WIDE for row in falling), falling[0]
+        places = _by("place", rows)
+        falling = _falling(places["before"], "spread")
+        widest = falling[0]
+        where, behind = ("before the norm ", f" (after the norm: in {_spheres(places['after'])})") if normed else ("", "")
         yield (
-            f"Spheres, {side}: in {within} of {len(rows)} heads the part that the head sees has a length within ±20 % of the "
-            f"median for 90 % of the tokens. It varies most in {_head(widest)}, from {100 * (widest['low90'] - 1):+.3g} % to "
-            f"{100 * (widest['high90'] - 1):+.3g} %. The median head sees {100 * median(_all(rows, 'share')):.3g} % of a "
-            f"token's square, with {100 * view.head / view.dim:.3g} % of the dimensions."
+            f"Spheres, {side}: {where}in {_spheres(falling)} of {len(places['before'])} heads the part that the head sees has "
+            f"a length within ±20 % of the median for 90 % of the tokens{behind}. It varies most in {_head(widest)}, from "
+            f"{100 * (widest['low90'] - 1):+.3g} % to {100 * (widest['high90'] - 1):+.3g} %. The median head sees "
+            f"{100 * median(_all(places['before'], 'share')):.3g} % of a token's square, with "
+            f"{100 * view.head / view.dim:.3g} % of the dimensions."
         )
+
+
+def _spheres(rows: Iterable[Row]) -> int:
+    """In how many heads 90 % of the lengths are within ±20 % of the median."""
+    return sum(row["low90"] >= 1 - _WIDE and row["high90"] <= 1 + _WIDE for row in _falling(rows, "spread"))
+
+
+def _reads_norm(view: ModelView) -> bool:
+    """Whether a norm of the whole token stands between the stream and what some layer's attention reads."""
+    slots = {(norm.slot, norm.sublayer) for norm in view.norms}
+    return ("input", "attention") in slots or bool({"stream", "embedding"} & {slot for slot, _ in slots})
 
 
 def _angles(view: ModelView, table: list[Row]) -> Iterator[str]:
@@ -68,30 +83,34 @@ def _interference(view: ModelView, rows: list[Row]) -> Iterator[str]:
     }
     before, keys, after = chosen.values()
     largest, left = (max(_all(some, "change")) for some in (before, after))
-    if left < NOTHING:
-        yield (
-            f"After the norm, an exchange of what a head does not attend to changes its scores by {left:.1g} at most: "
-            f"rounding, for it lies in a null space."
-        )
-    else:
-        yield (
-            f"Even after the norm of its input, an exchange of what a head does not attend to changes its scores, by up to "
-            f"{100 * left:.3g} %: queries and keys are normalised over all heads together, and so share a length."
-        )
+    yield _in_what_is_read(view, left)
+    where = "exchanged before the norm" if _reads_norm(view) else "exchanged in the stream, which is read without a norm"
     if largest < NOTHING:
         yield (
-            f"No interference: exchanged before the norm, it changes scores by {largest:.1g} at most. "
+            f"No interference: {where}, it changes scores by {largest:.1g} at most. "
             f"This model's heads need their subspaces to be linearly independent, and nothing more."
         )
         return
     yield (
-        f"Interference: exchanged before the norm, it changes scores by {100 * median(_all(before, 'change')):.3g} % in the "
-        f"median head, as noise of {100 * median(_all(keys, 'kappa')):.3g} % on the lengths of keys would, and makes "
-        f"{100 * fmean(_all(keys, 'moved')):.3g} % of the receivers prefer another token."
+        f"Interference: {where}, for queries and keys together, it changes scores by "
+        f"{100 * median(_all(before, 'change')):.3g} % in the median head. For keys alone it changes them by "
+        f"{100 * median(_all(keys, 'change')):.3g} %, as noise of {100 * median(_all(keys, 'kappa')):.3g} % on the lengths of "
+        f"keys would, and makes {100 * fmean(_all(keys, 'moved')):.3g} % of the receivers prefer another token."
     )
     most = _falling(before, "change")[:_NAMED]
     listed = ", ".join(f"{_head(row)} ({100 * row['change']:.3g} %)" for row in most)
-    yield f"Most: {listed}. Normalising queries and keys after their projections (QK-Norm) would take it away."
+    yield f"Most: {listed}. Queries and keys normalised per head after their projections (QK-Norm) would take it away."
+
+
+def _in_what_is_read(view: ModelView, left: float) -> str:
+    """What an exchange behind the norm, or where there is none in what is read, does at most."""
+    where = "After the norm" if _reads_norm(view) else "In what its attention reads"
+    exchange = f"{where}, an exchange of what a head does not attend to changes its scores"
+    if left < NOTHING:
+        return f"{exchange} by {left:.1g} at most: rounding, for it lies in a null space."
+    together = {norm.slot for norm in view.norms} & {"q", "k"} - set(view.normalised_heads)
+    why = " Queries and keys are normalised over all heads together, and so share a length." if together else ""
+    return f"{exchange}, by up to {100 * left:.3g} %.{why}"
 
 
 def world_findings(tables: Tables) -> list[str]:

@@ -1,5 +1,6 @@
 """All that one forward pass tells of a model's subspaces: rank, spread, angles and interference."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.models import AttentionStep, HeadProjections, ModelView, NormView, Sample
-from normscope.subspaces.interference import interference_rows, partners
-from normscope.subspaces.reading import reading_of
+from normscope.subspaces.interference import PLACES, interference_rows, partners
+from normscope.subspaces.reading import Reading, reading_of
 from normscope.subspaces.spaces import (
     Factors,
     Visible,
@@ -79,14 +80,18 @@ class _Tables:
         """What one layer adds."""
         weights = self.view.projections(step.layer)
         bare = self._bare(step, weights)
-        spaces = visible(weights.W_Q, weights.W_K, bare, weights.shared)
+        after = visible(weights.W_Q, weights.W_K, bare, weights.shared)
         x = step.read[self.counted].double()
         makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "rank": lambda: _rank_rows(step.layer, factors(weights.W_Q, weights.W_K), self.view.dim),
-            "spread": lambda: _spread_rows(step.layer, spaces, x),
-            "angles": lambda: _angle_rows(step.layer, spaces, x),
-            "interference": lambda: self._interference(step, weights, spaces, bare),
+            "angles": lambda: _angle_rows(step.layer, after, x),
         }
+        if self.measures & {"spread", "interference"}:
+            reading = reading_of(self.view, step, self.norms)
+            spaces = {"before": _before(reading, weights, bare), "after": after}
+            states = {"before": reading.states[self.counted].double(), "after": x}
+            makers["spread"] = lambda: _spread_rows(step.layer, spaces, states)
+            makers["interference"] = lambda: interference_rows(self.view, step, reading, spaces, self.counted, self.partner)
         for name, make in makers.items():
             if name in self.measures:
                 self.rows.setdefault(name, []).extend(make())
@@ -96,15 +101,12 @@ class _Tables:
         normalised = any(norm.layer == step.layer and norm.slot in ("q", "k") for norm in self.norms)
         return step.rotation is None and not normalised and not bool(weights.b_Q.any() or weights.b_K.any())
 
-    def _interference(
-        self, step: AttentionStep, weights: HeadProjections, spaces: Visible, bare: bool
-    ) -> Iterator[dict[str, Any]]:
-        reading = reading_of(self.view, step, self.norms)
-        # a norm with a bias adds a constant to q and k, which then stands in the scores like a bias of theirs
-        bare = bare and (reading.norm is None or reading.norm.bias is None)
-        before = visible(reading.before(weights.W_Q), reading.before(weights.W_K), bare, weights.shared)
-        both = {"before": before, "after": spaces}
-        return interference_rows(self.view, step, reading, both, self.counted, self.partner)
+
+def _before(reading: Reading, weights: HeadProjections, bare: bool) -> Visible:
+    """What heads can see of the states before the norm."""
+    # a norm with a bias adds a constant to q and k, which then stands in the scores like a bias of theirs
+    bare = bare and (reading.norm is None or reading.norm.bias is None)
+    return visible(reading.before(weights.W_Q), reading.before(weights.W_K), bare, weights.shared)
 
 
 def _rank_rows(layer: int, found: Factors, dim: int) -> Iterator[dict[str, Any]]:
@@ -122,20 +124,24 @@ def _rank_rows(layer: int, found: Factors, dim: int) -> Iterator[dict[str, Any]]
         }
 
 
-def _spread_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:
-    """Lengths of P x over their median, and the share |P x|²/|x|² that a head sees."""
-    whole = x.square().sum(1)
-    points = torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)
-    for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
-        for head, basis in enumerate(bases):
-            seen = (x @ basis).square().sum(1)
-            low, median, high = seen.sqrt().quantile(points)
-            row = {"layer": layer, "head": head, "side": side, "share": float((seen / whole).mean()), "median": float(median)}
-            yield row | {
-                "low90": float(low / median),
-                "high90": float(high / median),
-                "spread": float((high - low) / median),
-            }
+def _spread_rows(layer: int, spaces: dict[str, Visible], states: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
+    """Lengths of P x over their median, and the share |P x|²/|x|² that a head sees, before the norm and after it.
+
+    Theorem 2 asks for one length before the norm; after it, P x is divided by the length of the whole.
+    """
+    for place in PLACES:
+        for side, bases in zip(SIDES, (spaces[place].queries, spaces[place].keys), strict=True):
+            for head, basis in enumerate(bases):
+                yield {"layer": layer, "head": head, "place": place, "side": side} | _spread(states[place], basis)
+
+
+def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
+    """Of one head, with its orthonormal basis."""
+    seen = (x @ basis).square().sum(1)
+    low, median, high = seen.sqrt().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
+    share = float((seen / x.square().sum(1)).mean())
+    over = median or math.nan  # a head without weights sees nothing
+    return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
 
 def _angle_rows(layer: int, spaces: Visible, x: Float[Tensor, "tokens dim"]) -> Iterator[dict[str, Any]]:

@@ -93,9 +93,10 @@ def weighted_cosine(
 
     What Theorem 2 asks for is x_α·x_β = 0 for the parts x_α = P x and x_β = P'x of tokens, not for all directions of two
     subspaces: an angle between directions in which no token has a part is nobody's matter. Now E[x_α·x_β] = tr(S^½ P P' S^½),
-    and the sum of singular values bounds it whatever the signs are. The value lies between 0, parts always orthogonal, and 1,
-    the same subspace. For data that lie alike in all directions the singular values are cos θ_m themselves, and the value is
-    their mean for subspaces of one width.
+    and the sum of singular values bounds it whatever the signs are. The value is 0 exactly if x_α(t)·x_β(u) = 0 for all pairs
+    of tokens t and u, which is more than that every token's own parts are orthogonal, and 1 for the same subspace. For data
+    that lie alike in all directions the singular values are cos θ_m themselves, and the value is their mean for subspaces of
+    one width.
 
     Args:
         products: VᵀV' of orthonormal bases.

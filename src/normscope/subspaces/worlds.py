@@ -60,6 +60,12 @@ class Subspaces:
         """The dimension of each."""
         return [basis.shape[1] for basis in self.bases]
 
+    @property
+    def products(self) -> Float[Tensor, "total total"]:
+        """G = EᵀE of all bases side by side."""
+        bases = torch.cat(self.bases, 1)
+        return bases.T @ bases
+
     @cached_property
     def duals(self) -> tuple[Tensor, ...]:
         """D_α, each (dim, width): the pseudo-inverse of all bases side by side, part by part."""
@@ -113,8 +119,8 @@ class World:
     @property
     def interference_factors(self) -> Float[Tensor, " tokens"]:
         """1/|Σ_β x_β| from coordinates and products of bases alone: the factor that a norm of the input puts on every part."""
-        bases, everything = torch.cat(self.subspaces.bases, 1), torch.cat(self.coordinates, 1)
-        return ((everything @ (bases.T @ bases)) * everything).sum(1).rsqrt()
+        everything = torch.cat(self.coordinates, 1)
+        return ((everything @ self.subspaces.products) * everything).sum(1).rsqrt()
 
     @property
     def weights(self) -> HeadWeights:
