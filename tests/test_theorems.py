@@ -21,7 +21,8 @@ from normscope.errors import InputError
 from normscope.norms import layer_norm, length, unit
 from normscope.results import open_run
 from normscope.schemes import NAMED, Scheme
-from normscope.subspaces import look
+from normscope.subspaces import factors, head_scores, look
+from normscope.subspaces.spaces import Factors
 from normscope.theorems import (
     FAILS,
     FAMILIES,
@@ -34,6 +35,8 @@ from normscope.theorems import (
     Statement,
     check,
     find_statements,
+    propagation,
+    separability,
     structure,
 )
 from normscope.theorems.cases import Choice, Range, draw, edges, near, simpler, whole
@@ -209,6 +212,53 @@ def test_messages_are_spheroids_because_of_a_norm(monkeypatch: pytest.MonkeyPatc
         assert groups_that_fail("1:messages") == {"Pre-Norm"}
     monkeypatch.setattr(structure, "look", unnormalised)
     assert groups_that_fail("1:messages") == {"QKV-Norm"}
+
+
+def test_independent_noise_averages_out_in_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(LEDGER["1:8ii"], factor=0.1).margin > 0
+    monkeypatch.setattr(propagation, "_output", lambda q, k, m: 0 * m.sum(0))
+    assert check(LEDGER["1:8ii"], factor=0.1).verdict == FAILS
+
+
+def test_blind_directions_are_those_of_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_one(W_Q: Tensor, W_K: Tensor) -> Factors:
+        found = factors(W_Q, W_K)
+        kept = torch.arange(found.queries.shape[-1]) > 0
+        return replace(found, queries=found.queries * kept, keys=found.keys * kept)
+
+    def of_whole_tokens(scheme: Scheme, weights: HeadWeights, x: Tensor) -> Tensor:
+        return head_scores(scheme, weights, x) + x @ x.T
+
+    assert check(LEDGER["1:1iii"], factor=0.2).verdict == HOLDS
+    for name, instead in (("factors", without_one), ("head_scores", of_whole_tokens)):
+        with monkeypatch.context() as patch:
+            patch.setattr(separability, name, instead)
+            assert check(LEDGER["1:1iii"], factor=0.2).verdict == FAILS
+
+
+@pytest.mark.parametrize("broken", [(1e-3, 0.0), (0.0, 1e-3)], ids=["turned", "stretched"])
+def test_parts_interfere_if_what_varies_is_not_on_orthogonal_spheres(
+    broken: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = separability._offset_parts
+    assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(separability, "_offset_parts", lambda case, *_: own(case))
+        assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin < -0.9
+    monkeypatch.setattr(separability, "_offset_parts", lambda case, *_: own(case, *broken))
+    assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin < 0
+
+
+def test_what_varies_has_radii_and_widths_of_its_own() -> None:
+    def one_radius(case: Case) -> Comparison:
+        parts, _ = separability._offset_parts(case)
+        radii = torch.stack([length(part - part.mean(0)).mean() for part in parts])
+        return Comparison(radii[1:], radii[:-1], tolerance=1e-6)
+
+    page = LEDGER["1:2iii"]
+    tried = check(replace(page, conclusion=one_radius, correction=None), factor=0.2).tried
+    assert all(one.margin < 0 for one in tried)
+    assert {one.case["parts"] for one in tried} == {2, 3}
 
 
 # The machinery
