@@ -34,6 +34,8 @@ from normscope.theorems import (
     Comparison,
     Statement,
     check,
+    clustering,
+    cone,
     find_statements,
     propagation,
     separability,
@@ -42,7 +44,7 @@ from normscope.theorems import (
 from normscope.theorems.cases import Choice, Range, draw, edges, near, simpler, whole
 from normscope.theorems.comparison import mistaken
 from normscope.theorems.first_step import _size
-from normscope.theorems.flows import SIX, follow, in_cone, smallest_cosine, variance, variance_rate
+from normscope.theorems.flows import SIX, follow, in_cone, query_key, smallest_cosine, variance, variance_rate
 from normscope.theorems.law import alpha_integral
 
 FAILING = {"1:2iii", "1:7ii", "1:7iii", "2:gradient", "2:4.3ii-ngpt", "2:4.3ii-wide", "3:sphere"}
@@ -259,6 +261,48 @@ def test_what_varies_has_radii_and_widths_of_its_own() -> None:
     tried = check(replace(page, conclusion=one_radius, correction=None), factor=0.2).tried
     assert all(one.margin < 0 for one in tried)
     assert {one.case["parts"] for one in tried} == {2, 3}
+
+
+def test_a_corrected_cone_is_tested_at_the_same_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = check(LEDGER["2:4.3ii-wide"])
+    assert [one.case for one in found.tried] == [one.case for one in found.corrected]
+    pairs = [pair for pair in zip(found.tried, found.corrected, strict=True) if pair[0].case["delta"] < 0.01]
+    assert len(pairs) > len(found.tried) / 3
+    assert all(printed.margin == corrected.margin for printed, corrected in pairs)
+    assert all(corrected.checks > 1 for _, corrected in pairs)
+    assert sum(one.checks > 1 for one in found.corrected) == len(pairs)
+    monkeypatch.setattr(cone, "_NARROW", 2.0)
+    assert check(LEDGER["2:4.3ii-wide"], factor=0.2).corrected_margin < 0
+
+
+@pytest.mark.parametrize("kind", ["identity", "negative", "rotation", "random"])
+def test_query_key_weights_have_the_size_of_the_case(kind: str) -> None:
+    for size in (0.0, 0.3, 1.0):
+        case = Case({"dim": 4, "weights": kind, "size_QK": size}, ((3, 1.0),))
+        weights = query_key(case, 1.0).weights
+        assert weights is not None
+        W_Q, W_K = weights.W_Q, weights.W_K
+        assert W_Q is not None
+        assert W_K is not None
+        assert np.linalg.norm((W_Q[0] @ W_K[0].T).numpy(), 2) == pytest.approx(size)
+    sizes = [one.case["size_QK"] for one in check(LEDGER["2:4.3i"], factor=0.2).tried]
+    assert {0.0, 1.0} <= set(sizes)
+    assert any(0 < size < 1 for size in sizes)
+
+
+def test_tokens_that_stay_apart_are_no_cluster_whatever_their_radii_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "_LAST", 0.1)
+    case = Case({"tokens": 4, "dim": 3, "beta": 1.0, "start": "uniform", "scheme": "pre"}, ((1, 1.0),))
+    assert clustering._one_cluster(case).margin < 0
+    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.full(x.shape[:-1], -5.0, dtype=torch.float64)))
+    assert clustering._one_cluster(case).margin < 0
+    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.zeros(x.shape[:-1], dtype=torch.float64)))
+    assert clustering._one_cluster(case).margin > 0
+
+
+def test_one_cluster_is_never_excused_by_a_radius_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "_STILL", 0.0)
+    assert check(LEDGER["2:3.1"], factor=0.2).margin > 0
 
 
 # The machinery

@@ -84,10 +84,9 @@ def _score_slopes(weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> list[
 
     def scores(first: Tensor) -> Tensor:
         found = head_scores(NAMED["none"], weights, torch.cat([first[None], x[1:]]))[0]
-        return torch.stack([found[0, 1:], found[1:, 0]])
+        return torch.cat([found[0, 1:], found[1:, 0]])
 
-    as_query, as_key = jacobian(scores, x[0])
-    return [as_query, as_key]
+    return list(jacobian(scores, x[0]).chunk(2))
 
 
 def _shared(case: Case) -> Comparison:
