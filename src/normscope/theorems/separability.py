@@ -251,8 +251,7 @@ STATEMENTS = (
         claim="Heads that attend to different subspaces need them linearly independent.",
         tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
         "W_QK (subspaces.factors), and as many of α's as are not shared with β.",
-        space={name: _SIZES[name] for name in ("width", "spare")}
-        | {"shared": Range(0, 4, whole=True), "head": whole(1, 6)},
+        space={name: _SIZES[name] for name in ("width", "spare")} | {"shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
     ),
