@@ -117,16 +117,14 @@ def in_cone(case: Case, delta: float, runs: int) -> Float[Tensor, "runs tokens d
 
 
 def query_key(case: Case, beta: float) -> Attention:
-    """Attention with V = I and |QᵀK| = 1: the ``identity``, its ``negative``, a ``rotation``, or ``random``."""
+    """Attention with V = I and |QᵀK| the case's ``size_QK``: of the ``identity``, its ``negative``, a ``rotation``, ``random``."""
     d, kind = case["dim"], case["weights"]
-    if kind == "identity":
-        return Attention(beta)
-    if kind == "negative":
-        W = -torch.eye(d, dtype=torch.float64)
-    else:
+    eye = torch.eye(d, dtype=torch.float64)
+    W = {"identity": eye, "negative": -eye}.get(kind)
+    if W is None:
         W = case.normal("W_QK", d, d)
         W = torch.linalg.qr(W).Q if kind == "rotation" else W / torch.linalg.matrix_norm(W, 2)
-    return Attention(beta, HeadWeights(W_Q=W[None], W_K=torch.eye(d, dtype=torch.float64)[None]))
+    return Attention(beta, HeadWeights(W_Q=case["size_QK"] * W[None], W_K=eye[None]))
 
 
 def log_times(first: float, last: float, count: int) -> list[float]:

@@ -144,14 +144,16 @@ def _key_norms(case: Case) -> Comparison:
 
 
 def _independent_key_norms(case: Case) -> Comparison:
-    """The RMS change over many draws of independent κ, beside |w|·RMS(κ)·√(Σ|m̃_t|²)/T."""
+    """The RMS change of the output over many draws of independent κ, beside |w|·RMS(κ)·√(Σ|m̃_t|²)/T."""
     draws, keys = 400, case["keys"]
-    m, w = case.normal("m", keys, case["dim"]), case["score"]
+    q, k, m = _inputs(case, "q", "k", "m")
+    k = k + (case["score"] - k @ q)[:, None] * q / (q @ q)
     kappa = case.normal("kappa", draws, keys)
-    centred = m - m.mean(0)
-    changes = w * kappa @ centred / keys
+    still = torch.zeros_like(q), torch.zeros_like(m)
+    changes = torch.func.vmap(lambda noise: _along((q, k, m), (still[0], noise[:, None] * k, still[1])))(kappa)
     measured = changes.square().sum(-1).mean().sqrt()
-    return Comparison(measured, abs(w) * centred.square().sum().sqrt() / keys, "≈", tolerance=1.5, base=float(keys))
+    claimed = abs(case["score"]) * (m - m.mean(0)).square().sum().sqrt() / keys
+    return Comparison(measured, claimed, "≈", tolerance=1.5, base=float(keys))
 
 
 STATEMENTS = (
@@ -211,8 +213,9 @@ STATEMENTS = (
         id="1:8ii",
         title="Independent key noise averages out",
         claim="Multiplicative key noise on isotropic attention is ≈ 0 if κ_t is independent of the messages.",
-        tested="The RMS change over 400 draws of κ is |w|·RMS(κ)·√(Σ|m̃_t|²)/T, which falls as 1/√T.",
-        space={"keys": whole(2, 4096), "dim": whole(1, 16), "score": Range(0.1, 10, log=True)},
+        tested="The RMS change over 400 draws of κ, by automatic differentiation through softmax, is "
+        "|w|·RMS(κ)·√(Σ|m̃_t|²)/T, which falls as 1/√T.",
+        space={"keys": whole(2, 4096), "head": whole(1, 4), "dim": whole(1, 16), "score": Range(0.1, 10, log=True)},
         conclusion=_independent_key_norms,
         limit="'≈ 0' is in the mean over draws; one draw is off by |w|·RMS(κ)·RMS(m)/√T. Tested up to T = 4096, within "
         "a factor of 1.5.",

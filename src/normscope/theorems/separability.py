@@ -4,17 +4,20 @@ A token is x = Σ_α x_α with x_α = E_α a_α. Where the subspaces are linearl
 D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``subspaces.World``).
 """
 
+import itertools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.attention import HeadWeights
 from normscope.norms import NORMS, hyperplane_basis, length, unit
 from normscope.schemes import NAMED
-from normscope.subspaces import Subspaces, World, head_scores, look
+from normscope.subspaces import Subspaces, World, factors, head_scores, look
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table
-from normscope.theorems.tensors import rank
+from normscope.theorems.tensors import jacobian, rank
 
 _SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
 _LENGTHS: Space = {"lengths": Range(0.01, 100, log=True)}
@@ -76,17 +79,37 @@ def _null_space(case: Case) -> Comparison:
     return Comparison(torch.cat([nullities, 1 + seen]), claimed, tolerance=1e-9)
 
 
+def _score_slopes(weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> list[Float[Tensor, "others dim"]]:
+    """How scores change when the first token moves: as a query, and as a key, against all others."""
+
+    def scores(first: Tensor) -> Tensor:
+        found = head_scores(NAMED["none"], weights, torch.cat([first[None], x[1:]]))[0]
+        return torch.cat([found[0, 1:], found[1:, 0]])
+
+    return list(jacobian(scores, x[0]).chunk(2))
+
+
 def _shared(case: Case) -> Comparison:
-    """Scores of heads blind to one subspace, while tokens move along a direction that it shares with another."""
-    dim = 2 * case["width"] + case["spare"]
-    second = torch.linalg.qr(case.normal("second", dim, case["width"])).Q
-    shared = second @ unit(case.normal("shared", case["width"]))
-    blind = torch.eye(dim, dtype=torch.float64) - second @ second.T
-    W_QK = blind @ case.normal("W_QK", dim, dim) @ blind
-    x = case.normal("x", case["tokens"], dim)
-    moved = x + case["lengths"] * case.normal("way", case["tokens"], 1) * shared
-    before, after = (y @ W_QK @ y.T for y in (x, moved))
-    return Comparison(after, before, tolerance=1e-9, scale=float((length(moved) ** 2).max()) * float(W_QK.norm()))
+    """What scores of a head blind to β depend on, beside the library's row spaces of W_QK; and how much of α that can be.
+
+    α and β have s directions in common. Everything that scores do not depend on is in a null space of W_QK, and all but s
+    directions of α are seen: a head that reads all of α needs s = 0.
+    """
+    width, shared = case["width"], min(case["shared"], case["width"])
+    dim = 2 * width + case["spare"]
+    frame = case.normal("frame", dim, 2 * width - shared)
+    alpha, beta = frame[:, :width], frame[:, width - shared :]
+    away = torch.linalg.svd(beta).U[:, width:]  # all that a head can read if its scores are not to depend on β
+    W_Q, W_K = ((away @ case.normal(name, dim - width, case["head"]))[None] for name in ("W_Q", "W_K"))
+    slopes = _score_slopes(HeadWeights(W_Q, W_K), case.normal("x", dim + 2, dim))
+    found = factors(W_Q, W_K)
+    measured, claimed = [], []
+    for slope, rows in zip(slopes, (found.queries[0], found.keys[0]), strict=True):
+        hidden = slope - slope @ rows @ rows.T
+        seen = [rank(slope, 1e-8), rank(torch.linalg.svd(slope).Vh[: int(found.rank)] @ alpha, 1e-8)]
+        measured += [*map(float, seen), float(hidden.norm() / slope.norm()), float((slope @ beta).norm() / slope.norm())]
+        claimed += [float(found.rank), float(min(case["head"], width - shared)), 0.0, 0.0]
+    return Comparison(torch.tensor(measured), torch.tensor(claimed), tolerance=1e-6, scale=1.0)
 
 
 def _orthogonal_spheres(case: Case) -> Comparison:
@@ -128,43 +151,68 @@ def _interference_curves() -> Curves:
     )
 
 
-def _offset_parts(case: Case) -> tuple[Float[Tensor, "signs dim"], Float[Tensor, "signs dim"], list[Tensor]]:
-    """Two parts x_α = u_α + a_α that never interfere, and orthonormal bases of the spaces A_α in which the a_α vary.
+def _offset_parts(case: Case, turned: float = 0.0, stretched: float = 0.0) -> tuple[list[Float[Tensor, "_ dim"]], Tensor]:
+    """Parts x_α = u_α + a_α that never interfere, with the radii of the spheres over which the a_α run.
 
-    A_1 ⊥ A_2, the u_α are constant, and a_α runs over a sphere about −P_α(u_1 + u_2): |x_1 + x_2| is one number for all pairs.
+    The spaces A_α of the a_α are mutually orthogonal, the u_α are constant, and a_α runs over a sphere about −P_α Σ_β u_β: |x| is
+    one number for all combinations. ``turned`` leans one axis of A_2 on one of A_1, and ``stretched`` moves one point of the
+    last part out of its sphere.
     """
-    width, tokens = case["width"], case["tokens"]
-    dim = 2 * width + 2
-    frame = torch.linalg.qr(case.normal("frame", dim, 2 * width)).Q
-    spaces = [frame[:, :width], frame[:, width:]]
-    constants = case["offset"] * case.normal("constants", 2, dim)
-    total = constants.sum(0)
+    count, tokens = case["parts"], case["tokens"]
+    widths = [1 + int(share * case["width"]) for share in case.uniform("widths", count).clamp(max=0.999)]
+    dim = sum(widths) + 2
+    spaces = list(torch.linalg.qr(case.normal("frame", dim, sum(widths))).Q.split(widths, 1))
+    constants = case["offset"] * case.normal("constants", count, dim)
+    centres = [space @ (space.T @ constants.sum(0)) for space in spaces]
+    radii = (0.7 * case.normal("radii", count)).exp()
+    spaces[1] = torch.cat([spaces[1][:, :1] + turned * spaces[0][:, :1], spaces[1][:, 1:]], 1)
     parts = []
-    for name, space, constant in zip(("first", "second"), spaces, constants, strict=True):
-        directions = unit(case.normal(name, tokens, width))
-        round_trip = torch.cat([directions, -directions])
-        parts.append(constant + round_trip @ space.T - space @ (space.T @ total))
-    return parts[0], parts[1], spaces
+    for index, (space, radius) in enumerate(zip(spaces, radii, strict=True)):
+        axis = torch.eye(widths[index], dtype=torch.float64)[:1]
+        directions = torch.cat([axis, unit(case.normal(f"part {index}", tokens, widths[index]))])
+        around = radius * torch.cat([directions, -directions])
+        around[0] *= 1 + stretched * (index == count - 1)
+        parts.append(constants[index] + around @ space.T - centres[index])
+    return parts, radii
+
+
+def _sums(parts: list[Float[Tensor, "_ dim"]]) -> Float[Tensor, "combinations dim"]:
+    """Σ_α x_α for all combinations of one token from each part."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = (total[:, None] + part[None]).flatten(0, 1)
+    return total
+
+
+def _variation(values: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """The largest value less the smallest."""
+    return values.max() - values.min()
 
 
 def _must_be_spheres(case: Case) -> Comparison:
     """Cosines between parts that do not interfere, and the spread of their lengths."""
-    first, second, _ = _offset_parts(case)
-    cosines = unit(first) @ unit(second).T
-    spreads = [float(length(part).max() / length(part).min() - 1) for part in (first, second)]
-    return Comparison(
-        torch.cat([cosines.flatten(), torch.tensor(spreads, dtype=torch.float64)]), 0.0, tolerance=1e-6, scale=1.0
-    )
+    parts, _ = _offset_parts(case)
+    cosines = [(unit(one) @ unit(other).T).flatten() for one, other in itertools.combinations(parts, 2)]
+    spreads = torch.stack([length(part).max() / length(part).min() - 1 for part in parts])
+    return Comparison(torch.cat([*cosines, spreads]), 0.0, tolerance=1e-6, scale=1.0)
 
 
 def _varying_spheres(case: Case) -> Comparison:
-    """Cosines between what varies in the two parts, and lengths of x projected on it, relative to their mean."""
-    first, second, spaces = _offset_parts(case)
-    moves = [part - part[:1] for part in (first, second)]
-    products = (moves[0] @ moves[1].T).abs().max() / (length(moves[0]).max() * length(moves[1]).max())
-    x = (first[:, None] + second[None]).flatten(0, 1)
-    seen = torch.cat([length(x @ space).squeeze(-1) for space in spaces] + [length(x).squeeze(-1) / length(x).mean()])
-    return Comparison(torch.cat([products[None], seen - 1]), 0.0, tolerance=1e-6, scale=1.0)
+    """Parts that do not interfere: cosines of what varies, spreads of |P_A x|. Then either is broken, and |x| has to vary.
+
+    Turned by ε, (x_1 − x_1')·(x_2 − x_2') is 4ε r_1 r_2 for some pairs, and |x|² varies by as much at least; with a point at
+    (1 + ε)r instead of r it varies by 2ε r² at least.
+    """
+    parts, radii = _offset_parts(case)
+    x, broken = _sums(parts), case["broken"]
+    spans = [torch.linalg.svd(moves).Vh[: rank(moves)].T for moves in (part - part.mean(0) for part in parts)]
+    cosines = [(one.T @ other).abs().max() for one, other in itertools.combinations(spans, 2)]
+    spreads = [_variation(length(x @ span)) / length(x @ span).mean() for span in spans]
+    turned, stretched = (_variation(length(_sums(_offset_parts(case, *by)[0])) ** 2) for by in ((broken, 0.0), (0.0, broken)))
+    least = torch.stack([4 * broken * radii[0] * radii[1], 2 * broken * radii[-1] ** 2])
+    missing = 1 - (torch.stack([turned, stretched]) / least).clamp(max=1)
+    still = torch.stack([*cosines, *spreads, _variation(length(x)) / length(x).mean()])
+    return Comparison(torch.cat([still, missing]), 0.0, tolerance=1e-6, scale=1.0)
 
 
 def _normalised_heads(case: Case) -> Comparison:
@@ -201,9 +249,9 @@ STATEMENTS = (
         id="1:1iii",
         title="No-Norm: independence is needed",
         claim="Heads that attend to different subspaces need them linearly independent.",
-        tested="A head that ignores one subspace gives the same scores when tokens move along a direction that another "
-        "shares with it.",
-        space={name: _SIZES[name] for name in ("width", "spare", "tokens")} | _LENGTHS,
+        tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
+        "W_QK (subspaces.factors), and as many of α's as are not shared with β.",
+        space={name: _SIZES[name] for name in ("width", "spare")} | {"shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
     ),
@@ -234,7 +282,8 @@ STATEMENTS = (
         title="Pre-Norm: orthogonal spheres are needed",
         claim="Under Pre-Norm the subspaces must be mutually orthogonal spheres: |x_α| constant, x_α·x_β = 0.",
         tested="Cosines between parts that do not interfere, and the spread of their lengths, are 0.",
-        space={"width": whole(1, 4), "tokens": whole(1, 8), "offset": Range(0, 2)},
+        space={"parts": choice(2, 3), "width": whole(1, 4), "tokens": whole(1, 6), "offset": Range(0, 2)}
+        | {"broken": Range(1e-3, 0.3, log=True)},
         conclusion=_must_be_spheres,
         correction=Correction(
             claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is "
@@ -245,7 +294,9 @@ STATEMENTS = (
             "With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is constant if "
             "and only if every "
             "|a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± e_2: |x|² = 7 always, "
-            "and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant.",
+            "and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant, "
+            "or that spheres have one radius. That the conditions are needed is tested by breaking them: with A_2 turned by ε "
+            "towards A_1, or one point ε outside its sphere, |x|² varies by 4ε r_1 r_2 and 2ε r² at least.",
             conclusion=_varying_spheres,
         ),
         notices=(),

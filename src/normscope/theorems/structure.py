@@ -6,13 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.attention import HeadWeights
 from normscope.norms import hyperplane_basis, layer_norm, length, rms_norm, unit
+from normscope.schemes import NAMED
+from normscope.subspaces import Subspaces, World, look
 from normscope.theorems.cases import Case, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Correction, Statement
+from normscope.theorems.statement import Statement
 from normscope.theorems.tensors import jacobian, rank
 
 _STRATEGIES = ("No-Norm", "Pre-LayerNorm", "Pre-RMSNorm", "QKV-Norm")
+_NOTICED = 1e-6  # of what a head reads: a change that is more than rounding
 
 
 def _widths(case: Case) -> list[int]:
@@ -21,39 +25,62 @@ def _widths(case: Case) -> list[int]:
     return [1 + int(share * case["width"]) for share in shares.clamp(max=0.999)]
 
 
-def _seen(case: Case, widths: list[int]) -> tuple[Callable[[Tensor], Tensor], int]:
-    """What all heads see of a token as a function of free coordinates, and N, the dimensions of the token."""
-    strategy, total = case["strategy"], sum(widths)
-    layer = strategy == "Pre-LayerNorm"
+def _worlds(case: Case, widths: list[int]) -> tuple[Float[Tensor, "dim total"], HeadWeights]:
+    """Bases of all subspaces side by side, and heads that read one each; Pre-LayerNorm has the direction 1 besides."""
+    total = sum(widths)
     frame = torch.linalg.qr(case.normal("frame", total, total)).Q
-    if strategy in ("No-Norm", "QKV-Norm"):
+    if case["strategy"] in ("No-Norm", "QKV-Norm"):
         frame = frame + 0.3 * case.normal("lean", total, total) / total
-    embed = hyperplane_basis(total + 1) @ frame if layer else frame
-    readers, radii = torch.linalg.pinv(embed), (0.5 * case.normal("radii", len(widths))).exp()
-    radii = radii.repeat_interleave(torch.tensor(widths))
+    embed = hyperplane_basis(total + 1) @ frame if case["strategy"] == "Pre-LayerNorm" else frame
+    return embed, World(Subspaces(embed.split(widths, 1)), ()).weights
 
-    def on_spheres(free: Tensor) -> Tensor:
-        return torch.cat([unit(part) for part in torch.split(free, widths)])
 
-    def seen(free: Tensor) -> Tensor:
-        if strategy == "No-Norm":
-            return torch.mv(readers, embed @ free)
-        if strategy == "QKV-Norm":
-            return on_spheres(readers @ (embed @ free))
-        token = embed @ (radii * on_spheres(free))
-        return torch.mv(readers, layer_norm(token) if layer else rms_norm(token))
+def _token(case: Case, widths: list[int], embed: Float[Tensor, "dim total"]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A token as a function of free coordinates, and of a factor on the first part's radius.
 
-    return seen, total + layer
+    No-Norm and QKV-Norm let it be anywhere. Pre-Norm has its parts on spheres, its whole length free, and for LayerNorm its mean.
+    """
+    strategy, radii = case["strategy"], (0.5 * case.normal("radii", len(widths))).exp()
+
+    def token(free: Tensor, factor: Tensor) -> Tensor:
+        parts = torch.split(free[: sum(widths)], widths)
+        if strategy.startswith("Pre"):
+            parts = tuple(radius * unit(part) for radius, part in zip(radii, parts, strict=True))
+        x = embed @ torch.cat([factor * parts[0], *parts[1:]])
+        x = free[-1].exp() * x if strategy.startswith("Pre") else x
+        return x + free[-2] if strategy == "Pre-LayerNorm" else x
+
+    return token
+
+
+def _read(strategy: str, heads: HeadWeights, x: Float[Tensor, " dim"]) -> tuple[Tensor, Float[Tensor, "heads widest"]]:
+    """All that heads together can see of a token, and what each of them reads."""
+    if strategy.startswith("Pre"):
+        x = layer_norm(x) if strategy == "Pre-LayerNorm" else rms_norm(x)
+    own = look(NAMED["qkv" if strategy == "QKV-Norm" else "none"], heads, x[None])[2].squeeze(1)
+    return (own.flatten() if strategy == "QKV-Norm" else x), own
 
 
 def _degrees(case: Case) -> Comparison:
-    """The rank of the map from free coordinates to what the heads see, beside the table."""
-    widths = _widths(case)
-    seen, N = _seen(case, widths)
-    degrees = rank(jacobian(seen, case.normal("free", sum(widths))))
-    N_s = len(widths)
-    claimed = {"No-Norm": N, "Pre-LayerNorm": N - N_s - 1, "Pre-RMSNorm": N - N_s, "QKV-Norm": N - N_s}[case["strategy"]]
-    return Comparison(float(degrees), float(claimed), tolerance=1e-9, scale=1.0, base=float(N))
+    """The rank of the map from free coordinates to what heads see, beside the table; and who notices one radius set free."""
+    strategy, widths = case["strategy"], _widths(case)
+    embed, heads = _worlds(case, widths)
+    token, (N, total), N_s = _token(case, widths, embed), embed.shape, len(widths)
+    free = case.normal("free", total + {"Pre-LayerNorm": 2, "Pre-RMSNorm": 1}.get(strategy, 0))
+    one = torch.ones(1, dtype=torch.float64)
+    degrees = rank(jacobian(lambda free: _read(strategy, heads, token(free, one))[0], free))
+    moves = jacobian(lambda factor: _read(strategy, heads, token(free, factor))[1].flatten(), one).view(N_s, -1)
+    own = _read(strategy, heads, token(free, one))[1]
+    noticed = (length(moves) > _NOTICED * length(own))[1:].sum()
+    claimed = {"No-Norm": N, "Pre-LayerNorm": N - N_s - 1, "Pre-RMSNorm": N - N_s, "QKV-Norm": N - N_s}[strategy]
+    disturbed = N_s - 1 if strategy.startswith("Pre") else 0
+    return Comparison(
+        torch.tensor([float(degrees), float(noticed)]),
+        torch.tensor([float(claimed), float(disturbed)]),
+        tolerance=1e-9,
+        scale=1.0,
+        base=torch.tensor([float(N), 1.0]),
+    )
 
 
 def _on_quadric(messages: Float[Tensor, "tokens dim"], width: int) -> Float[Tensor, " tokens"]:
@@ -80,22 +107,12 @@ def _messages(case: Case) -> Comparison:
         a, b = case.normal("factors", 2, tokens, 1)
         return Comparison((a * y + b * z) @ W_V @ W_O, a * (y @ W_V @ W_O) + b * (z @ W_V @ W_O), tolerance=1e-8, scale=1.0)
     if case["strategy"] == "QKV-Norm":
-        messages = unit(case.normal("y", tokens, N) @ W_V) @ W_O
-    else:
-        parts = [unit(case.normal(name, tokens, size)) for name, size in (("own", width), ("rest", N - width))]
-        messages = rms_norm(torch.cat(parts, 1) @ frame.T) @ W_V @ W_O
+        values = look(NAMED["qkv"], HeadWeights(*3 * [W_V[None]], W_O[None]), case.normal("y", tokens, N))[2][0]
+        return Comparison(_on_quadric(values @ W_O, width), 1.0, tolerance=1e-5)
+    parts = [unit(case.normal(name, tokens, size)) for name, size in (("own", width), ("rest", N - width))]
+    lengths = case.normal("lengths", tokens, 1).exp()
+    messages = rms_norm(lengths * torch.cat(parts, 1) @ frame.T) @ W_V @ W_O
     return Comparison(_on_quadric(messages, width), 1.0, tolerance=1e-5)
-
-
-def _any_messages(case: Case) -> Float[Tensor, " tokens"]:
-    """Where Pre-Norm messages of tokens without any structure lie: 1 on the spheroid √N·S W_V W_O, less inside.
-
-    The value map sends the unit sphere of R^N to {z W_V}: its support is the ellipsoid |W_V⁺ z| ≤ 1.
-    """
-    width, N = case["width"], case["width"] + case["lost"]
-    W_V = case.normal("W_V", N, width)
-    values = rms_norm(case.normal("y", 200, N)) @ W_V / N**0.5
-    return length(values @ torch.linalg.pinv(W_V)).squeeze(-1)
 
 
 STATEMENTS = (
@@ -104,18 +121,19 @@ STATEMENTS = (
         title="Attendable degrees of freedom",
         claim="No-Norm N; Pre-LayerNorm N − N_s − 1; Pre-RMSNorm N − N_s; QKV-Norm N − N_s, for N dimensions and N_s "
         "subspaces.",
-        tested="The rank of the derivative of what all heads see, with respect to what tokens are free to be.",
+        tested="The rank of the derivative of what all heads see, with respect to what tokens are free to be; and that one "
+        "radius more, set free, changes what all other heads read behind a norm of the input, and nothing otherwise.",
         space={"subspaces": whole(1, 6), "width": whole(1, 5), "strategy": choice(*_STRATEGIES)},
         conclusion=_degrees,
         notices=("sign", "constant", "exponent"),
         by="strategy",
-        remark="Tokens are free within what separability allows: on orthogonal spheres for Pre-Norm, anywhere "
-        "otherwise. A subspace of one "
+        remark="Tokens are free within what separability allows: on orthogonal spheres for Pre-Norm, with a whole length and, "
+        "for LayerNorm, a mean that the norm has to take away; anywhere otherwise. A subspace of one "
         "dimension is a sphere of two points: it has no degree of freedom left, only a sign.",
         cases=90,
     ),
     Statement(
-        id="1:messages-i",
+        id="1:messages",
         title="Structure of messages",
         claim="Messages: No-Norm linear; Pre-Norm spheroid; QKV-Norm spheroid.",
         tested="Messages of sums are sums of messages; or one quadratic form, fitted to half of the messages, is 1 for "
@@ -123,22 +141,8 @@ STATEMENTS = (
         space={"width": whole(1, 4), "strategy": choice("No-Norm", "Pre-Norm", "QKV-Norm")},
         conclusion=_messages,
         by="strategy",
-        remark="For Pre-Norm under the table's own assumption: tokens on orthogonal spheres, of which the value reads one.",
-    ),
-    Statement(
-        id="1:messages-ii",
-        title="Pre-Norm messages of any tokens",
-        claim="Messages: Pre-Norm spheroid, without the assumption of orthogonal spheres.",
-        tested="Every message lies on the spheroid, the image of the sphere under W_V.",
-        space={"width": whole(1, 8), "lost": whole(1, 32)},
-        conclusion=lambda case: Comparison(_any_messages(case), 1.0, tolerance=1e-6),
-        correction=Correction(
-            claim="The messages lie in the solid spheroid; on its surface if what W_V reads of the tokens is a sphere.",
-            why="W_V maps a sphere of R^N to N_qkv < N dimensions. A point z W_V is on the image's surface only if z "
-            "has no part in the null "
-            "space of W_V; tokens at large have one, and their messages fill the inside.",
-            conclusion=lambda case: Comparison(_any_messages(case), 1.0, "≤", tolerance=1e-9),
-        ),
-        notices=(),
+        remark="For Pre-Norm under the table's own assumption: tokens on orthogonal spheres, up to their whole length, "
+        "of which the value reads one. W_V maps the sphere of R^N to fewer dimensions, so messages of tokens at large fill "
+        "the spheroid's inside.",
     ),
 )
