@@ -154,8 +154,8 @@ def _interference_curves() -> Curves:
 def _offset_parts(case: Case, turned: float = 0.0, stretched: float = 0.0) -> tuple[list[Float[Tensor, "_ dim"]], Tensor]:
     """Parts x_α = u_α + a_α that never interfere, with the radii of the spheres over which the a_α run.
 
-    The spaces A_α of the a_α are mutually orthogonal, the u_α are constant, and a_α runs over a sphere about −P_α Σ_β u_β: |x| is
-    one number for all combinations. ``turned`` leans one axis of A_2 on one of A_1, and ``stretched`` moves one point of the
+    The spaces A_α of the a_α are mutually orthogonal, the u_α are constant, and a_α runs over a sphere about −P_α Σ_β u_β: |x|
+    is one number for all combinations. ``turned`` leans one axis of A_2 on one of A_1, and ``stretched`` moves one point of the
     last part out of its sphere.
     """
     count, tokens = case["parts"], case["tokens"]
@@ -251,7 +251,7 @@ STATEMENTS = (
         claim="Heads that attend to different subspaces need them linearly independent.",
         tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
         "W_QK (subspaces.factors), and as many of α's as are not shared with β.",
-        space={name: _SIZES[name] for name in ("width", "spare")} | {"shared": Range(0, 4, whole=True), "head": whole(1, 6)},
+        space={"width": _SIZES["width"], "spare": _SIZES["spare"], "shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
     ),
