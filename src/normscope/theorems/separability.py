@@ -22,6 +22,7 @@ from normscope.theorems.tensors import jacobian, rank
 _SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
 _LENGTHS: Space = {"lengths": Range(0.01, 100, log=True)}
 _COMPARED = ("none", "pre", "qkv")
+_PARTS: Space = {"parts": choice(2, 3), "width": whole(1, 4), "tokens": whole(1, 6)}
 _LEAN: Space = {"independence": Range(1e-3, 1, log=True)}
 
 
@@ -282,8 +283,7 @@ STATEMENTS = (
         title="Pre-Norm: orthogonal spheres are needed",
         claim="Under Pre-Norm the subspaces must be mutually orthogonal spheres: |x_α| constant, x_α·x_β = 0.",
         tested="Cosines between parts that do not interfere, and the spread of their lengths, are 0.",
-        space={"parts": choice(2, 3), "width": whole(1, 4), "tokens": whole(1, 6), "offset": Range(0, 2)}
-        | {"broken": Range(1e-3, 0.3, log=True)},
+        space=_PARTS | {"offset": Range(0, 2), "broken": Range(1e-3, 0.3, log=True)},
         conclusion=_must_be_spheres,
         correction=Correction(
             claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is "
