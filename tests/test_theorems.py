@@ -185,7 +185,7 @@ def test_every_family_has_a_statement_that_notices_each_kind_of_mistake() -> Non
 
 
 def groups_that_fail(id: str) -> set[str]:
-    """The options of a page of which some case fails, among a tenth of its cases."""
+    """The options of a page of which some case fails, among a fifth of its cases."""
     table = check(LEDGER[id], factor=0.2).table
     return set(table[(table["form"] == "printed") & (table["margin"] < 0)]["group"])
 
@@ -266,12 +266,12 @@ def test_what_varies_has_radii_and_widths_of_its_own() -> None:
 def test_a_corrected_cone_is_tested_at_the_same_width(ledger_run: Path) -> None:
     margins = open_run(ledger_run).table("margins")
     own = margins[margins["statement"] == "2:4.3ii-wide"]
-    printed, corrected = (own[own["form"] == form].reset_index(drop=True) for form in ("printed", "corrected"))
-    delta = corrected["case"].str.extract(r"delta = (\S+),", expand=False).astype(float)
+    own = own.assign(narrow=own["case"].str.extract(r"delta = (\S+),", expand=False).astype(float) < 0.01)
+    printed, corrected = (own[own["form"] == form] for form in ("printed", "corrected"))
     decides = corrected["margin"] < 1
-    assert (decides == (delta < 0.01)).all()
-    assert (corrected["case"] == printed["case"]).all()
-    assert (corrected["margin"] == printed["margin"])[decides].all()
+    assert (decides == corrected["narrow"]).all()
+    same = [sorted(zip(rows["case"], rows["margin"], strict=True)) for rows in (printed[printed["narrow"]], corrected[decides])]
+    assert same[0] == same[1]
     assert len(decides) / 3 < decides.sum() < len(decides)
     text = (Path(__file__).parent.parent / "docs" / "theorems.md").read_text(encoding="utf-8")
     assert f"{decides.sum()} of the {len(decides)} cases" in text

@@ -58,7 +58,7 @@ class _Rate:
 
 @dataclass(frozen=True)
 class _Fall:
-    """−ln Var as printed, and the two times between which its fall is compared, late enough for r ≈ t, early enough for digits."""
+    """−ln Var as printed, and the two times between which its fall is compared: late enough for r ≈ t, early for digits."""
 
     exponent: Callable[[float], float]
     span: tuple[float, float]
@@ -279,8 +279,8 @@ STATEMENTS = (
         space=_SPACE | _RADIUS | {"alpha": choice("constant", "linear", "root", "power"), "scheme": choice(*_RATES, "ngpt")},
         conclusion=_decay,
         by="scheme",
-        limit="1 + o(1) is within 5 %, between t = 50·max(r_0, 1) and 5,000·max(r_0, 1) for free radii, 20 and 60 for sqrt-scaling, 2 "
-        "and 3.5 for the others.",
+        limit="1 + o(1) is within 5 %, between t = 50·max(r_0, 1) and 5,000·max(r_0, 1) for free radii, "
+        "20 and 60 for sqrt-scaling, 2 and 3.5 for the others.",
         cases=45,
         notices=("sign", "constant"),
     ),

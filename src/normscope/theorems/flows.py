@@ -117,7 +117,7 @@ def in_cone(case: Case, delta: float, runs: int) -> Float[Tensor, "runs tokens d
 
 
 def query_key(case: Case, beta: float) -> Attention:
-    """Attention with V = I and |QᵀK| the case's ``size_QK``: of the ``identity``, its ``negative``, a ``rotation``, ``random``."""
+    """Attention with V = I and |QᵀK| = ``size_QK``: ``identity``, its ``negative``, a ``rotation`` or ``random``, times it."""
     d, kind = case["dim"], case["weights"]
     eye = torch.eye(d, dtype=torch.float64)
     W = {"identity": eye, "negative": -eye}.get(kind)

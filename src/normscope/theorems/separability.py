@@ -22,6 +22,7 @@ from normscope.theorems.tensors import jacobian, rank
 _SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
 _LENGTHS: Space = {"lengths": Range(0.01, 100, log=True)}
 _COMPARED = ("none", "pre", "qkv")
+_PARTS: Space = {"parts": choice(2, 3), "width": whole(1, 4), "tokens": whole(1, 6)}
 _LEAN: Space = {"independence": Range(1e-3, 1, log=True)}
 
 
@@ -154,8 +155,8 @@ def _interference_curves() -> Curves:
 def _offset_parts(case: Case, turned: float = 0.0, stretched: float = 0.0) -> tuple[list[Float[Tensor, "_ dim"]], Tensor]:
     """Parts x_α = u_α + a_α that never interfere, with the radii of the spheres over which the a_α run.
 
-    The spaces A_α of the a_α are mutually orthogonal, the u_α are constant, and a_α runs over a sphere about −P_α Σ_β u_β: |x| is
-    one number for all combinations. ``turned`` leans one axis of A_2 on one of A_1, and ``stretched`` moves one point of the
+    The spaces A_α of the a_α are mutually orthogonal, the u_α are constant, and a_α runs over a sphere about −P_α Σ_β u_β: |x|
+    is one number for all combinations. ``turned`` leans one axis of A_2 on one of A_1, and ``stretched`` moves one point of the
     last part out of its sphere.
     """
     count, tokens = case["parts"], case["tokens"]
@@ -251,7 +252,7 @@ STATEMENTS = (
         claim="Heads that attend to different subspaces need them linearly independent.",
         tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
         "W_QK (subspaces.factors), and as many of α's as are not shared with β.",
-        space={name: _SIZES[name] for name in ("width", "spare")} | {"shared": Range(0, 4, whole=True), "head": whole(1, 6)},
+        space={"width": _SIZES["width"], "spare": _SIZES["spare"], "shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",
     ),
@@ -282,8 +283,7 @@ STATEMENTS = (
         title="Pre-Norm: orthogonal spheres are needed",
         claim="Under Pre-Norm the subspaces must be mutually orthogonal spheres: |x_α| constant, x_α·x_β = 0.",
         tested="Cosines between parts that do not interfere, and the spread of their lengths, are 0.",
-        space={"parts": choice(2, 3), "width": whole(1, 4), "tokens": whole(1, 6), "offset": Range(0, 2)}
-        | {"broken": Range(1e-3, 0.3, log=True)},
+        space=_PARTS | {"offset": Range(0, 2), "broken": Range(1e-3, 0.3, log=True)},
         conclusion=_must_be_spheres,
         correction=Correction(
             claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is "

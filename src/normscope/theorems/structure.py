@@ -38,7 +38,7 @@ def _worlds(case: Case, widths: list[int]) -> tuple[Float[Tensor, "dim total"], 
 def _token(case: Case, widths: list[int], embed: Float[Tensor, "dim total"]) -> Callable[[Tensor, Tensor], Tensor]:
     """A token as a function of free coordinates, and of a factor on the first part's radius.
 
-    No-Norm and QKV-Norm let it be anywhere. Pre-Norm has its parts on spheres, its whole length free, and for LayerNorm its mean.
+    No-Norm and QKV-Norm let it be anywhere. Pre-Norm has its parts on spheres, its whole length free, for LayerNorm its mean.
     """
     strategy, radii = case["strategy"], (0.5 * case.normal("radii", len(widths))).exp()
 
@@ -107,7 +107,8 @@ def _messages(case: Case) -> Comparison:
         a, b = case.normal("factors", 2, tokens, 1)
         return Comparison((a * y + b * z) @ W_V @ W_O, a * (y @ W_V @ W_O) + b * (z @ W_V @ W_O), tolerance=1e-8, scale=1.0)
     if case["strategy"] == "QKV-Norm":
-        values = look(NAMED["qkv"], HeadWeights(*3 * [W_V[None]], W_O[None]), case.normal("y", tokens, N))[2][0]
+        heads = HeadWeights(W_V[None], W_V[None], W_V[None], W_O[None])
+        values = look(NAMED["qkv"], heads, case.normal("y", tokens, N))[2][0]
         return Comparison(_on_quadric(values @ W_O, width), 1.0, tolerance=1e-5)
     parts = [unit(case.normal(name, tokens, size)) for name, size in (("own", width), ("rest", N - width))]
     lengths = case.normal("lengths", tokens, 1).exp()
