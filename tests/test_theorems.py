@@ -273,8 +273,6 @@ def test_a_corrected_cone_is_tested_at_the_same_width(ledger_run: Path) -> None:
     same = [sorted(zip(rows["case"], rows["margin"], strict=True)) for rows in (printed[printed["narrow"]], corrected[decides])]
     assert same[0] == same[1]
     assert len(decides) / 3 < decides.sum() < len(decides)
-    text = (Path(__file__).parent.parent / "docs" / "theorems.md").read_text(encoding="utf-8")
-    assert f"{decides.sum()} of the {len(decides)} cases" in text
 
 
 def test_a_corrected_cone_fails_without_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
