@@ -236,7 +236,8 @@ class HuggingFaceView(ModelView):
         whole, bare = (
             self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False)
         )
-        end = next(i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        ends = (i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        end = next(ends, len(whole))
         return whole[:end], whole[end:]
 
     def _name_scheme(self) -> tuple[Scheme | None, str]:

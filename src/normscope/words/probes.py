@@ -123,7 +123,7 @@ def nearest_values(view: ModelView, layer: int, updates: Updates, count: int) ->
 
 
 def output_bias(view: ModelView) -> Float[Tensor, " vocabulary"] | None:
-    """B where logits are N(x) W_Uᵀ + b with the final norm N; None where they are made in another way."""
+    """The b of logits N(x) W_Uᵀ + b with the final norm N; None where they are made in another way."""
     if view.unembedding is None or not view.predicts:
         return None
     states = torch.randn(2, view.dim, generator=torch.Generator().manual_seed(0)).to(view.device)
