@@ -11,7 +11,7 @@ from normscope.words.scores import FEWEST, head_table, probed
 from normscope.words.search import Nearest, nearest
 from normscope.words.singular import MATRICES, head_factors, oriented, singular_tables
 from normscope.words.tables import nearest_table, update_table
-from normscope.words.vocabulary import NOUNS, Word, common_nouns, probe_words, same_word, tokens_of
+from normscope.words.vocabulary import NOUNS, Word, common_nouns, plain_word, probe_words, tokens_of
 
 __all__ = [
     "FEWEST",
@@ -41,9 +41,9 @@ __all__ = [
     "notes_on",
     "oriented",
     "places",
+    "plain_word",
     "probe_words",
     "probed",
-    "same_word",
     "singular_factors",
     "singular_tables",
     "strongest_head",

@@ -22,14 +22,12 @@ class Reference:
     Attributes:
         tokens: whose they are, in rising order.
         states: directions of their states in front of the reference layer, less the mean over random tokens.
-        random: some tokens drawn from the vocabulary, all among ``tokens``.
         expected: log-probabilities of what follows each token, of the ``columns``; None for a model that cannot tell.
         columns: tokens that are asked for.
     """
 
     tokens: Int[Tensor, " tokens"]
     states: Float[Tensor, "tokens dim"]
-    random: Int[Tensor, " random"]
     expected: Float[Tensor, "tokens columns"] | None
     columns: Int[Tensor, " columns"]
 
@@ -83,4 +81,4 @@ def read_alone(
         progress(first + len(piece))
     found = torch.cat(states)
     found = unit(found - found[torch.searchsorted(tokens, random)].mean(0))
-    return Reference(tokens, found, random, torch.cat(expected) if expected else None, columns)
+    return Reference(tokens, found, torch.cat(expected) if expected else None, columns)

@@ -67,11 +67,6 @@ def plain_word(text: str) -> str:
     return text.strip().casefold()
 
 
-def same_word(one: str, other: str) -> bool:
-    """Whether two texts are one word, up to case and blanks around it."""
-    return plain_word(one) == plain_word(other)
-
-
 def _word(view: ModelView, name: str) -> Word | None:
     forms = tuple(token for token in (view.token_of(f" {name}"), view.token_of(name)) if token is not None)
     return Word(name, forms[0], tuple(dict.fromkeys(forms))) if forms else None
