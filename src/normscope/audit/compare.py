@@ -198,7 +198,7 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     Raises:
         InputError: if there are fewer than two subjects, two of one name, or none that have something in common.
     """
-    _check(subjects)
+    check_names([subject.name for subject in subjects])
     share = len({subject.layers for subject in subjects if subject.layers}) > 1
     curves, numbers, quantities = [], [], []
     for quantity in QUANTITIES:
@@ -229,10 +229,10 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
     )
 
 
-def _check(subjects: Sequence[Subject]) -> None:
-    if len(subjects) < 2:
-        raise InputError("a comparison needs two models or runs at least")
-    names = [subject.name for subject in subjects]
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a comparison of fewer than two, or of one with itself."""
+    if len(names) < 2:
+        raise InputError("a comparison needs two models or runs at least: normscope compare A B")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"'{twice}' is named twice: there is nothing to compare it with")

@@ -23,7 +23,6 @@ from normscope.cli.output import (
     with_report,
 )
 from normscope.cli.reading import ExamplesOption, TextOption, read_text
-from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +59,7 @@ def compare(
     Models are audited first, unless they were before; runs are read as they are, and the model of a training is audited too.
     """
     from normscope.audit import compare as put_beside
+    from normscope.audit.compare import check_names
     from normscope.report.compare import write_comparison_report
     from normscope.report.figures import FORMATS
     from normscope.results import check_writable, fresh_path, new_run, plain_rows, run_path
@@ -68,8 +68,7 @@ def compare(
     where = chosen_device(device)
     folder = out or fresh_path("runs/compare")
     check_writable(folder, overwrite=overwrite)
-    if len(subjects) < 2:
-        raise InputError("compare needs two models or runs at least: normscope compare A B")
+    check_names(subjects)
     started = datetime.now(UTC)
     content = read_text(text)
     names = _short(subjects)

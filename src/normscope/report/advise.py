@@ -129,13 +129,13 @@ def _criteria(run: RunFolder, settings: str) -> Section:
             for place, (scheme, *numbers) in enumerate(rows[["mean", "low", "high"]].itertuples(), 1)
             for line in dots(f"{place} {scheme}", [float(place)], *([number] for number in numbers))
         ]
-        log = spans_decades(floats(rows["mean"]))
+        log = spans_decades(floats(rows["mean"])) and rows["mean"].min() > 0  # a zero is the best there is, and must be seen
         charts[f"criterion-{name}"] = Chart(
             figure.title, "scheme, in overall order", figure.unit, tuple(lines), figure.caption, settings, log_y=log
         )
     text = (
         "Dots are means over runs, bars 90 % intervals of the mean: runs drawn again with replacement, the same for all "
-        "schemes. All schemes went through the same starts, weights and noise. A logarithmic axis leaves out zeros.",
+        "schemes. All schemes went through the same starts, weights and noise.",
     )
     return charts_section(run, "Criteria", text, charts)
 
