@@ -21,6 +21,7 @@ COMMANDS = {
     "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
     "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
     "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
+    "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
     "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
 }
 
