@@ -75,6 +75,7 @@ def run_sweep(
             open_parts[name] = len(missing)
             queue.extend(Task(folder.path, name, jobs[name], part) for part in missing or (None,))
         totals, busy = dict(open_parts), 0
+        watch(standing)
         while queue or busy:
             while queue and executor.room:
                 task = queue.popleft()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normscope.errors import InputError, did_you_mean
-from normscope.sweeps import ensemble, train
+from normscope.sweeps import ensemble, stability, train
 from normscope.sweeps.job import Job
 
 
@@ -20,6 +20,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "train": Kind(train.FIELDS, train.TrainJob.of),
     "ensemble": Kind(tuple(ensemble.FIELDS), lambda values, device, every: ensemble.EnsembleJob.of(values, device)),
+    "stability": Kind(stability.FIELDS, lambda values, device, every: stability.StabilityJob.of(values, device)),
 }
 
 

@@ -26,19 +26,19 @@ class _Worker:
 
     process: SpawnProcess
     pipe: Connection
-    gpu: str | None
     task: Task | None = None
 
 
 class LocalExecutor:
-    """So many processes, each with its share of threads and, in turn, one of the GPUs.
+    """Up to so many processes, each with its share of threads and, in turn, one of the GPUs.
 
-    A process that dies is a failure of its task; another takes its place.
+    A process is started when there is something to do. One that dies is a failure of its task; another takes its place.
     """
 
     def __init__(self, sweep: Path, workers: int, threads: int, gpus: tuple[str, ...] = ()) -> None:
         self.sweep, self.threads = sweep, threads
-        self.workers = [self._start(gpus[i % len(gpus)] if gpus else None) for i in range(workers)]
+        self.gpus = [gpus[i % len(gpus)] if gpus else None for i in range(workers)]
+        self.workers: dict[int, _Worker] = {}
 
     def _start(self, gpu: str | None) -> _Worker:
         context = get_context("spawn")
@@ -47,26 +47,26 @@ class LocalExecutor:
         process = context.Process(target=_work, args=arguments, daemon=True, name="normscope sweep worker")
         process.start()
         theirs.close()
-        return _Worker(process, ours, gpu)
+        return _Worker(process, ours)
 
     @property
     def room(self) -> int:
-        """Workers that have nothing to do."""
-        return sum(worker.task is None for worker in self.workers)
+        """Places where nothing is done."""
+        return len(self.gpus) - sum(worker.task is not None for worker in self.workers.values())
 
     def submit(self, task: Task) -> None:
-        """Give a task to the first worker that has none."""
-        i = next(i for i, worker in enumerate(self.workers) if worker.task is None)
-        if not self.workers[i].process.is_alive():
-            self.workers[i] = self._start(self.workers[i].gpu)
-        worker = self.workers[i]
-        worker.task = task
+        """Give a task to a worker that has none, to a new one if there is no such."""
+        free = [i for i in range(len(self.gpus)) if i not in self.workers or self.workers[i].task is None]
+        i = next((i for i in free if i in self.workers and self.workers[i].process.is_alive()), free[0])
+        if i not in self.workers or not self.workers[i].process.is_alive():
+            self.workers[i] = self._start(self.gpus[i])
+        self.workers[i].task = task
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: found when its events are asked for
-            worker.pipe.send(task)
+            self.workers[i].pipe.send(task)
 
     def events(self, timeout: float) -> list[Event]:
         """What workers answered, and whose process died."""
-        busy = {worker.pipe: i for i, worker in enumerate(self.workers) if worker.task is not None}
+        busy = {worker.pipe: i for i, worker in self.workers.items() if worker.task is not None}
         found = []
         for pipe in connection.wait(list(busy), timeout):
             i = busy[pipe]  # type: ignore[index]
@@ -74,8 +74,7 @@ class LocalExecutor:
             try:
                 event = worker.pipe.recv()
             except (EOFError, ConnectionResetError):
-                event = self._died(worker)
-                self.workers[i] = self._start(worker.gpu)
+                event = self._died(self.workers.pop(i))
             worker.task = None
             found.append(event)
         return found
@@ -90,9 +89,9 @@ class LocalExecutor:
 
     def close(self) -> None:
         """End all processes; those that do not clean up in time are killed."""
-        for worker in self.workers:
+        for worker in self.workers.values():
             worker.process.terminate()
-        for worker in self.workers:
+        for worker in self.workers.values():
             worker.process.join(_LEAVE)
             if worker.process.is_alive():
                 worker.process.kill()
