@@ -110,6 +110,29 @@ def new_run(
             raise
 
 
+@contextmanager
+def grown_run(
+    path: Path | str,
+    command: str,
+    configuration: Mapping[str, Any],
+    *,
+    seed: int | None = None,
+    device: str = "cpu",
+    started: datetime | None = None,
+) -> Iterator[RunFolder]:
+    """Make a run of a folder that grew with the work: what the block writes moves into it at its end, ``run.json`` last.
+
+    Files of the same name are replaced, each whole.
+    """
+    final, started = run_path(path), started or datetime.now(UTC)
+    with _termination_raises(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:
+        yield RunFolder(Path(partial))
+        _write_description(Path(partial), command, configuration, seed, device, started)
+        with _signals_wait():
+            for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == _DESCRIPTION):
+                os.replace(file, final / file.name)
+
+
 def run_path(path: Path | str) -> Path:
     """Where a run given as ``path`` ends up: absolute, with ~ and links resolved."""
     try:
@@ -231,6 +254,10 @@ class Parts:
             file.flush()
             os.fsync(file.fileno())
         partial.rename(self._path(index))
+
+    def has(self, index: int) -> bool:
+        """Whether part ``index`` is there, readable or not."""
+        return self._path(index).is_file()
 
     def load(self, index: int) -> npt.NDArray[Any] | None:
         """Part ``index``, or None if it is not there or cannot be read."""

@@ -23,6 +23,7 @@ COMMANDS = {
     "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
     "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",
     "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
+    "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
     "demo": "Audit a model, compare six schemes, train two of them a little, check the ledger: one report page.",
 }
 

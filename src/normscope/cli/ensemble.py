@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,6 @@ from normscope.cli.output import (
     SeedOption,
     chosen_device,
     examples,
-    named_schemes,
     print_folder,
     print_json,
     print_table,
@@ -23,12 +22,10 @@ from normscope.cli.output import (
     say,
     with_report,
 )
-from normscope.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.dynamics.ensemble import Ensemble
     from normscope.dynamics.ensemble_run import EnsembleRun
 
 EXAMPLES = examples(
@@ -81,7 +78,7 @@ def ensemble(
     All schemes see the same starts and weights, so differences between them are not noise. An interrupted ensemble goes on
     from its last chunk when the same command is given again, and ends with the same numbers.
     """
-    from normscope.dynamics.ensemble_run import EnsembleRun
+    from normscope.dynamics.ensemble_run import ensemble_from
     from normscope.results import resumable_path
 
     given = {
@@ -90,16 +87,8 @@ def ensemble(
         "samples": samples,
     }  # fmt: skip
     where = chosen_device(device)
-    on_gpu = where.startswith("cuda")
-    job = EnsembleRun(
-        setting=_setting(panel, {name: value for name, value in given.items() if value is not None}),
-        schemes=tuple(named_schemes(scheme, norm)),
-        runs=runs,
-        chunk=chunk if chunk is not None else (256 if on_gpu else 16),
-        precision=precision or ("bfloat16" if on_gpu else "float32"),
-        seed=seed,
-        device=where,
-    )
+    fields = {**given, "panel": panel, "scheme": scheme, "norm": norm, "runs": runs, "chunk": chunk, "precision": precision}
+    job = ensemble_from({**{name: value for name, value in fields.items() if value is not None}, "seed": seed}, where)
     _run(job, out or resumable_path(f"runs/ensemble-{panel}" if panel else "runs/ensemble", job.record), overwrite, json)
 
 
@@ -141,20 +130,3 @@ def _print(job: "EnsembleRun", table: "pd.DataFrame") -> None:
         for row in shown.itertuples(index=False)
     ]
     print_table(("scheme", "time", "mean cosine", "5%", "95%", "standard error"), rows, title=f"up to t = {job.setting.time:g}")
-
-
-def _setting(panel: str | None, given: dict[str, Any]) -> "Ensemble":
-    """The panel's setting, or the default one with β = √(d/heads), with what was given in its place."""
-    from dataclasses import replace
-    from math import sqrt
-
-    from normscope.dynamics.ensemble import PANELS, Ensemble
-
-    if panel is not None:
-        if panel not in PANELS:
-            raise InputError(f"unknown panel '{panel}'; allowed: {', '.join(PANELS)}{did_you_mean(panel, PANELS)}")
-        return replace(PANELS[panel], **given)
-    dim, heads = given.get("dim", Ensemble.dim), given.get("heads", Ensemble.heads)
-    if "beta" not in given and dim > 0 and heads > 0:
-        given["beta"] = sqrt(dim / heads)
-    return Ensemble(**given)

@@ -155,10 +155,9 @@ def numbers(text: str, what: str) -> list[float]:
 
 def named_schemes(text: str, norm: str | None = None) -> "list[Scheme]":
     """Schemes written with commas, each a name or a path."""
-    from normscope.schemes import find_scheme
+    from normscope.schemes import find_schemes
 
-    found = [find_scheme(part) for part in text.split(",")]
-    return found if norm is None else [scheme.with_norm(norm) for scheme in found]
+    return find_schemes(text, norm)
 
 
 def _plain(value: Any) -> Any:

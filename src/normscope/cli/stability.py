@@ -24,13 +24,10 @@ from normscope.cli.output import (
     say,
     with_report,
 )
-from normscope.cli.reading import ExamplesOption, ModelArgument, TextOption, chosen_sample, read_text
-from normscope.errors import InputError, did_you_mean
+from normscope.cli.reading import ExamplesOption, ModelArgument, TextOption, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from normscope.models import ModelView, Sample
 
 EXAMPLES = examples(
     "normscope stability builtin:addition-small-pre",
@@ -39,7 +36,6 @@ EXAMPLES = examples(
     "normscope stability gpt2 --text notes.txt --tokens 512 --json",
 )
 _RECORDS = {"spread": "spread", "noise": "noise", "collapse": "collapse", "margins": "margin", "sparsity": "sparsity"}
-_COLLAPSE_LEVELS = (0.005, 0.3, 25)
 _SHOWN = 0.1  # the noise whose collapse the table by layer shows
 
 
@@ -68,23 +64,21 @@ def stability(
     json: JsonOption = False,
 ) -> None:
     """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
-    import pandas as pd
-
     from normscope.models import open_model
     from normscope.report.figures import FORMATS
     from normscope.report.stability import write_stability_report
     from normscope.results import check_writable, fresh_path, new_run, run_path
-    from normscope.stability import MEASURES, NOISES, findings
+    from normscope.stability import MEASURES, StabilitySetting, chosen_sample, measure_stability
 
-    wanted, formats = chosen_names(measure, MEASURES, "measure"), chosen_names(format, FORMATS, "format")
-    curve = _levels(levels, "--levels") if levels else _default_levels()
-    disturbed, alone = _levels(noise_levels, "--noise-levels"), _levels(layer_noise, "--layer-noise")
-    if noise not in NOISES:
-        raise InputError(f"unknown noise '{noise}'; allowed: {', '.join(NOISES)}{did_you_mean(noise, NOISES)}")
-    if not disturbed and not alone and "noise" in wanted:
-        raise InputError("--noise-levels and --layer-noise: noise needs at least one level")
-    if not curve and "collapse" in wanted:
-        raise InputError("--levels: collapse needs at least one level of noise")
+    formats = chosen_names(format, FORMATS, "format")
+    given = {"levels": levels, "noise_levels": noise_levels, "layer_noise": layer_noise}
+    setting = StabilitySetting(
+        measures=None if measure is None else tuple(chosen_names(measure, MEASURES, "measure")),
+        **{name: _levels(value, f"--{name.replace('_', '-')}") for name, value in given.items() if value is not None},
+        noise=noise,
+        draws=draws,
+        seed=seed,
+    )
     where = chosen_device(device)
     folder = out or fresh_path("runs/stability")
     check_writable(folder, overwrite=overwrite)
@@ -93,25 +87,11 @@ def stability(
     with console(stderr=True).status(f"opening {model}"):
         view = open_model(model, where)
         sample = chosen_sample(view, content, tokens, examples, seed)
-    if measure is None and not view.predicts:
+    if setting.wanted(view) != list(setting.measures or MEASURES):
         say(f"{model} predicts no tokens: noise, which is measured by what predictions lose, is left out")
-        wanted.remove("noise")
-    tables = _measured(view, sample, wanted, curve, disturbed, alone, noise, draws, seed)
-    said = findings(view, tables)
-    tables = {"findings": pd.DataFrame({"text": said}), **tables}
-    configuration = {
-        "model": model,
-        "scheme": None if view.scheme is None else view.scheme.name,
-        "text": None if text is None else str(text),
-        "rows": sample.tokens.shape[0],
-        "tokens": int(sample.present.sum()),
-        "measures": wanted,
-        "levels": curve,
-        "noise_levels": disturbed,
-        "layer_noise": alone,
-        "noise": noise,
-        "draws": draws,
-    }
+    tables = measure_stability(view, sample, setting, progress)
+    said = list(tables["findings"]["text"])
+    configuration = {**setting.record(view, sample), "text": None if text is None else str(text)}
     settings = f"{model}; {configuration['tokens']:,} tokens; collapse by {noise} noise; seed {seed}"
     with new_run(folder, "stability", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
         for name, table in tables.items():
@@ -124,45 +104,8 @@ def stability(
         print_folder(run_path(folder))
 
 
-def _measured(
-    view: "ModelView",
-    sample: "Sample",
-    wanted: list[str],
-    curve: list[float],
-    disturbed: list[float],
-    alone: list[float],
-    noise: str,
-    draws: int,
-    seed: int,
-) -> "dict[str, pd.DataFrame]":
-    from normscope.stability import CLEAN_MEASURES, measure_clean, measure_noise
-    from normscope.stability.noise import disturbances, need_predictions
-
-    tables: dict[str, pd.DataFrame] = {}
-    if "noise" in wanted:
-        need_predictions(view, sample)
-        planned = disturbances(disturbed, alone, view.layers)
-        with progress("running with noise", total=len(planned)) as advance:
-            tables["noise"] = measure_noise(view, sample, planned, draws, seed, advance)
-    clean = [name for name in wanted if name in CLEAN_MEASURES]
-    if clean:
-        with progress("looking at attention", total=view.layers) as advance:
-            tables |= measure_clean(view, sample, clean, curve, noise, 16 * draws, seed=seed, progress=advance)
-    return tables
-
-
-def _levels(text: str, what: str) -> list[float]:
-    if text.strip().lower() == "none":
-        return []
-    found = sorted(set(numbers(text, what)))
-    if not all(0 < level < 3**-0.5 for level in found):
-        raise InputError(f"{what}: a noise level lies above 0 and below 0.577, so that norms stay positive; not {text}")
-    return found
-
-
-def _default_levels() -> list[float]:
-    low, high, count = _COLLAPSE_LEVELS
-    return [round(low * (high / low) ** (i / (count - 1)), 6) for i in range(count)]
+def _levels(text: str, what: str) -> tuple[float, ...]:
+    return () if text.strip().lower() == "none" else tuple(sorted(set(numbers(text, what))))
 
 
 def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:

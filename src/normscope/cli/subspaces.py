@@ -23,7 +23,7 @@ from normscope.cli.output import (
     progress,
     with_report,
 )
-from normscope.cli.reading import ExamplesOption, TextOption, chosen_sample, read_text
+from normscope.cli.reading import ExamplesOption, TextOption, read_text
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def _model(
 ) -> None:
     """Measure a model."""
     from normscope.models import open_model
+    from normscope.stability import chosen_sample
     from normscope.subspaces import MEASURES, findings, measure_subspaces
 
     wanted, where, content, started = (

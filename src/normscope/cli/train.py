@@ -25,7 +25,7 @@ from normscope.cli.output import (
 from normscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from normscope.training import Checkpoints, Evaluation, Recipe, Training
+    from normscope.training import Checkpoints, Evaluation, Training, TrainingRun
     from normscope.training.log import TensorBoardLog
     from normscope.training.loop import Metrics
 
@@ -68,7 +68,9 @@ def train(
     with the curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
     """
     from normscope.results import resumable_path
+    from normscope.training import TrainingRun
     from normscope.training.recipe import parse_change, read_recipe
+    from normscope.training.run import training_record
 
     if (recipe is None) == (preset is None):
         raise InputError("give either a recipe file or --preset: normscope train --preset tiny")
@@ -79,32 +81,26 @@ def train(
         typer.echo(wanted.toml, nl=False)
         return
     where = chosen_device(device)
-    configuration = {**wanted.record, "device": where.partition(":")[0]}
     name = f"runs/train-{preset or Path(str(recipe)).stem}-{wanted.found_scheme.name}"
-    _run(wanted, configuration, where, out or resumable_path(name, configuration), overwrite, checkpoint_every, json)
+    folder = out or resumable_path(name, training_record(wanted, where))
+    _run(TrainingRun(wanted, where, folder), overwrite, checkpoint_every, json)
 
 
-def _run(
-    recipe: "Recipe", configuration: dict[str, Any], device: str, folder: Path, overwrite: bool, every: float, json: bool
-) -> None:
-    import shutil
-
+def _run(job: "TrainingRun", overwrite: bool, every: float, json: bool) -> None:
     from normscope.report.training import write_training_report
-    from normscope.results import check_writable, new_run, run_path, unfinished_runs
-    from normscope.training import Checkpoints, Training
-    from normscope.training.log import FOLDER
-    from normscope.transformer import save_model
+    from normscope.results import check_writable, run_path, unfinished_runs
+    from normscope.training import Training
 
+    recipe, folder, checkpoints = job.recipe, job.folder, job.checkpoints
     check_writable(folder, overwrite=overwrite)
-    checkpoints = Checkpoints.of(folder, configuration)
     for other in unfinished_runs(folder):
         if other != checkpoints.folder:
             say(f"not continued, because its recipe, scheme or device is another: the unfinished run in {other}")
     started = datetime.now(UTC)
-    training = Training(recipe, device)
+    training = Training(recipe, job.device)
     with checkpoints.alone():
-        _take_up(training, checkpoints)
-        say(recipe.summary)
+        for line in (*job.take_up(training), recipe.summary):
+            say(line)
         try:
             _train(training, checkpoints, every)
         except KeyboardInterrupt:
@@ -112,35 +108,19 @@ def _run(
             say(f"interrupted; the same command goes on from {kept[-1]}" if kept else "interrupted before the first checkpoint")
             raise
         evaluation = _evaluated(training)
-        with new_run(
-            folder, "train", configuration, seed=recipe.seed, device=device, overwrite=overwrite, started=started
-        ) as run:
-            about = {"recipe": recipe.values, "accuracy": evaluation.accuracy.to_dict("records")}
-            save_model(run.path, training.model, about)
-            run.write_table("metrics", training.table)
-            run.write_table("accuracy", evaluation.accuracy)
-            run.write_table("positions", evaluation.positions)
-            if (checkpoints.folder / FOLDER).is_dir():
-                shutil.copytree(checkpoints.folder / FOLDER, run.path / FOLDER)
-            with_report(lambda: write_training_report(run, recipe.summary, recipe.found_scheme.name))
+        job.write(
+            training,
+            evaluation,
+            started,
+            overwrite=overwrite,
+            report=lambda run: with_report(lambda: write_training_report(run, recipe.summary, recipe.found_scheme.name)),
+        )
         checkpoints.discard()
     if json:
         print_json(evaluation.accuracy.to_dict("records"))
     else:
         print_accuracy(evaluation)
         print_folder(run_path(folder))
-
-
-def _take_up(training: "Training", checkpoints: "Checkpoints") -> None:
-    """Bring a run to its last checkpoint, if it has one."""
-    checkpoint, refused = checkpoints.load(training.device)
-    for line in refused:
-        say(line)
-    if checkpoint is not None:
-        training.restore(checkpoint)
-        say(f"going on from step {checkpoint.step:,} of {training.recipe.steps:,}")
-    elif refused:
-        say("no checkpoint can be used: starting from the beginning")
 
 
 def _train(training: "Training", checkpoints: "Checkpoints", every: float) -> None:
@@ -178,20 +158,11 @@ def _log(folder: Path, step: int) -> "TensorBoardLog | None":
 
 
 def _evaluated(training: "Training") -> "Evaluation":
-    from normscope.training import evaluate
+    from normscope.training.run import final_evaluation
 
     recipe = training.recipe
-    splits = list(recipe.task.splits)
-    with progress("testing", total=len(splits) * recipe.test_examples) as advance:
-        return evaluate(
-            training.model.eval(),
-            recipe.task,
-            splits,
-            recipe.test_examples,
-            seed=recipe.seed,
-            offsets=recipe.offsets,
-            progress=advance,
-        )
+    with progress("testing", total=len(recipe.task.splits) * recipe.test_examples) as advance:
+        return final_evaluation(training, advance)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ Every chunk has its own seed, so a chunk's numbers do not depend on which chunks
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +121,17 @@ PANELS: dict[str, Ensemble] = {
     "5f": Ensemble(dim=128, beta=4 * math.sqrt(128), time=20.0),
     "5g": Ensemble(dim=768, heads=12, beta=math.sqrt(64), weights="gaussian", time=50.0),
 }
+
+
+def setting_of(panel: str | None, given: Mapping[str, Any]) -> Ensemble:
+    """The panel's setting, or the default one with β = √(d/heads), with what is given in its place."""
+    if panel is not None:
+        if panel not in PANELS:
+            raise InputError(f"unknown panel '{panel}'; allowed: {', '.join(PANELS)}{did_you_mean(panel, PANELS)}")
+        return replace(PANELS[panel], **given)
+    dim, heads = given.get("dim", Ensemble.dim), given.get("heads", Ensemble.heads)
+    beta = {"beta": math.sqrt(dim / heads)} if dim > 0 and heads > 0 else {}
+    return Ensemble(**{**beta, **given})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """An ensemble as a job in chunks: what is done is kept, what is kept is not done again."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,16 +18,23 @@ from normscope.dynamics.ensemble import (
     chunk_sizes,
     not_finite,
     run_chunk,
+    setting_of,
     summarise,
 )
 from normscope.dynamics.motion import check_schemes
 from normscope.errors import InputError, did_you_mean
-from normscope.schemes import Scheme
+from normscope.schemes import Scheme, find_schemes
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 _COMPILED_FROM_CHUNKS = 16
+
+
+@cache
+def _compiled() -> Kernels:
+    """Once in a process, however many chunks it is given."""
+    return Kernels.compiled()
 
 
 @runtime_checkable
@@ -75,7 +83,7 @@ class EnsembleRun:
     def kernels(self) -> Kernels:
         """Compiled where the job is long enough on a GPU to earn the compiler's half minute back."""
         worthwhile = self.device.startswith("cuda") and self.runs >= _COMPILED_FROM_CHUNKS * self.chunk
-        return Kernels.compiled() if worthwhile else PLAIN
+        return _compiled() if worthwhile else PLAIN
 
     @property
     def summary(self) -> str:
@@ -88,29 +96,32 @@ class EnsembleRun:
             f"step {s.step:g}, {self.precision}; seed {self.seed}"
         )
 
+    @property
+    def chunks(self) -> list[int]:
+        """Runs in each chunk."""
+        return chunk_sizes(self.runs, self.chunk)
+
     def compute(self, store: Store, progress: Callable[[int], None] = lambda done: None) -> Cosines:
         """Mean cosines (runs, schemes, samples), chunk by chunk; ``progress`` hears how many runs are done."""
-        sizes = chunk_sizes(self.runs, self.chunk)
         chunks: list[Cosines] = []
-        kernels = self.kernels
-        done = 0
-        for index, (size, seed) in enumerate(zip(sizes, chunk_seeds(self.seed, len(sizes)), strict=True)):
-            values = store.load(index)
-            if values is None or values.shape != (size, len(self.schemes), self.setting.samples):
-                values = run_chunk(
-                    self.setting,
-                    self.schemes,
-                    size,
-                    seed,
-                    device=self.device,
-                    precision=PRECISIONS[self.precision],
-                    kernels=kernels,
-                )
-                store.save(index, values)
-            chunks.append(values)
+        kernels, seeds, done = self.kernels, chunk_seeds(self.seed, len(self.chunks)), 0
+        for index, (size, seed) in enumerate(zip(self.chunks, seeds, strict=True)):
+            chunks.append(self._chunk(store, index, size, seed, kernels))
             done += size
             progress(done)
         return np.concatenate(chunks)
+
+    def compute_chunk(self, index: int, store: Store) -> None:
+        """One chunk, unless it is there already."""
+        self._chunk(store, index, self.chunks[index], chunk_seeds(self.seed, len(self.chunks))[index], self.kernels)
+
+    def _chunk(self, store: Store, index: int, size: int, seed: int, kernels: Kernels) -> Cosines:
+        values: Cosines | None = store.load(index)
+        if values is None or values.shape != (size, len(self.schemes), self.setting.samples):
+            precision = PRECISIONS[self.precision]
+            values = run_chunk(self.setting, self.schemes, size, seed, device=self.device, precision=precision, kernels=kernels)
+            store.save(index, values)
+        return values
 
     def not_finite(self, cosines: Cosines) -> list[str]:
         """A line for each scheme with runs that left the finite numbers."""
@@ -119,3 +130,23 @@ class EnsembleRun:
     def table(self, cosines: Cosines) -> pd.DataFrame:
         """Mean and 90% band for each scheme and time."""
         return summarise(self.setting, self.schemes, cosines)
+
+
+SETTING_FIELDS = tuple(f.name for f in fields(Ensemble))
+
+
+def ensemble_from(values: Mapping[str, Any], device: str) -> EnsembleRun:
+    """The job of those fields: ``scheme`` (with commas), ``runs``, and what else is not to be the default.
+
+    That is any of ``panel``, ``norm``, ``chunk``, ``precision``, ``seed`` and the fields of a setting.
+    """
+    on_gpu = device.startswith("cuda")
+    return EnsembleRun(
+        setting=setting_of(values.get("panel"), {name: values[name] for name in SETTING_FIELDS if name in values}),
+        schemes=tuple(find_schemes(values["scheme"], values.get("norm"))),
+        runs=values["runs"],
+        chunk=values.get("chunk", 256 if on_gpu else 16),
+        precision=values.get("precision", "bfloat16" if on_gpu else "float32"),
+        seed=values.get("seed", 0),
+        device=device,
+    )

@@ -12,6 +12,8 @@ import torch
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.models.view import ModelView
+from normscope.transformer import load_model
+from normscope.transformer.files import model_folder
 
 _OWN, _PACKAGE = "builtin:", "package:"
 PACKAGES = {
@@ -34,25 +36,30 @@ def open_model(name: str | Path, device: torch.device | str = "cpu") -> ModelVie
     Raises:
         InputError: if there is no such model, or it cannot be looked into.
     """
-    text, path = str(name), Path(name).expanduser()
-    if text.startswith(_PACKAGE):
-        path = packaged_model(text.removeprefix(_PACKAGE))
+    text, path = str(name), check_model(name)
     if text.startswith(_OWN) or _is_own(path):
         from normscope.models.own import OwnView
-        from normscope.transformer import load_model
 
         return OwnView(text, load_model(name, device))
     if path.is_file():
-        if not _is_gguf(path):
-            raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
         return _from_library(text, path.parent, device, gguf_file=path.name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise InputError(f"'{path}' holds no model: there is no config.json in it")
-        return _from_library(text, path, device)
-    if text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1:
+    return _from_library(text, path if path.is_dir() else text, device)
+
+
+def check_model(name: str | Path) -> Path:
+    """Where a model lies, as far as that is known without opening it; what cannot be one is refused."""
+    text, path = str(name), Path(name).expanduser()
+    if text.startswith(_PACKAGE):
+        path = packaged_model(text.removeprefix(_PACKAGE))
+    if text.startswith(_OWN):
+        path = model_folder(text)
+    elif path.is_file() and not _is_gguf(path):
+        raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
+    elif path.is_dir() and not (path / "config.json").is_file():
+        raise InputError(f"'{path}' holds no model: there is no config.json in it")
+    elif not path.exists() and (text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1):
         raise InputError(f"there is no file or folder '{path}'")
-    return _from_library(text, text, device)
+    return path
 
 
 def default_model() -> tuple[str, str | None]:

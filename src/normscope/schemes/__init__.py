@@ -6,7 +6,7 @@ The layer and the flow themselves, which need torch, are in ``normscope.schemes.
 from normscope.schemes.derived import Derived, derive, flow_text, update_text
 from normscope.schemes.drawing import block_parts, block_records, draw_block
 from normscope.schemes.expressions import Expression, Product
-from normscope.schemes.files import find_scheme, read_scheme, scheme_from, scheme_values
+from normscope.schemes.files import find_scheme, find_schemes, read_scheme, scheme_from, scheme_values
 from normscope.schemes.named import NAMED
 from normscope.schemes.records import same_feedforward, scheme_record
 from normscope.schemes.scheme import NORM_TITLES, At, NormKind, Scheme, Slots
@@ -26,6 +26,7 @@ __all__ = [
     "derive",
     "draw_block",
     "find_scheme",
+    "find_schemes",
     "flow_text",
     "read_scheme",
     "same_feedforward",

@@ -5,22 +5,24 @@ from normscope.stability.collapse import NOISES, collapse_margin, collapse_proba
 from normscope.stability.findings import findings
 from normscope.stability.noise import measure_noise, norm_noise
 from normscope.stability.propagation import first_order_change
-from normscope.stability.sample import SAMPLE_TOKENS, sample_text
+from normscope.stability.sample import SAMPLE_TOKENS, chosen_sample, sample_text
+from normscope.stability.setting import MEASURES, StabilitySetting, measure_stability
 from normscope.stability.spread import weighted_quantiles
-
-MEASURES = ("spread", "noise", "collapse", "sparsity")
 
 __all__ = [
     "CLEAN_MEASURES",
     "MEASURES",
     "NOISES",
     "SAMPLE_TOKENS",
+    "StabilitySetting",
+    "chosen_sample",
     "collapse_margin",
     "collapse_probability",
     "findings",
     "first_order_change",
     "measure_clean",
     "measure_noise",
+    "measure_stability",
     "norm_noise",
     "sample_text",
     "sampled_collapse",

@@ -4,6 +4,7 @@ from normscope.training.checkpoints import Checkpoints
 from normscope.training.evaluation import Evaluation, evaluate
 from normscope.training.loop import DivergedError, Training
 from normscope.training.recipe import PRESETS, Recipe, read_recipe, recipe_from
+from normscope.training.run import TrainingRun
 
 __all__ = [
     "PRESETS",
@@ -12,6 +13,7 @@ __all__ = [
     "Evaluation",
     "Recipe",
     "Training",
+    "TrainingRun",
     "evaluate",
     "read_recipe",
     "recipe_from",

@@ -186,7 +186,7 @@ def recipe_values(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if key not in allowed:
             raise InputError(f"unknown key '{key}' in a recipe{did_you_mean(key, allowed)} (allowed: {', '.join(allowed)})")
-        checked[key] = _checked(key, value, types[key])
+        checked[key] = checked_value(key, value, types[key])
     return checked
 
 
@@ -201,7 +201,8 @@ def parse_change(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _checked(key: str, value: Any, wanted: Any) -> Any:
+def checked_value(key: str, value: Any, wanted: Any) -> Any:
+    """The value as the type that is wanted; another is refused."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if value is None and type(None) in get_args(wanted):
         return None

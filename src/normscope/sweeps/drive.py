@@ -1,0 +1,131 @@
+"""Drive a sweep: give out what is not done yet, keep what comes back, go on when a run fails."""
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from normscope.errors import InputError
+from normscope.results import fingerprint
+from normscope.sweeps.execute import Event, Executor, Task, is_disk_full
+from normscope.sweeps.plan import Sweep
+from normscope.sweeps.state import Progress, SweepFolder
+
+_LOOK = 0.25  # seconds between looks at how far runs are
+
+
+@dataclass
+class Standing:
+    """How a sweep stands: the state of every run, and how far those are that are running."""
+
+    states: dict[str, str]
+    running: dict[str, Progress] = field(default_factory=dict)
+
+    def count(self, state: str) -> int:
+        """The number of runs in a state."""
+        return sum(own == state for own in self.states.values())
+
+    @property
+    def done(self) -> float:
+        """Runs that have ended, and the shares of those that are running."""
+        ended = sum(state in ("finished", "diverged", "failed") for state in self.states.values())
+        return ended + sum(progress.share for progress in self.running.values())
+
+
+def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_failed: bool = False) -> dict[str, Any]:
+    """Begin a sweep in its folder, or take it up if it is the same one; the plan as it was written first."""
+    if not holds(folder, sweep):
+        try:
+            _ = folder.plan
+        except InputError:
+            if folder.path.is_dir() and any(child.name != "lock" for child in folder.path.iterdir()):
+                raise InputError(f"'{folder.path}' exists and is no sweep; choose another --out") from None
+            folder.begin({**sweep.record, **plan})
+        else:
+            raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")
+    if retry_failed:
+        for point in sweep.points:
+            folder.forgive(point.name)
+    return folder.plan
+
+
+def holds(folder: SweepFolder, sweep: Sweep) -> bool:
+    """Whether a folder holds that very sweep, begun or finished."""
+    try:
+        kept = folder.plan
+    except InputError:
+        return False
+    return fingerprint({key: kept.get(key) for key in sweep.record}) == fingerprint(sweep.record)
+
+
+def run_sweep(
+    folder: SweepFolder, sweep: Sweep, executor: Executor, watch: Callable[[Standing], None] = lambda standing: None
+) -> Standing:
+    """Run what is neither finished nor failed; ``watch`` hears how it stands a few times a second."""
+    jobs = {point.name: point.job for point in sweep.points}
+    standing = read_standing(folder, list(jobs))
+    queue, open_parts = deque[Task](), {}
+    with telling_a_full_disk(folder):
+        for name in [name for name, state in standing.states.items() if state in ("waiting", "running")]:
+            standing.states[name] = "waiting"
+            folder.settle(name)
+            missing = jobs[name].missing(folder.run(name))
+            open_parts[name] = len(missing)
+            queue.extend(Task(folder.path, name, jobs[name], part) for part in missing or (None,))
+        totals, busy = dict(open_parts), 0
+        watch(standing)
+        while queue or busy:
+            while queue and executor.room:
+                task = queue.popleft()
+                standing.states[task.name] = "running"
+                executor.submit(task)
+                busy += 1
+            for event in executor.events(_LOOK):
+                busy -= 1
+                name, part = event.key
+                if not _kept(folder, standing, event):
+                    queue = deque(task for task in queue if task.name != name)
+                elif part is not None and standing.states[name] == "running":
+                    open_parts[name] -= 1
+                    folder.note(name, totals[name] - open_parts[name], totals[name], "parts")
+                    if not open_parts[name]:
+                        queue.appendleft(Task(folder.path, name, jobs[name]))
+            running = [name for name, state in standing.states.items() if state == "running"]
+            standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
+            watch(standing)
+    return standing
+
+
+def read_standing(folder: SweepFolder, names: list[str]) -> Standing:
+    """How a sweep stands by what is in its folder."""
+    standing = Standing({name: folder.state(name) for name in names})
+    running = [name for name, state in standing.states.items() if state == "running"]
+    standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
+    return standing
+
+
+def _kept(folder: SweepFolder, standing: Standing, event: Event) -> bool:
+    """Keep what a task came to; False if its run has failed."""
+    name, part = event.key
+    if event.disk_full:
+        raise OSError(errno.ENOSPC, event.error)
+    if event.error is not None:
+        folder.fail(name, event.error, event.trace)
+    if event.error is not None or part is None:
+        folder.settle(name)
+        standing.states[name] = folder.state(name)
+    return event.error is None
+
+
+@contextmanager
+def telling_a_full_disk(folder: SweepFolder) -> Iterator[None]:
+    """One clear error when the disk is full, wherever that came out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        message = "the disk is full; all that is finished is kept: free some space and give the same command again"
+        raise OSError(errno.ENOSPC, message, str(folder.path)) from error

@@ -1,0 +1,195 @@
+"""The folder of a sweep: its plan, its runs, and how far each is, readable from any process at any moment.
+
+What a run has come to is told by what is there: a complete run folder, the text of an error, a note on its progress. There are
+no two things to be kept in step, so a process may be killed anywhere.
+"""
+
+import fcntl
+import glob
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import InputError
+from normscope.results import RunFolder, open_run, run_path
+
+PLAN = "sweep.json"
+STATES = ("finished", "diverged", "failed", "running", "waiting")
+_NOTED_EVERY = 0.5  # seconds
+_PATIENCE = 2.0  # seconds: a process that only asks whether the sweep is running holds its lock for a moment
+
+Report = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: done of total, a few words, and when that was noted (seconds since 1970)."""
+
+    done: int
+    total: int
+    note: str
+    at: float
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.done / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """A sweep's folder: ``sweep.json``, ``runs/NAME/``, ``errors/NAME.txt`` and ``progress/NAME.json``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path | str) -> "SweepFolder":
+        """The folder given as ``path``, absolute."""
+        return cls(run_path(path))
+
+    def run(self, name: str) -> Path:
+        """Where a run ends up."""
+        return self.path / "runs" / name
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The content of ``sweep.json``."""
+        try:
+            content: dict[str, Any] = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            what = f"holds no sweep (no {PLAN} in it)" if self.path.exists() else "does not exist"
+            raise InputError(f"'{self.path}' {what}") from None
+        return content
+
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Write the plan, whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.path / PLAN, json.dumps(plan, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep a second driver out, for as long as this one lives."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as lock:
+            deadline = time.monotonic() + _PATIENCE
+            while not _locked(lock.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise InputError(f"another process runs the sweep in '{self.path}'; normscope sweep status shows it")
+                time.sleep(0.05)
+            yield
+
+    @property
+    def driven(self) -> bool:
+        """Whether some process runs the sweep now."""
+        try:
+            with (self.path / "lock").open() as lock:
+                return not _locked(lock.fileno(), fcntl.LOCK_SH)
+        except FileNotFoundError:
+            return False
+
+    @contextmanager
+    def claimed(self, name: str) -> Iterator[None]:
+        """One process at a time in a run: another waits until the first has ended, be it killed."""
+        with self._noted(name, ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self.run(name).parent.glob(f".{glob.escape(name)}.partial-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def complete(self, name: str) -> RunFolder | None:
+        """The run's folder, if it is there."""
+        try:
+            return open_run(self.run(name))
+        except InputError:
+            return None
+
+    def state(self, name: str) -> str:
+        """One of ``STATES``; a run that was left in the middle is waiting."""
+        run = self.complete(name)
+        if run is not None:
+            return "diverged" if "divergence" in run.tables else "finished"
+        if self.error(name) is not None:
+            return "failed"
+        return "running" if self.progress(name) is not None and self.driven else "waiting"
+
+    def fail(self, name: str, error: str, trace: str = "") -> None:
+        """Keep the error of a run: its first line, and where it came from."""
+        self._error(name).parent.mkdir(parents=True, exist_ok=True)
+        _replace(self._error(name), f"{' '.join(error.split())}\n\n{trace}")
+
+    def error(self, name: str) -> str | None:
+        """The first line of a failed run's error."""
+        try:
+            return self._error(name).read_text(encoding="utf-8").partition("\n")[0]
+        except FileNotFoundError:
+            return None
+
+    def forgive(self, name: str) -> None:
+        """Forget an error, so that the run is done again."""
+        self._error(name).unlink(missing_ok=True)
+
+    def note(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Note how far a run is; a note that cannot be written is no reason to stop."""
+        with suppress(OSError):
+            text = json.dumps(asdict(Progress(done, total, note, time.time())))
+            _replace(self._noted(name, ".json"), text, sync=False)
+
+    def reporter(self, name: str) -> Report:
+        """A function that notes how far a run is, but not more often than people can read."""
+        last = 0.0
+
+        def report(done: int, total: int, note: str) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _NOTED_EVERY:
+                last = time.monotonic()
+                self.note(name, done, total, note)
+
+        return report
+
+    def progress(self, name: str) -> Progress | None:
+        """How far a run is, as noted last."""
+        try:
+            return Progress(**json.loads(self._noted(name, ".json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def settle(self, name: str) -> None:
+        """Drop the note of a run that has ended."""
+        self._noted(name, ".json").unlink(missing_ok=True)
+
+    def _error(self, name: str) -> Path:
+        return self.path / "errors" / f"{name}.txt"
+
+    def _noted(self, name: str, suffix: str) -> Path:
+        folder = self.path / "progress"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}{suffix}"
+
+
+def _locked(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _replace(target: Path, text: str, *, sync: bool = True) -> None:
+    """Put a text in the place of another, whole even if the process dies in the middle."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
