@@ -95,8 +95,13 @@ def _runs(sweep: Sweep) -> Section:
 def _troubled(runs: pd.DataFrame) -> PageTable:
     """Runs that did not finish, with the last line of what was said."""
     rows = plain_rows(runs[runs["state"] != "finished"][["name", "state", "error"]])
-    said = tuple((str(row["name"]), str(row["state"]), _last_line(row["error"])) for row in rows)
+    said = tuple((_breakable(row["name"]), str(row["state"]), _last_line(row["error"])) for row in rows)
     return PageTable("Runs that diverged or failed, and why", ("name", "state", "error"), said)
+
+
+def _breakable(name: str) -> str:
+    """A run's name with room for a new line after its commas."""
+    return name.replace(",", ", ")
 
 
 def _last_line(error: str | None) -> str:
@@ -113,6 +118,8 @@ def _all_runs(sweep: Sweep) -> PageTable:
 
 
 def _cells(sweep: Sweep, column: str) -> list[str]:
+    if column == "name":
+        return [_breakable(str(name)) for name in sweep.runs[column]]
     if column not in sweep.numbers:
         return [word(value) for value in sweep.runs[column]]
     values = floats(sweep.runs[column])

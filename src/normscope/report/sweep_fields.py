@@ -90,16 +90,16 @@ def panels(rows: pd.DataFrame, fields: Sequence[str]) -> list[Panel]:
     if not fields:
         return [Panel("", "", rows)]
     groups = {tuple(map(str, values)): group for values, group in rows.groupby(list(fields), observed=True)}
-    files = [plain("-".join(values))[:_LONGEST] for values in groups]
-    if len({file.lower() for file in files}) < len(files) or not all(files):
+    files = [plain("-".join(values))[:_LONGEST].strip("-") for values in groups]
+    if len(set(files)) < len(files) or not all(files):
         files = [f"{file}-{number}".lstrip("-") for number, file in enumerate(files, 1)]
     said = [", ".join(f"{field} {value}" for field, value in zip(fields, values, strict=True)) for values in groups]
     return [Panel(words, f"-{file}", group) for words, file, group in zip(said, files, groups.values(), strict=True)]
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that a file's name had better not have."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
+    """The text with nothing in it that the name of a file and of an anchor had better not have; 1e+08 is 1e08."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=\d)e\+(?=\d)", "e", text.lower())).strip("-")
 
 
 def in_words(column: "pd.Series[Any]") -> "pd.Series[Any]":
