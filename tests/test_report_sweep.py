@@ -63,7 +63,8 @@ def trained(point: dict[str, Any]) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def configuration(varied: list[str], kind: str = "train") -> dict[str, Any]:
-    return {"kind": kind, "preset": "tiny", "fixed": FIXED, "varied": varied, "grid": GRID}
+    values = [{"preset": "tiny", **FIXED, **point} for point in points(GRID)]
+    return {"kind": kind, "varied": varied, "points": [{"name": "", "values": one, "run": "8f"} for one in values]}
 
 
 def written(
@@ -142,7 +143,9 @@ def test_the_page_has_its_sections_and_figures(run: RunFolder, page: Reader) -> 
     maps = {f"{name}-{scheme}" for name in ("accuracy", "diverged") for scheme in ("pre", "qkv")}
     assert figures(run) == maps | {f"curve-{name}-{panel}" for name in ("accuracy", "loss") for panel in panels}
     assert page.text.count("No run has a curve at scheme pre, rate 1e+08; scheme qkv, rate 1e+08.") == 2
-    small_print = "train; preset tiny; layers 1; heads 2; head 4; feedforward 8; frequencies 2; batch 8; examples 96;"
+    small_print = (
+        "train; preset tiny; layers 1; heads 2; head 4; feedforward 8; readout 8; frequencies 2; batch 8; examples 96;"
+    )
     assert small_print in page.text
     assert "scheme pre, qkv; dim 8, 16; rate 0.01, 10000, 1e+08; seed 100, 101; mean over seeds" in page.text
     links = [link["href"] for link in page.every("a")]
@@ -436,6 +439,19 @@ def test_ensembles_of_one_scheme_each_stand_in_one_panel(ensembles: Tables, tmp_
     run = written(tmp_path / "run", {"runs": runs, "curves": curves}, ["scheme"], "ensemble")
     assert figures(run) == {"curve-cosine", "final-cosine"}
     assert list(dict.fromkeys(csv(run, "curve-cosine")["line"])) == ["pre", "post", "peri"]
+
+
+def test_a_field_may_have_the_name_of_a_column_of_curves(ensembles: Tables, tmp_path: Path) -> None:
+    curves = ensembles[1].assign(name=ensembles[1]["name"].map({"dim=8,beta=1.0": "time=2.0", "dim=8,beta=4.0": "time=3.0"}))
+    curves = curves.dropna().drop(columns=["dim", "beta"])
+    runs = synthetic({"time": [2.0, 3.0, 4.0]}, cosine_pre=lambda i: 0.1 * i).assign(state=["finished", "finished", "waiting"])
+    run = written(tmp_path / "run", {"runs": runs, "curves": curves}, ["time"], "ensemble")
+    assert figures(run) == {"curve-cosine-2", "curve-cosine-3", "final-cosine-pre"}
+    assert csv(run, "curve-cosine-3")["time t"].tolist() == curves.loc[curves["name"] == "time=3.0", "time"].tolist()
+    text = (run.path / "report.md").read_text(encoding="utf-8")
+    assert "3 runs of kind ensemble over time: 2 finished, 1 waiting." in text
+    assert "No run has a curve at time 4." in text
+    assert "diverged or failed" not in text
 
 
 def test_other_kinds_have_a_map_of_every_number(tmp_path: Path) -> None:

@@ -31,8 +31,9 @@ def write_sweep_report(
         run: the folder.
         title: the heading of the page.
         formats: html, md or both.
-        configuration: has ``kind``, and in ``varied`` the fields that vary in their order. The run's own unless given, as it
-            has to be while the folder is being written, when it has no ``run.json`` yet.
+        configuration: has ``kind``, in ``varied`` the fields that vary in their order, and in ``points``, if there, the
+            ``values`` of every point, for the small print. The run's own unless given, as it has to be while the folder is
+            being written and has no ``run.json`` yet.
     """
     sweep = read_sweep(run, run.description["configuration"] if configuration is None else configuration)
     sections = [findings_section(run), _final(run, sweep), *_curves(run, sweep), _runs(sweep)]
@@ -93,8 +94,8 @@ def _runs(sweep: Sweep) -> Section:
 
 
 def _troubled(runs: pd.DataFrame) -> PageTable:
-    """Runs that did not finish, with the last line of what was said."""
-    rows = plain_rows(runs[runs["state"] != "finished"][["name", "state", "error"]])
+    """Runs that diverged or failed, with the last line of what was said."""
+    rows = plain_rows(runs[runs["state"].isin(["diverged", "failed"])][["name", "state", "error"]])
     said = tuple((_breakable(row["name"]), str(row["state"]), _last_line(row["error"])) for row in rows)
     return PageTable("Runs that diverged or failed, and why", ("name", "state", "error"), said)
 

@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 
 from normscope.report.charts import Chart, Line
-from normscope.report.sweep_fields import SEED, Panel, Sweep, in_words, panels, words_of
+from normscope.report.sweep_fields import SEED, Sweep, panels, words_of
 from normscope.report.tables import floats, spans_decades
 from normscope.report.training import POINTS, block_means
 
 _THICK = 4  # more lines than these of one name are thin
 _PERCENT = (-2.0, 102.0)  # lines at 0 and 100 are whole
-_COSINE = ("time", "mean", "low", "high")
 
 
 def training_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, dict[str, Chart]]:
@@ -46,8 +45,8 @@ def training_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, dict[str, C
 def cosine_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, Chart]:
     """Mean cosines with their bands, a line for each scheme, by the names of the figures."""
     fields = [field for field in (*sweep.others, *sweep.axes, *[SEED] * sweep.repeated) if field != "scheme"]
-    rows = curves[["name", "scheme", *_COSINE]].merge(sweep.runs[["name", *fields]], on="name")
-    rows = rows.assign(scheme=in_words(rows["scheme"]))
+    groups = {(str(name), str(scheme)): rows for (name, scheme), rows in curves.groupby(["name", "scheme"], sort=False)}
+    schemes = list(dict.fromkeys(scheme for _, scheme in groups))
     chart = Chart(
         "Clustering with random weights",
         "time t",
@@ -55,21 +54,21 @@ def cosine_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, Chart]:
         (),
         "1 is collapse: all tokens point one way. Lines are means over runs, bands hold 90% of them.",
         sweep.settings,
-        limits=(min([-0.02, *(low for low in floats(rows["low"]) if math.isfinite(low))]), 1.02),
+        limits=(min([-0.02, *(low for low in floats(curves["low"]) if math.isfinite(low))]), 1.02),
     )
-    return {
-        f"curve-cosine{panel.file}": replace(chart, title=panel.title(chart.title), lines=_cosine_lines(panel))
-        for panel in panels(rows, fields)
-    }
+    charts: dict[str, Chart] = {}
+    for panel in panels(sweep.runs, fields):
+        lines: list[Line] = []
+        for scheme in schemes:
+            found = [groups[run, scheme] for run in panel.rows["name"] if (run, scheme) in groups]
+            lines += [_banded(scheme, rows) for rows in found] or [_absent(scheme)]
+        charts[f"curve-cosine{panel.file}"] = replace(chart, title=panel.title(chart.title), lines=tuple(lines))
+    return charts
 
 
-def _cosine_lines(panel: Panel) -> tuple[Line, ...]:
-    lines: list[Line] = []
-    for scheme in words_of(panel.rows["scheme"]):
-        found = panel.rows[panel.rows["scheme"] == scheme]
-        groups = [[floats(one[key]) for key in _COSINE] for _, one in found.groupby("name", sort=False)]
-        lines += [Line(scheme, x, y, low, high) for x, y, low, high in groups] or [_absent(scheme)]
-    return tuple(lines)
+def _banded(name: str, rows: pd.DataFrame) -> Line:
+    x, y, low, high = (floats(rows[key]) for key in ("time", "mean", "low", "high"))
+    return Line(name, x, y, low, high)
 
 
 def _by_panel(sweep: Sweep, curves: Mapping[str, pd.DataFrame], column: str, chart: Chart) -> dict[str, Chart]:

@@ -74,7 +74,7 @@ class Panel:
 
 
 def read_sweep(run: RunFolder, configuration: Mapping[str, Any]) -> Sweep:
-    """The sweep in a run's folder; its configuration names its kind and the fields that vary, in order."""
+    """The sweep in a run's folder; its configuration names its kind, the fields that vary in order, and all points."""
     runs = run.table("runs")
     varied = tuple(str(field) for field in configuration["varied"] if field in runs)
     shown = runs.assign(**{field: in_words(runs[field]) for field in varied})
@@ -140,9 +140,12 @@ def _axes(fields: list[str]) -> tuple[str, ...]:
 
 
 def _settings(configuration: Mapping[str, Any], varied: pd.DataFrame) -> str:
-    given = {**configuration, **configuration.get("fixed", {})}
-    fixed = [f"{key} {word(value)}" for key, value in given.items() if key != "kind" and isinstance(value, str | int | float)]
-    return "; ".join([str(given["kind"]), *fixed, *(f"{field} {_listed(words_of(varied[field]))}" for field in varied)])
+    """The kind, what all points have in common, and what varies."""
+    points = [point["values"] for point in configuration.get("points", ())]
+    shared = points[0].items() if points else ()
+    fixed = [(key, value) for key, value in shared if key not in varied and all(point.get(key) == value for point in points)]
+    words = [f"{key} {word(value)}" for key, value in fixed]
+    return "; ".join([str(configuration["kind"]), *words, *(f"{field} {_listed(words_of(varied[field]))}" for field in varied)])
 
 
 def _listed(words: list[str]) -> str:
