@@ -1,5 +1,6 @@
 """Figures and page of advice on a scheme, from its tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -60,9 +61,9 @@ _CURVES = {
 }
 
 
-def write_advice_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of advice and its page, ``report.html``."""
-    write_page(run, "Advice on a scheme", settings, advice_sections(run, settings))
+def write_advice_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of advice and its page."""
+    write_page(run, "Advice on a scheme", settings, advice_sections(run, settings), formats)
 
 
 def advice_sections(run: RunFolder, settings: str) -> list[Section]:
