@@ -27,13 +27,8 @@ pytestmark = pytest.mark.slow
 gpt2 = test_cli_words.gpt2
 scan = test_report_sweep.scan
 
-<<<<<<< HEAD
-KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise")
+KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise", "sweep")
 STILL = {"circuit", "block"}  # pictures without an interactive version
-=======
-KINDS = ("stability", "simulate", "words", "subspaces", "sweep")
-STILL = {"circuit"}  # pictures without an interactive version
->>>>>>> 4c1da04ec274a9fe983d49817be38b787b7a90f8
 SHOWN_BY = {"Norm spread": "spread", "Norm noise": "noise-accuracy", "Fragile": "margins", "17.": "sparsity"}
 
 # Every text that can be seen, with the contrast (WCAG 2) of its colour to what lies below it.
