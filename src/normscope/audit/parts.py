@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import torch
@@ -11,12 +12,15 @@ from normscope import stability, subspaces
 from normscope.audit.findings import Finding, journey_findings, motion_findings, of_lab
 from normscope.audit.motion import measure_motion
 from normscope.models import ModelView, Sample
+from normscope.models.own import OwnView
 from normscope.results import KeptTables, code_fingerprint
 from normscope.schemes import NAMED, block_records
 from normscope.words import follow, places
 
 Tables = dict[str, pd.DataFrame]
 Progress = Callable[[int], None]
+TOKENS = 256  # that are read of our own text
+SENTENCE = "To kill two birds with one stone"
 COMPARED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")  # what the model's writes are replayed with
 # Measures of the labs, and the figures that show what is said of them, sentence by sentence; the last for all that follow.
 _STABILITY = {"spread": ("spread",), "collapse": ("collapse", "collapse-heads"), "sparsity": ("sparsity",)}
@@ -44,8 +48,38 @@ class Question:
     sentence: str | None = None
     seed: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        view: ModelView,
+        content: str | None = None,
+        tokens: int | None = None,
+        examples: int | None = None,
+        sentence: str | None = None,
+        seed: int = 0,
+    ) -> "Question":
+        """A text or examples for the model to read, by default some of ours, and a sentence unless it only adds."""
+        sample = stability.chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
+        return cls(view, sample, None if isinstance(view, OwnView) else sentence or SENTENCE, seed)
+
     @property
-    def record(self) -> dict[str, object]:
+    def about(self) -> dict[str, Any]:
+        """What a run folder says of it."""
+        view, sample = self.view, self.sample
+        return {
+            "model": view.name,
+            "checksum": view.checksum,
+            "scheme": None if view.scheme is None else view.scheme.name,
+            "layers": view.layers,
+            "heads": view.heads,
+            "dim": view.dim,
+            "rows": sample.tokens.shape[0],
+            "tokens": int(sample.present.sum()),
+            "sentence": self.sentence,
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
         """All that the answers depend on."""
         read = hashlib.sha256()
         for tensor in (self.sample.tokens, self.sample.targets, self.sample.present, self.sample.positions):
