@@ -27,6 +27,7 @@ from normscope.cli.output import (
     with_report,
 )
 from normscope.cli.reading import ExamplesOption, TextOption, chosen_sample, read_text
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.audit import Audit, Question
@@ -121,7 +122,13 @@ def asked(
     with console(stderr=True).status(f"opening {name}"):
         view = open_model(name, device)
         sample = chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
-    return Question(view, sample, None if isinstance(view, OwnView) else sentence, seed)
+    if isinstance(view, OwnView):
+        return Question(view, sample, None, seed)
+    try:
+        view.sample(sentence, None, seed)
+    except InputError as error:  # now, not after minutes of measuring
+        raise InputError(f"--sentence {sentence!r}: {error}") from error
+    return Question(view, sample, sentence, seed)
 
 
 def audited(question: "Question", fresh: bool) -> "Audit":
