@@ -2,6 +2,7 @@
 
 import json
 import re
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -117,6 +118,35 @@ def test_what_has_changed_is_measured_again(view: ModelView, tmp_path: Path, cha
     assert set(audit(question, kept).reused) <= {"journey"}  # which is empty for a model that reads no sentences
 
 
+@pytest.mark.parametrize("damage", ["description", "one table", "all tables", "everything"])
+def test_what_is_left_of_damaged_tables_is_measured_and_kept_again(view: ModelView, tmp_path: Path, damage: str) -> None:
+    kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
+    audit(question, kept)
+    files = {"description": "*/run.json", "one table": "*/writes.parquet", "all tables": "*/*.parquet", "everything": "*/*"}
+    for path in kept.folder.glob(files[damage]):
+        path.unlink()
+    assert "motion" not in audit(question, kept).reused
+    assert audit(question, kept).reused == tuple(PARTS)
+
+
+def _keep_and_load(folder: Path) -> None:
+    kept, table = KeptTables(folder, most=2), pd.DataFrame({"x": [1]})
+    for turn in range(60):
+        key = {"key": turn % 4}
+        if kept.load(key) is None:
+            kept.save(key, {"t": table})
+
+
+def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> None:
+    others = [get_context("fork").Process(target=_keep_and_load, args=(tmp_path,)) for _ in range(3)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert [other.exitcode for other in others] == [0, 0, 0]
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_an_interrupted_audit_keeps_what_it_has(view: ModelView, tmp_path: Path) -> None:
     kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
 
@@ -180,6 +210,16 @@ def test_anyones_model_is_audited_with_a_journey(
     assert {"journey", "places"} <= set(open_run(here / "runs" / "audit").tables)
 
 
+def test_a_sentence_that_is_too_short_is_refused_before_anything_is_measured(
+    gpt2: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normscope.audit.audit", None)
+    status, out, err = run(capsys, "audit", gpt2, "--tokens", "12", "--sentence", "")
+    assert status == 2
+    assert "--sentence '': the text is empty" in err
+    assert not out
+
+
 def test_without_a_model_and_without_smollm2_ours_is_audited(
     here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +280,29 @@ def test_where_depths_differ_layers_are_shares_of_the_depth(tables: dict[str, pd
     assert list(curves[curves["subject"] == "long"]["x"]) == [0, 0.25, 0.5, 0.75, 1]
     assert set(found["quantities"]["x"]) == {"share of the depth"}
     assert set(found["quantities"]["name"]) == {"radius", "angle", "cosine", "rank"}
+
+
+def test_a_model_whose_scheme_is_unknown_is_compared_by_all_but_speed(tables: dict[str, pd.DataFrame]) -> None:
+    unknown = {**tables, "writes": tables["writes"].drop(columns=["speed", "theory"])}
+    names = compare([Subject("known", tables, 4), Subject("unknown", unknown, 4)]).tables["quantities"]["name"]
+    assert "speed" not in set(names)
+    assert {"angle", "cosine"} <= set(names)
+
+
+def test_collapse_is_compared_at_the_noise_that_is_named() -> None:
+    def curve(noise: list[float], share: list[float]) -> dict[str, pd.DataFrame]:
+        rows = {"layer": None, "definition": "loose", "noise": noise, "probability": share}
+        return {"collapse": pd.DataFrame(rows)}
+
+    subjects = [
+        ("at", curve([0.1, 0.3], [0.2, 0.9])),
+        ("around", curve([0.05, 0.25], [0.1, 0.5])),
+        ("above", curve([0.2], [0.7])),
+    ]
+    found = compare([Subject(name, tables) for name, tables in subjects]).tables
+    assert list(found["numbers"]["subject"]) == ["at", "around"]
+    assert list(found["numbers"]["value"]) == pytest.approx([0.2, 0.2])
+    assert set(found["curves"]["subject"]) == {"at", "around", "above"}
 
 
 def test_runs_with_nothing_in_common_are_refused(tables: dict[str, pd.DataFrame]) -> None:

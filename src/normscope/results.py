@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +32,7 @@ from normscope import __version__
 from normscope.errors import InputError
 
 _DESCRIPTION = "run.json"
+_KEPT = "tables"  # where a kept set says which tables it has
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
 
@@ -288,24 +289,28 @@ class KeptTables:
     most: int = 100
 
     def load(self, key: Mapping[str, Any]) -> dict[str, pd.DataFrame] | None:
-        """The tables that were kept under a key, or None if there are none that can be read."""
+        """The tables that were kept under a key, or None if there are none, or not all of them can be read."""
         path = self.folder / fingerprint(key)
         try:
             run = open_run(path)
-            tables = {name: run.table(name) for name in run.tables}
+            tables = {name: run.table(name) for name in run.description["configuration"][_KEPT]}
             os.utime(path)
         except Exception:  # whatever a damaged file makes of the reader, the tables are measured again
             return None
         return tables
 
     def save(self, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
-        """Keep tables under a key."""
-        with new_run(self.folder / fingerprint(key), "kept", key, overwrite=True) as run:
-            for name, table in tables.items():
-                run.write_table(name, table)
-        kept = sorted((path for path in self.folder.iterdir() if is_run(path)), key=lambda path: path.stat().st_mtime)
-        for path in kept[: -self.most]:
-            shutil.rmtree(path, ignore_errors=True)
+        """Keep tables under a key, if that can be done: others may write here too, and what is not kept is measured again."""
+        path = self.folder / fingerprint(key)
+        with suppress(OSError, InputError):
+            if not is_run(path):
+                shutil.rmtree(path, ignore_errors=True)  # what is left of a damaged one
+            with new_run(path, "kept", {**key, _KEPT: list(tables)}, overwrite=True) as run:
+                for name, table in tables.items():
+                    run.write_table(name, table)
+            whole = (path for path in self.folder.iterdir() if not path.name.startswith(".") and is_run(path))
+            for old in sorted(whole, key=lambda path: path.stat().st_mtime)[: -self.most]:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _partial_folder(final: Path) -> Path:

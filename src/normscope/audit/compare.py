@@ -1,8 +1,10 @@
 """Models and runs side by side: the measures that they have in common, as curves and as one number each."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from normscope.audit.findings import Finding, late_layers
@@ -42,7 +44,8 @@ class Quantity:
 
 
 def _columns(x: str, y: str) -> Callable[[Frame], Frame]:
-    return lambda table: pd.DataFrame({"x": table[x], "y": table[y]}).dropna()
+    """Two columns where both have values; nothing where the table lacks one, as that of speeds does for an unknown scheme."""
+    return lambda table: table.reindex(columns=[x, y]).set_axis(["x", "y"], axis=1).dropna()
 
 
 def _first(curve: Frame) -> float:
@@ -63,8 +66,8 @@ def _late(curve: Frame) -> float:
 
 
 def _at_noise(curve: Frame) -> float:
-    """The value at the noise that is nearest to a tenth."""
-    return float(curve["y"].iloc[int((curve["x"] - _NOISE).abs().argmin())])
+    """The value at a noise of a tenth, on the line between the levels beside it; nan where the levels do not reach it."""
+    return float(np.interp(_NOISE, curve["x"], curve["y"], left=np.nan, right=np.nan))
 
 
 def _of(function: str) -> Callable[[Frame], float]:
@@ -211,9 +214,10 @@ def compare(subjects: Sequence[Subject]) -> Comparison:
         quantities.append(words)
         for name, curve in drawn.items():
             curves.append(curve.assign(subject=name, quantity=quantity.name))
-            if quantity.value is not None:
+            value = float("nan") if quantity.value is None else quantity.value(curve)
+            if not math.isnan(value):
                 number = {"quantity": quantity.name, "number": quantity.number, "unit": quantity.unit}
-                numbers.append({**number, "subject": name, "value": quantity.value(curve)})
+                numbers.append({**number, "subject": name, "value": value})
     if not quantities:
         have = "; ".join(f"{one.name}: {', '.join(one.tables) or 'nothing'}" for one in subjects)
         raise InputError(f"these have no measure in common ({have}); compare models, or runs of the same command")

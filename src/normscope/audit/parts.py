@@ -11,6 +11,7 @@ import torch
 from normscope import stability, subspaces
 from normscope.audit.findings import Finding, journey_findings, motion_findings, of_lab
 from normscope.audit.motion import measure_motion
+from normscope.errors import InputError
 from normscope.models import ModelView, Sample
 from normscope.models.own import OwnView
 from normscope.results import KeptTables, code_fingerprint
@@ -60,7 +61,14 @@ class Question:
     ) -> "Question":
         """A text or examples for the model to read, by default some of ours, and a sentence unless it only adds."""
         sample = stability.chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
-        return cls(view, sample, None if isinstance(view, OwnView) else sentence or SENTENCE, seed)
+        if isinstance(view, OwnView):
+            return cls(view, sample, None, seed)
+        sentence = SENTENCE if sentence is None else sentence
+        try:
+            view.sample(sentence, None, seed)
+        except InputError as error:  # now, not after minutes of measuring
+            raise InputError(f"--sentence {sentence!r}: {error}") from error
+        return cls(view, sample, sentence, seed)
 
     @property
     def about(self) -> dict[str, Any]:
