@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.report.charts import Chart, Drawing
-from normscope.report.figures import charts_section, findings_section, write_page
+from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.sections import PageTable, Section
 from normscope.report.sweep_curves import cosine_charts, training_charts
 from normscope.report.sweep_fields import ACROSS, NONE, UP, Sweep, read_sweep, word
@@ -36,8 +36,8 @@ def write_sweep_report(
             being written and has no ``run.json`` yet.
     """
     sweep = read_sweep(run, run.description["configuration"] if configuration is None else configuration)
-    sections = [findings_section(run), _final(run, sweep), *_curves(run, sweep), _runs(sweep)]
-    write_page(run, title, _lead(sweep), [section for section in sections if section], formats)
+    sections = [_final(run, sweep), *_curves(run, sweep), _runs(sweep)]
+    write_page(run, title, _lead(sweep), with_findings(run, [section for section in sections if section]), formats)
 
 
 def _lead(sweep: Sweep) -> str:
