@@ -70,7 +70,8 @@ def _curves(run: RunFolder, sweep: Sweep) -> list[Section]:
     if "mean" in sweep.curves:
         return [_curve_section(run, "Mean cosine over time", "", cosine_charts(sweep, sweep.curves))]
     charts = training_charts(sweep, sweep.curves)
-    text = "Lines of one look differ in nothing but their seed." if sweep.repeated else ""
+    several = sweep.repeated and (sweep.axes or sweep.others)
+    text = "Lines of one look differ in nothing but their seed." if several else ""
     return [_curve_section(run, f"{name.capitalize()} over training", text, found) for name, found in charts.items()]
 
 
