@@ -2,15 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from normscope.cli import COMMANDS
-from normscope.cli.output import print_table
+from normscope.cli.output import SIX_SCHEMES, print_table
 from normscope.schemes import NAMED
 
 FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed", "radial"}
@@ -160,13 +162,16 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 def test_demo_ends_with_the_path_of_a_report_page(tmp_path: Path) -> None:
-    result = normscope("demo", "--out", "run", cwd=tmp_path)
+    result = normscope("demo", "builtin:addition-small-pre", "--out", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     report = Path(result.stdout.splitlines()[-1])
     assert report == tmp_path / "run" / "report.html"
     page = report.read_text(encoding="utf-8")
-    for name in NAMED:
+    for name in ("Findings", "Its scheme: pre", *SIX_SCHEMES.split(","), "Training, scheme by scheme", "The ledger"):
         assert name in page
+    links = re.findall(r'href="([^":#]+)"', page)
+    assert {link.partition("/")[0] for link in links} == {"audit", "schemes", "training", "ledger"}
+    assert all((report.parent / unquote(link)).is_file() for link in links)
     assert (tmp_path / "run" / "run.json").is_file()
     again = normscope("demo", "--out", "run", cwd=tmp_path)
     assert again.returncode == 2

@@ -83,7 +83,7 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
     assert all(list(record)[:3] == ["measure", "layer", "head"] for record in records)
     by_measure = {
         name: [record for record in records if record["measure"] == measure]
-        for name, measure in {"rank": "rank", "spread": "spread", "angles": "angle", "interference": "interference"}.items()
+        for name, measure in {"rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}.items()
     }
     assert sum(map(len, by_measure.values())) == len(records)
     for name, own in by_measure.items():
@@ -95,7 +95,7 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
     assert {(record["layer"], record["head"]) for record in by_measure["interference"]} == {
         (layer, head) for layer in range(4) for head in range(4)
     }
-    assert {(record["place"], record["side"]) for record in by_measure["spread"]} == {
+    assert {(record["place"], record["side"]) for record in by_measure["sphere"]} == {
         (place, side) for place in ("before", "after") for side in ("queries", "keys")
     }
     assert {(record["place"], record["exchanged"]) for record in by_measure["interference"]} == {

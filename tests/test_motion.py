@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.audit import effective_rank, effective_speed, measure_motion, replay_table, replayed_turns
+from normscope.audit.replay import replayed_speeds
 from normscope.dynamics.measures import mean_cosine
 from normscope.models.hugging_face import HuggingFaceView
 from normscope.norms import degrees_between, length, unit
@@ -118,8 +119,21 @@ def test_replayed_writes_turn_tokens_as_their_sum_does() -> None:
         .rad2deg()
         .tolist()
     )
-    table = replay_table([NAMED["pre"]], x.norm(dim=-1), lengths, along)
+    table = replay_table([NAMED["pre"]], x.norm(dim=-1), lengths, along, lengths.mean(-1))
     assert table["angle"].tolist() == pytest.approx(angles.mean(-1).tolist())
+    assert table["speed"].tolist() == pytest.approx(radii.mean(-1).tolist())  # s_j = r_j
+
+
+def test_replayed_speed_factors_are_those_of_theory() -> None:
+    radius, attention = torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64), torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+
+    def speeds(name: str) -> list[float]:
+        return replayed_speeds(NAMED[name], radius, attention).tolist()
+
+    assert speeds("post") == pytest.approx([2.0, 3.0, 4.0])  # 1 at radius 1
+    assert speeds("peri") == pytest.approx([2.0 * 0.5 / 1.5, 3.0 * 1.0 / 1.5, 4.0 * 3.0 / 1.5])  # r|A|, writes of length 1.5
+    assert speeds("ln-scaling") == pytest.approx([2.0, 3.0 * 2**0.5, 4.0 * 3**0.5])  # √(t+1) r
+    assert speeds("sqrt-scaling") == pytest.approx([2.0, 3.0 * 2**0.5, 4.0 * 3**0.5])
 
 
 def test_angles_are_exact_where_they_are_small() -> None:

@@ -25,8 +25,8 @@ from normscope.stability.noise import disturbances
 pytestmark = pytest.mark.slow
 gpt2 = test_cli_words.gpt2
 
-KINDS = ("stability", "simulate", "words", "subspaces")
-STILL = {"circuit"}  # pictures without an interactive version
+KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise")
+STILL = {"circuit", "block"}  # pictures without an interactive version
 SHOWN_BY = {"Norm spread": "spread", "Norm noise": "noise-accuracy", "Fragile": "margins", "17.": "sparsity"}
 
 # Every text that can be seen, with the contrast (WCAG 2) of its colour to what lies below it.
@@ -85,6 +85,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, gpt2: str) -> dict[str, RunFo
     folder = tmp_path_factory.mktemp("runs")
     _command("simulate", "--scheme", "post,pre", "--tokens", "6", "--layers", "--gradient", "--out", str(folder / "simulate"))
     _command("words", gpt2, "journey", test_cli_words.SENTENCE, "--out", str(folder / "words"))
+    (folder / "cache").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        _command("audit", "builtin:addition-small-pre", "--examples", "8", "--out", str(folder / "audit"))
+        models = ("builtin:addition-small-pre", "builtin:addition-small-qkv")
+        _command("compare", *models, "--examples", "8", "--out", str(folder / "compare"))
+    shape = ("--depth", "2", "--width", "32", "--heads", "4", "--context", "16", "--runs", "2", "--schemes", "pre,post,qkv")
+    _command("advise", *shape, "--out", str(folder / "advise"))
     _command("subspaces", "world", "--schemes", "pre,qkv", "--types", "5", "--out", str(folder / "subspaces"))
     (folder / "stability").mkdir()
     found = {kind: open_run(folder / kind) for kind in KINDS[1:]} | {"stability": RunFolder(folder / "stability")}
@@ -142,7 +150,7 @@ def test_a_page_opens_with_all_its_figures_and_loads_nothing_else(runs: dict[str
     assert [address for address in tab.loaded if address.startswith("file:")] == [(runs[kind].path / "report.html").as_uri()]
     shown = tab.run("[...document.images].map(one => [one.complete, one.naturalWidth, one.closest('figure').id])")
     assert sorted(name for _, _, name in shown) == [f"figure-{name}" for name in figure_names(runs[kind])]
-    assert all(complete and width >= 1200 for complete, width, _ in shown)
+    assert all(complete and width >= (300 if name == "figure-block" else 1200) for complete, width, name in shown)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,7 +164,7 @@ def test_every_link_leads_somewhere(runs: dict[str, RunFolder], tab: Browser, ki
     assert all((runs[kind].path / file).stat().st_size > 0 for file in files)
     for link in (link for link in links if link.startswith("#")):
         assert tab.run(f"location.hash = '{link}', document.querySelector(':target') !== null"), link
-    if kind == "stability":
+    if kind in ("stability", "audit", "compare"):
         figures = runs[kind].table("findings")["figure"].dropna()
         assert len(figures) >= 4
         assert tab.run("[...document.querySelectorAll('.findings a')].map(one => one.hash)") == [
@@ -178,13 +186,15 @@ def test_a_page_can_be_read_everywhere(
     assert dark == (scheme == "dark" and media != "print")
     assert tab.run("document.documentElement.scrollWidth") <= width
     words = {text for text, _ in tab.run(CONTRASTS)}
-    caption = tab.run("document.querySelector('figcaption').textContent.trim().split('\\n')[0]")
+    figure = "document.querySelector('figure:not(#figure-block)')"  # a block has no words of its own
+    caption = tab.run(f"{figure}.querySelector('figcaption').textContent.trim().split('\\n')[0]")
     assert (caption in words) == (width < 700)  # a picture's own words are repeated where its letters are small
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_interactive_figure_is_drawn_in_light_and_dark(runs: dict[str, RunFolder], tab: Browser, kind: str) -> None:
-    for name in set(figure_names(runs[kind])) - STILL:
+    shown_before = figure_names(runs["stability"]) if kind == "audit" else []
+    for name in set(figure_names(runs[kind])) - STILL - set(shown_before):
         tab.look()
         tab.open(runs[kind].path / "figures" / f"{name}.html")
         assert not tab.errors, name
@@ -301,6 +311,40 @@ def test_the_numbers_of_a_simulation_are_its_tables(runs: dict[str, RunFolder]) 
         assert same(data.iloc[:, 1], curves[x])
         assert same(data.iloc[:, 2], curves[y])
     assert same(csv(run, "gradient").iloc[:, 2], run.table("gradients")["relative"])
+
+
+def test_the_numbers_of_an_audit_are_its_tables(runs: dict[str, RunFolder]) -> None:
+    run = runs["audit"]
+    motion, writes, replay = (run.table(name) for name in ("motion", "writes", "replay"))
+    radius = csv(run, "motion-radius")
+    for place, column in enumerate(("layer", "radius", "radius_low", "radius_high"), 1):
+        assert same(radius.iloc[:, place], motion[column])
+    for figure, column in (("motion-angle", "angle"), ("motion-speed", "speed")):
+        data = csv(run, figure)
+        for scheme, rows in replay.groupby("scheme"):
+            assert same(data[data["line"] == f"as {scheme}"].iloc[:, 2], rows[column])
+    assert same(csv(run, "motion-angle").query("line == 'this model'").iloc[:, 2], motion["angle"])
+    assert same(csv(run, "motion-speed").query("line == 'this model, measured'").iloc[:, 2], writes["speed"])
+    assert same(csv(run, "motion-speed").query("line == 'theory for its scheme'").iloc[:, 2], writes["theory"])
+    for column in ("cosine", "rank"):
+        data = csv(run, f"motion-{column}")
+        assert same(data[data["line"].str.startswith("without")].iloc[:, 2], motion[column])
+        assert same(data[data["line"].str.startswith("with ")].iloc[:, 2], motion[f"{column}_all"])
+
+
+def test_the_numbers_of_a_comparison_are_its_tables(runs: dict[str, RunFolder]) -> None:
+    run = runs["compare"]
+    numbers, curves = run.table("numbers"), run.table("curves")
+    heading, *rows = Tables(run.path / "report.html").found["Side by side"]
+    values = dict(zip(zip(numbers["number"], numbers["subject"], strict=True), numbers["value"], strict=True))
+    assert len(rows) == numbers["number"].nunique()
+    for row in rows:
+        for subject, shown in zip(heading[1:], row[1:], strict=True):
+            assert says(shown, values.get((re.sub(r" \(.\)$", "", row[0]), subject), math.nan))
+    for figure, drawn in curves.groupby("quantity"):
+        data = csv(run, str(figure))
+        assert data["line"].tolist() == drawn["subject"].tolist()
+        assert same(data.iloc[:, 2], drawn["y"])
 
 
 def test_the_numbers_of_a_journey_are_its_tables(runs: dict[str, RunFolder]) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from normscope.errors import InputError
 from normscope.report import Finding, PageTable, Picture, Section, render_markdown, render_page
-from normscope.report.figures import findings_section, write_page
+from normscope.report.figures import findings_of, write_page
 from normscope.results import RunFolder
 from test_report import Reader
 
@@ -136,12 +136,10 @@ def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path)
 @pytest.mark.parametrize("figure", [["spread", None], None])
 def test_findings_come_from_their_table(tmp_path: Path, figure: list[str | None] | None) -> None:
     run = RunFolder(tmp_path)
-    assert findings_section(run) is None
+    assert findings_of(run) == ()
     table = pd.DataFrame({"text": ["Wide by 33 %.", "Sparse."]})
     run.write_table("findings", table if figure is None else table.assign(figure=figure))
-    section = findings_section(run)
-    assert section is not None
-    assert section.findings == (Finding("Wide by 33 %.", figure and figure[0]), Finding("Sparse."))
+    assert findings_of(run) == (Finding("Wide by 33 %.", figure and figure[0]), Finding("Sparse."))
 
 
 def test_markdown_needs_no_optional_library(tmp_path: Path, page: list[Section], monkeypatch: pytest.MonkeyPatch) -> None:

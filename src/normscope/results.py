@@ -55,6 +55,12 @@ class RunFolder:
         target.write_text(text, encoding="utf-8")
         return target
 
+    def part(self, name: str) -> "RunFolder":
+        """A folder inside for tables and figures of one part of the run."""
+        inside = self.path / name
+        inside.mkdir(exist_ok=True)
+        return RunFolder(inside)
+
     @property
     def tables(self) -> list[str]:
         """The names of the tables."""
@@ -149,7 +155,7 @@ def check_writable(path: Path | str, *, overwrite: bool) -> None:
     final = run_path(path)
     try:
         if final.exists() and not (final.is_dir() and not any(final.iterdir())):
-            if not _is_run(final):
+            if not is_run(final):
                 raise InputError(f"'{path}' exists and is not a run folder; choose another --out")
             if not overwrite:
                 raise InputError(f"'{path}' holds a run already; choose another --out, or --overwrite to replace it")
@@ -161,10 +167,10 @@ def check_writable(path: Path | str, *, overwrite: bool) -> None:
         raise InputError(f"cannot write to '{parent}'; choose another --out")
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run of ours, by its description."""
     try:
-        return "normscope" in json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
+        return "normscope" in json.loads((Path(folder).expanduser() / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -185,6 +191,16 @@ def fingerprint(configuration: Mapping[str, Any]) -> str:
     """A short text that two configurations share only if they are the same."""
     text = json.dumps(dict(configuration), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def code_fingerprint() -> str:
+    """A short text that two versions of the code share only if all that measures, not what prints or draws, is the same."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] not in ("report", "cli"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def unfinished_folder(path: Path | str, configuration: Mapping[str, Any]) -> Path:
@@ -259,6 +275,39 @@ class Parts:
         return self.folder / f"{index:06d}.npy"
 
 
+@dataclass(frozen=True)
+class KeptTables:
+    """Tables that were measured before, found again by all that they depend on; of many the ones used longest ago go.
+
+    Attributes:
+        folder: where they are kept, each set a run folder.
+        most: how many sets stay.
+    """
+
+    folder: Path
+    most: int = 100
+
+    def load(self, key: Mapping[str, Any]) -> dict[str, pd.DataFrame] | None:
+        """The tables that were kept under a key, or None if there are none that can be read."""
+        path = self.folder / fingerprint(key)
+        try:
+            run = open_run(path)
+            tables = {name: run.table(name) for name in run.tables}
+            os.utime(path)
+        except Exception:  # whatever a damaged file makes of the reader, the tables are measured again
+            return None
+        return tables
+
+    def save(self, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
+        """Keep tables under a key."""
+        with new_run(self.folder / fingerprint(key), "kept", key, overwrite=True) as run:
+            for name, table in tables.items():
+                run.write_table(name, table)
+        kept = sorted((path for path in self.folder.iterdir() if is_run(path)), key=lambda path: path.stat().st_mtime)
+        for path in kept[: -self.most]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _partial_folder(final: Path) -> Path:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -307,7 +356,7 @@ def _publish(partial: Path, final: Path, overwrite: bool) -> None:
     partial.chmod(0o777 & ~_umask())
     with _signals_wait():
         check_writable(final, overwrite=overwrite)
-        if not _is_run(final):
+        if not is_run(final):
             os.rename(partial, final)
             return
         aside = final.with_name(f"{partial.name}.old")

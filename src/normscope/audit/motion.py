@@ -1,6 +1,6 @@
 """How a model's tokens move: radius, angle turned by every layer, how clustered they are, how much they resist a turn."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -44,7 +44,9 @@ def effective_rank(x: Tokens) -> float:
     return float(torch.exp(-torch.special.xlogy(shares, shares).sum()))
 
 
-def measure_motion(view: ModelView, sample: Sample, schemes: Sequence[Scheme]) -> dict[str, pd.DataFrame]:
+def measure_motion(
+    view: ModelView, sample: Sample, schemes: Sequence[Scheme], progress: Callable[[int], None] = lambda done: None
+) -> dict[str, pd.DataFrame]:
     """Where the tokens of a sample are in front of every layer, and what the layers do to them.
 
     The first token of every row, which many models use as a sink for attention, is left out of means; ``cosine_all`` and
@@ -55,9 +57,9 @@ def measure_motion(view: ModelView, sample: Sample, schemes: Sequence[Scheme]) -
             degrees, empty behind the last), cosine and rank (mean cosine and effective rank), cosine_all and rank_all.
         ``writes``: layer, write (mean |x' − x|), along (its mean cosine to θ), attention (mean |A|), speed (median effective
             speed factor of attention), theory (what the scheme's slots give for it), the last two if the scheme is known.
-        ``replay``: scheme, layer, angle, radius: what the named schemes would make of the same writes.
+        ``replay``: scheme, layer, angle, radius, speed: what the named schemes would make of the same writes.
     """
-    watched = _Watched(view, sample)
+    watched = _Watched(view, sample, progress)
     view.forward(sample, watched.attend, watched.stand)
     tables = {"motion": pd.DataFrame(watched.motion()), "writes": pd.DataFrame(watched.writes())}
     return {**tables, "replay": watched.replay(schemes)}
@@ -69,6 +71,7 @@ class _Watched:
 
     view: ModelView
     sample: Sample
+    progress: Callable[[int], None]
     states: list[Tokens] = field(default_factory=list)
     attention: list[dict[str, float]] = field(default_factory=list)
 
@@ -93,6 +96,7 @@ class _Watched:
         if self.view.scheme is not None:
             row |= self._speed(step.layer, x, A)
         self.attention.append(row)
+        self.progress(step.layer + 1)
 
     def _speed(self, layer: int, x: Tokens, A: Tokens) -> dict[str, float]:
         """The effective speed factor of attention, and what theory gives for it.
@@ -149,7 +153,11 @@ class _Watched:
         x = torch.stack(self.states)[:, counted]
         write = x[1:] - x[:-1]
         return replay_table(
-            schemes, length(x[0]).squeeze(-1), length(write).squeeze(-1), torch.cosine_similarity(write, x[:-1], dim=-1)
+            schemes,
+            radius=length(x[0]).squeeze(-1),
+            writes=length(write).squeeze(-1),
+            along=torch.cosine_similarity(write, x[:-1], dim=-1),
+            attention=torch.tensor([row["attention"] for row in self.attention], dtype=x.dtype),
         )
 
     def writes(self) -> list[dict[str, float]]:

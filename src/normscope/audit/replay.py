@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.schemes import Scheme
+from normscope.schemes import Scheme, derive
 from normscope.schemes.flow import coefficients
+
+_COLUMNS = ["scheme", "layer", "angle", "radius", "speed"]
 
 
 def replayed_turns(
@@ -42,20 +44,46 @@ def replayed_turns(
     return torch.stack(angles), torch.stack(radii)
 
 
+def replayed_speeds(
+    scheme: Scheme, radius: Float[Tensor, " layers"], attention: Float[Tensor, " layers"]
+) -> Float[Tensor, " layers"]:
+    """The speed factor s of attention by the scheme's slots, at these radii and lengths |A| of what attention computes.
+
+    Theory's norms have radius 1. Here a normalised stream has the given radius, and normalised outputs the mean length of A.
+    """
+    depth, mean = len(radius), float(attention.mean())
+    speeds = []
+    for t, (r, a) in enumerate(zip(radius.tolist(), attention.tolist(), strict=True)):
+        stage = scheme.at(t, depth)
+        law, place = derive(stage.attention), stage.place(t, depth)
+        speed = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
+        speeds.append(speed / mean if stage.attention.output == "norm" else speed)
+    return torch.tensor(speeds, dtype=torch.float64)
+
+
 def replay_table(
     schemes: Sequence[Scheme],
     radius: Float[Tensor, " tokens"],
     writes: Float[Tensor, "layers tokens"],
     along: Float[Tensor, "layers tokens"],
+    attention: Float[Tensor, " layers"],
 ) -> pd.DataFrame:
-    """Mean angle and radius by scheme and layer.
+    """Mean angle and radius by scheme and layer, and the speed factor that follows from them.
+
+    Args:
+        schemes: the schemes.
+        radius: as for ``replayed_turns``.
+        writes: likewise.
+        along: likewise.
+        attention: the mean length of what attention computes in every layer.
 
     Returns:
-        Rows with scheme, layer, angle, radius.
+        Rows with scheme, layer, angle, radius, speed.
     """
-    rows = []
+    tables = []
     for scheme in schemes:
-        angles, radii = replayed_turns(scheme, radius, writes, along)
-        for layer, (angle, r) in enumerate(zip(angles.mean(-1).tolist(), radii.mean(-1).tolist(), strict=True)):
-            rows.append({"scheme": scheme.name, "layer": layer, "angle": angle, "radius": r})
-    return pd.DataFrame(rows)
+        angles, radii = (values.mean(-1) for values in replayed_turns(scheme, radius, writes, along))
+        columns = {"angle": angles, "radius": radii, "speed": replayed_speeds(scheme, radii, attention)}
+        values = {name: column.tolist() for name, column in columns.items()}
+        tables.append(pd.DataFrame({"scheme": scheme.name, "layer": range(len(angles)), **values}))
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_COLUMNS)

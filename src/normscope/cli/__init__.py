@@ -20,9 +20,11 @@ COMMANDS = {
     "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
     "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
     "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
+    "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
+    "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",
     "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
     "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
-    "demo": "Compare the schemes, in theory and in motion, and write a report page; prints its path.",
+    "demo": "Audit a model, compare six schemes, train two of them a little, check the ledger: one report page.",
 }
 
 

@@ -7,11 +7,13 @@ import typer
 
 from normscope.cli.output import (
     DeviceOption,
+    FormatOption,
     JsonOption,
     OutOption,
     OverwriteOption,
     SeedOption,
     chosen_device,
+    chosen_names,
     console,
     examples,
     named_schemes,
@@ -75,6 +77,7 @@ def advise(
     device: DeviceOption = "auto",
     out: OutOption = None,
     overwrite: OverwriteOption = False,
+    format: FormatOption = "html",
     json: JsonOption = False,
 ) -> None:
     """Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory."""
@@ -84,9 +87,10 @@ def advise(
     from normscope.audit.advise_setting import MOST_TOKENS
     from normscope.dynamics.motion import check_schemes
     from normscope.report.advise import write_advice_report
+    from normscope.report.figures import FORMATS
     from normscope.results import check_writable, fresh_path, new_run, run_path
 
-    criteria = chosen_criteria(rank_by)
+    criteria, formats = chosen_criteria(rank_by), chosen_names(format, FORMATS, "format")
     compared = _schemes(schemes, norm)
     check_schemes(compared)
     where = chosen_device(device)
@@ -119,7 +123,7 @@ def advise(
     with new_run(folder, "advise", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as written:
         for name, table in {"findings": findings, **advice.tables}.items():
             written.write_table(name, table)
-        with_report(lambda: write_advice_report(written, setting.summary))
+        with_report(lambda: write_advice_report(written, setting.summary, formats))
     if json:
         print_json(_records(advice))
     else:

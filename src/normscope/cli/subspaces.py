@@ -36,7 +36,7 @@ EXAMPLES = examples(
     "normscope subspaces world --schemes none,pre,peri,qkv --types 20 --json",
 )
 WORLD = "world"
-_RECORDS = {"rank": "rank", "spread": "spread", "angles": "angle", "interference": "interference"}
+_RECORDS = {"rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _TOKENS = 128
 _SCHEMES, _TYPES = "none,pre,qkv", 12
@@ -56,7 +56,7 @@ def subspaces(
     ] = None,
     examples: ExamplesOption = None,
     measure: Annotated[
-        str | None, typer.Option(help="Some of rank, spread, angles, interference, with commas.", show_default="all")
+        str | None, typer.Option(help="Some of rank, spheres, angles, interference, with commas.", show_default="all")
     ] = None,
     schemes: Annotated[
         str | None, typer.Option(help="For a world: schemes, names or files, with commas.", show_default=_SCHEMES)
@@ -208,8 +208,8 @@ def _print_layers(tables: "dict[str, pd.DataFrame]") -> None:
         by_layer = tables["rank"].groupby("layer")
         columns["rank"] = by_layer["rank"].mean().map("{:.3g}".format)
         columns["effective"] = by_layer["effective_rank"].mean().map("{:.3g}".format)
-    if "spread" in tables:
-        for side, rows in tables["spread"].query("place == 'before'").groupby("side", sort=False):
+    if "spheres" in tables:
+        for side, rows in tables["spheres"].query("place == 'before'").groupby("side", sort=False):
             columns[f"spread before norm, {side}"] = rows.groupby("layer")["spread"].mean().map("{:.3f}".format)
     if "overlaps" in tables:
         for side, rows in tables["overlaps"].groupby("side", sort=False):

@@ -4,6 +4,7 @@ import inspect
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import before, given_states, watch_states
 from normscope.models.interface import IMPLEMENTATION, attend_plainly, looked_at_by, register
 from normscope.models.layouts import messages_matrix, projections_of
@@ -55,6 +57,13 @@ class HuggingFaceView(ModelView):
         """Where the model is."""
         found: torch.device = next(self.model.parameters()).device
         return found
+
+    @cached_property
+    def checksum(self) -> str:
+        """The same for the same weights, configuration and words."""
+        words = "" if self.tokenizer is None else str(sorted(self.tokenizer.get_vocab().items()))
+        config = {**self.model.config.to_dict(), "_name_or_path": ""}
+        return checksum(f"{config} {words}", tensors_of(self.model))
 
     @torch.no_grad()
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:

@@ -62,6 +62,17 @@ def check_model(name: str | Path) -> Path:
     return path
 
 
+def default_model() -> tuple[str, str | None]:
+    """SmolLM2 where its package can be read; else one of our own, and why it is that one."""
+    name = next(iter(PACKAGES))
+    try:
+        packaged_model(name)
+        need_gguf()
+    except InputError as error:
+        return f"{_OWN}addition-small-pre", str(error)
+    return f"{_PACKAGE}{name}", None
+
+
 def packaged_model(name: str) -> Path:
     """Where the model of an installed package lies."""
     if name not in PACKAGES:

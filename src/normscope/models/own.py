@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from normscope.attention import Causal, HeadNorm, Reach
 from normscope.errors import InputError
+from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import before, given_states, watch_states
 from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
 from normscope.norms import EPSILON
@@ -40,6 +42,11 @@ class OwnView(ModelView):
         """Where the model is."""
         found: torch.device = next(self.model.parameters()).device
         return found
+
+    @cached_property
+    def checksum(self) -> str:
+        """The same for the same weights, shape and task."""
+        return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
 
     @torch.no_grad()
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:

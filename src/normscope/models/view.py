@@ -162,6 +162,11 @@ class ModelView(ABC):
     def device(self) -> torch.device:
         """Where the model is."""
 
+    @property
+    @abstractmethod
+    def checksum(self) -> str:
+        """The same for the same weights and configuration."""
+
     @abstractmethod
     def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
         """Logits (rows, tokens, vocabulary), or the last states of a model that predicts nothing.

@@ -1,5 +1,6 @@
 """Figures and page of advice on a scheme, from its tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -60,9 +61,9 @@ _CURVES = {
 }
 
 
-def write_advice_report(run: RunFolder, settings: str) -> None:
-    """Draw the pictures of advice and its page, ``report.html``."""
-    write_page(run, "Advice on a scheme", settings, advice_sections(run, settings))
+def write_advice_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of advice and its page."""
+    write_page(run, "Advice on a scheme", settings, advice_sections(run, settings), formats)
 
 
 def advice_sections(run: RunFolder, settings: str) -> list[Section]:
@@ -128,13 +129,13 @@ def _criteria(run: RunFolder, settings: str) -> Section:
             for place, (scheme, *numbers) in enumerate(rows[["mean", "low", "high"]].itertuples(), 1)
             for line in dots(f"{place} {scheme}", [float(place)], *([number] for number in numbers))
         ]
-        log = spans_decades(floats(rows["mean"]))
+        log = spans_decades(floats(rows["mean"])) and rows["mean"].min() > 0  # a zero is the best there is, and must be seen
         charts[f"criterion-{name}"] = Chart(
             figure.title, "scheme, in overall order", figure.unit, tuple(lines), figure.caption, settings, log_y=log
         )
     text = (
         "Dots are means over runs, bars 90 % intervals of the mean: runs drawn again with replacement, the same for all "
-        "schemes. All schemes went through the same starts, weights and noise. A logarithmic axis leaves out zeros.",
+        "schemes. All schemes went through the same starts, weights and noise.",
     )
     return charts_section(run, "Criteria", text, charts)
 

@@ -1,37 +1,67 @@
-"""The demo's report page, from the tables of its run folder."""
+"""The demo's report page, from the tables of its parts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
+from normscope.report.audit import audit_sections
 from normscope.report.dynamics import ensemble_section, simulation_section
-from normscope.report.figures import save_blocks, write_page
+from normscope.report.figures import save_blocks, with_findings, write_page
 from normscope.report.page import PageTable, Section
-from normscope.report.stability import stability_sections
-from normscope.report.training import evaluation_section, training_section
-from normscope.report.words import words_sections
+from normscope.report.theorems import theorem_sections
+from normscope.report.training import training_section
 from normscope.results import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 
 
-def write_demo_report(run: RunFolder, simulation: str, ensemble: str, training: str, evaluation: str, stability: str) -> None:
-    """Draw the run's tables and write ``report.html`` into its folder; the texts say with which settings they came about."""
-    metrics = {str(name): rows for name, rows in run.table("metrics").groupby("scheme", sort=False)}
+def write_demo_report(run: RunFolder, settings: Mapping[str, str], formats: Sequence[str] = ("html",)) -> None:
+    """Draw the tables of the parts ``audit``, ``schemes``, ``training`` and ``ledger``, and write the page.
+
+    ``settings`` says with which settings they came about, by the name of the part; in place of ``schemes`` it has those of
+    ``simulation`` and ``ensemble``.
+    """
+    audit, schemes, training, ledger = (run.part(name) for name in ("audit", "schemes", "training", "ledger"))
+    metrics = {str(name): rows for name, rows in training.table("metrics").groupby("scheme", sort=False)}
+    compared = [
+        _schemes_section(schemes.table("schemes"), schemes.table("blocks"), schemes),
+        simulation_section(schemes, settings["simulation"]),
+        ensemble_section(schemes, settings["ensemble"]),
+    ]
+    learned = replace(training_section(metrics, training, settings["training"]), title="Training, scheme by scheme")
     write_page(
         run,
         "normscope: what normalization does to a transformer's geometry",
-        "A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps. "
-        "What each scheme does to tokens follows from them: how fast they turn, grow and cluster.",
+        "A model as it is, the schemes that it might have had, how two of them learn, and what is proved about them. First the "
+        f"audit of {settings['audit']}; then six schemes in theory and in motion; then a tiny training; then the ledger.",
         [
-            _schemes_section(run.table("schemes"), run.table("blocks"), run),
-            simulation_section(run, simulation),
-            ensemble_section(run, ensemble),
-            training_section(metrics, run, training),
-            evaluation_section(run, evaluation),
-            *stability_sections(run, stability),
-            *words_sections(run, stability),
+            *_within("audit", with_findings(audit, audit_sections(audit, settings["audit"]))),
+            *_within("schemes", compared),
+            *_within("training", [learned]),
+            *_within("ledger", theorem_sections(ledger, settings["ledger"])),
         ],
-        footer="The tables behind this page lie beside it as Parquet files; normscope schemes NAME shows one scheme in full.",
+        formats,
+        footer="The tables behind this page lie in folders beside it as Parquet files; normscope audit MODEL looks at yours.",
     )
+
+
+def _within(part: str, sections: Sequence[Section]) -> list[Section]:
+    """Sections whose figures lie in a folder of the run."""
+    return [
+        replace(
+            section,
+            pictures=tuple(
+                replace(
+                    picture,
+                    interactive=f"{part}/{picture.interactive}" if picture.interactive else None,
+                    data=f"{part}/{picture.data}" if picture.data else None,
+                )
+                for picture in section.pictures
+            ),
+        )
+        for section in sections
+    ]
 
 
 def _schemes_section(schemes: pd.DataFrame, blocks: pd.DataFrame, run: RunFolder) -> Section:

@@ -57,13 +57,17 @@ def charts_section(
     return Section(title, text, tuple(tables), pictures)
 
 
-def findings_section(run: RunFolder, settings: str = "") -> Section | None:
+def findings_of(run: RunFolder) -> tuple[Finding, ...]:
     """The run's table ``findings``: its column ``text``, and in ``figure``, if it has one, the figure that shows each."""
     table = table_of(run, "findings")
-    if table is None:
-        return None
-    rows = plain_rows(table.reindex(columns=["text", "figure"]))
-    return Section("Findings", (), findings=tuple(Finding(row["text"], row["figure"]) for row in rows))
+    rows = [] if table is None else plain_rows(table.reindex(columns=["text", "figure"]))
+    return tuple(Finding(row["text"], row["figure"]) for row in rows)
+
+
+def with_findings(run: RunFolder, sections: Sequence[Section]) -> list[Section]:
+    """The sections, and in front of them what was found, if the run says so."""
+    found = findings_of(run)
+    return [Section("Findings", (), findings=found), *sections] if found else list(sections)
 
 
 def write_page(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.report.charts import Chart, Drawing, HeatMap, Line
-from normscope.report.figures import charts_section, findings_section, write_page
+from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.page import Section
 from normscope.report.tables import floats, grid, head_map, spans_decades, table_of, together, token_name
 from normscope.results import RunFolder
@@ -19,12 +19,13 @@ _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
 
 def write_stability_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
     """Draw the pictures of a measurement of stability and its page."""
-    write_page(run, "Stability of attention", settings, stability_sections(run, settings), formats)
+    sections = with_findings(run, stability_sections(run, settings))
+    write_page(run, "Stability of attention", settings, sections, formats)
 
 
 def stability_sections(run: RunFolder, settings: str) -> list[Section]:
-    """Findings, spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
-    sections = [section(run, settings) for section in (findings_section, _spread, _noise, _collapse, _sparsity, _maps)]
+    """Spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
+    sections = [section(run, settings) for section in (_spread, _noise, _collapse, _sparsity, _maps)]
     return [section for section in sections if section]
 
 

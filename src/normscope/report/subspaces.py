@@ -7,7 +7,7 @@ import pandas as pd
 
 from normscope.report.charts import Chart, Drawing, Line
 from normscope.report.circuit import save_circuit
-from normscope.report.figures import charts_section, findings_section, save_picture, write_page
+from normscope.report.figures import charts_section, save_picture, with_findings, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import floats, head_map, spans_decades, table_of
 from normscope.results import RunFolder
@@ -21,12 +21,12 @@ _KNOBS = {
 
 def write_subspaces_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
     """Draw the pictures of a measurement of subspaces and its page."""
-    write_page(run, "Semantic subspaces", settings, subspaces_sections(run, settings), formats)
+    write_page(run, "Semantic subspaces", settings, with_findings(run, subspaces_sections(run, settings)), formats)
 
 
 def subspaces_sections(run: RunFolder, settings: str) -> list[Section]:
-    """Findings, the circuit and constructed worlds, interference, spheres, angles and ranks, as far as the run has them."""
-    makers = (findings_section, _circuit, _worlds, _interference, _spread, _angles, _rank)
+    """The circuit and constructed worlds, interference, spheres, angles and ranks, as far as the run has them."""
+    makers = (_circuit, _worlds, _interference, _spheres, _angles, _rank)
     sections = [section(run, settings) for section in makers]
     return [section for section in sections if section]
 
@@ -143,12 +143,12 @@ def _interference(run: RunFolder, settings: str) -> Section | None:
     return charts_section(run, "Interference", text, maps)
 
 
-def _spread(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "spread")
+def _spheres(run: RunFolder, settings: str) -> Section | None:
+    table = table_of(run, "spheres")
     if table is None:
         return None
     maps = {
-        f"spread-{side}": head_map(
+        f"spheres-{side}": head_map(
             rows,
             "spread",
             f"Spread of the part that a head sees, {side}",

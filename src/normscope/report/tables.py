@@ -65,10 +65,11 @@ def together(name: str, groups: Iterable[pd.DataFrame], x: str, y: str) -> Line:
 
 
 def dots(name: str, x: Sequence[float], y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Line]:
-    """Dots, each with a bar from ``low`` to ``high``."""
+    """Dots, each with a bar from ``low`` to ``high`` if these differ."""
     apart = [value for place in x for value in (place, math.nan)]
     bars = [value for place in x for value in (place, place, math.nan)]
-    ends = [value for pair in zip(low, high, strict=True) for value in (*pair, math.nan)]
+    pairs = ((a, b) if a < b else (math.nan, math.nan) for a, b in zip(low, high, strict=True))
+    ends = [value for pair in pairs for value in (*pair, math.nan)]
     return [Line(name, apart, [value for one in y for value in (one, math.nan)]), Line(name, bars, ends, thin=True)]
 
 

@@ -18,9 +18,9 @@ Row = dict[str, Any]
 
 
 def findings(view: ModelView, tables: Tables) -> list[str]:
-    """Sentences on the scheme, rank, spread, angles and interference, as far as they were measured."""
+    """Sentences on the scheme, rank, spheres, angles and interference, as far as they were measured."""
     said = [view.summary]
-    for name, speak in (("rank", _rank), ("spread", _spread), ("angles", _angles), ("interference", _interference)):
+    for name, speak in (("rank", _rank), ("spheres", _sphere), ("angles", _angles), ("interference", _interference)):
         if name in tables and not tables[name].empty:
             said += speak(view, plain_rows(tables[name]))
     return said
@@ -37,7 +37,7 @@ def _rank(view: ModelView, rows: list[Row]) -> Iterator[str]:
     )
 
 
-def _spread(view: ModelView, table: list[Row]) -> Iterator[str]:
+def _sphere(view: ModelView, table: list[Row]) -> Iterator[str]:
     normed = _reads_norm(view)
     for side, rows in _by("side", table).items():
         places = _by("place", rows)

@@ -1,4 +1,4 @@
-"""All that one forward pass tells of a model's subspaces: rank, spread, angles and interference."""
+"""All that one forward pass tells of a model's subspaces: rank, spheres, angles and interference."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -26,7 +26,7 @@ from normscope.subspaces.spaces import (
 )
 from normscope.threads import one_thread
 
-MEASURES = ("rank", "spread", "angles", "interference")
+MEASURES = ("rank", "spheres", "angles", "interference")
 SIDES = ("queries", "keys")
 _SMALL = 1 << 20  # numbers in what a layer reads
 
@@ -86,11 +86,11 @@ class _Tables:
             "rank": lambda: _rank_rows(step.layer, factors(weights.W_Q, weights.W_K), self.view.dim),
             "angles": lambda: _angle_rows(step.layer, after, x),
         }
-        if self.measures & {"spread", "interference"}:
+        if self.measures & {"spheres", "interference"}:
             reading = reading_of(self.view, step, self.norms)
             spaces = {"before": _before(reading, weights, bare), "after": after}
             states = {"before": reading.states[self.counted].double(), "after": x}
-            makers["spread"] = lambda: _spread_rows(step.layer, spaces, states)
+            makers["spheres"] = lambda: _sphere_rows(step.layer, spaces, states)
             makers["interference"] = lambda: interference_rows(self.view, step, reading, spaces, self.counted, self.partner)
         for name, make in makers.items():
             if name in self.measures:
@@ -124,7 +124,7 @@ def _rank_rows(layer: int, found: Factors, dim: int) -> Iterator[dict[str, Any]]
         }
 
 
-def _spread_rows(layer: int, spaces: dict[str, Visible], states: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
+def _sphere_rows(layer: int, spaces: dict[str, Visible], states: dict[str, Tensor]) -> Iterator[dict[str, Any]]:
     """Lengths of P x over their median, and the share |P x|²/|x|² that a head sees, before the norm and after it.
 
     Theorem 2 asks for one length before the norm; after it, P x is divided by the length of the whole.

@@ -7,6 +7,7 @@ from torch import Tensor
 from normscope.attention import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample
+from normscope.models.checksum import checksum
 from normscope.models.view import Watcher
 from normscope.schemes import Scheme
 from normscope.schemes.flow import layer, read, settle, written
@@ -29,6 +30,12 @@ class WorldView(ModelView):
     def device(self) -> torch.device:
         """Where its matrices are."""
         return self._projections[0].device
+
+    @property
+    def checksum(self) -> str:
+        """The same for the same world and scheme."""
+        parts = (*self._projections, *self.world.coordinates)
+        return checksum(str(self.scheme), ((str(place), part) for place, part in enumerate(parts)))
 
     @property
     def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
