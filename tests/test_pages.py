@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 import test_cli_words
+import test_report_sweep
 from browser import CHROMIUM, Browser, chromium
 from normscope.cli import main
 from normscope.models import open_model
@@ -24,8 +25,9 @@ from normscope.stability.noise import disturbances
 
 pytestmark = pytest.mark.slow
 gpt2 = test_cli_words.gpt2
+scan = test_report_sweep.scan
 
-KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise")
+KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise", "sweep")
 STILL = {"circuit", "block"}  # pictures without an interactive version
 SHOWN_BY = {"Norm spread": "spread", "Norm noise": "noise-accuracy", "Fragile": "margins", "17.": "sparsity"}
 
@@ -80,7 +82,7 @@ UNCOVERED = """(() => {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, gpt2: str) -> dict[str, RunFolder]:
+def runs(tmp_path_factory: pytest.TempPathFactory, gpt2: str, scan: test_report_sweep.Tables) -> dict[str, RunFolder]:
     """A run of each kind, as small as it can be."""
     folder = tmp_path_factory.mktemp("runs")
     _command("simulate", "--scheme", "post,pre", "--tokens", "6", "--layers", "--gradient", "--out", str(folder / "simulate"))
@@ -94,6 +96,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, gpt2: str) -> dict[str, RunFo
     shape = ("--depth", "2", "--width", "32", "--heads", "4", "--context", "16", "--runs", "2", "--schemes", "pre,post,qkv")
     _command("advise", *shape, "--out", str(folder / "advise"))
     _command("subspaces", "world", "--schemes", "pre,qkv", "--types", "5", "--out", str(folder / "subspaces"))
+    test_report_sweep.written(folder / "sweep", {"runs": scan[0], "curves": scan[1]}, list(test_report_sweep.GRID))
     (folder / "stability").mkdir()
     found = {kind: open_run(folder / kind) for kind in KINDS[1:]} | {"stability": RunFolder(folder / "stability")}
     _measure(found["stability"])

@@ -22,6 +22,7 @@ from normscope.cli.output import (
     print_table,
     progress,
     say,
+    with_report,
 )
 from normscope.errors import InputError
 
@@ -141,6 +142,7 @@ def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
 
 
 def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
+    from normscope.report.sweep import write_sweep_report
     from normscope.results import grown_run, open_run, plain_rows
     from normscope.sweeps import begin, run_sweep, sweep_tables, telling_a_full_disk
 
@@ -159,13 +161,15 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
         with grown_run(target.path, "sweep", configuration, device=shared.device, started=started) as run:
             for name, table in tables.items():
                 run.write_table(name, table)
+        with console(stderr=True).status("drawing"):
+            with_report(lambda: write_sweep_report(open_run(target.path), f"Sweep {target.path.name}", formats))
     runs = tables["runs"]
     failed = int((runs["state"] == "failed").sum())
     if json:
         print_json(plain_rows(runs))
     else:
         _print_runs(runs)
-        print_folder(open_run(target.path).path)
+        print_folder(target.path)
     if failed:
         say(f"{failed} of {len(runs)} runs failed; errors are in {target.path / 'errors'}; --retry-failed runs them again")
         raise typer.Exit(1)

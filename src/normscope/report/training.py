@@ -12,7 +12,7 @@ from normscope.report.figures import save_picture, write_page
 from normscope.report.page import PageTable, Section
 from normscope.results import RunFolder
 
-_POINTS = 400  # more than these would not show in a picture 1200 pixels wide
+POINTS = 400  # more than these would not show in a picture 1200 pixels wide
 
 
 def write_training_report(run: RunFolder, settings: str, name: str, formats: Sequence[str] = ("html",)) -> None:
@@ -28,10 +28,10 @@ def write_evaluation_report(run: RunFolder, settings: str, formats: Sequence[str
 
 def training_section(metrics: Mapping[str, pd.DataFrame], run: RunFolder, settings: str) -> Section:
     """Loss, accuracy and learning rate against examples seen, a line for each table of metrics by its name."""
-    block = max(math.ceil(len(table) / _POINTS) for table in metrics.values())
+    block = max(math.ceil(len(table) / POINTS) for table in metrics.values())
     small_print = f"{settings}; every point is a mean over {block} rows of the table" if block > 1 else settings
     columns = ["examples", "loss", "accuracy", "rate"]
-    drawn = {name: _block_means(table[columns], block) for name, table in metrics.items()}
+    drawn = {name: block_means(table[columns], block) for name, table in metrics.items()}
 
     def chart(title: str, column: str, label: str, caption: str, factor: float = 1.0, log_y: bool = False) -> Chart:
         lines = tuple(Line(name, list(table["examples"]), list(factor * table[column])) for name, table in drawn.items())
@@ -91,7 +91,7 @@ def _progress(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
     return (text, f"The loss was first not finite at {broken['examples'].iloc[0]:,.0f} examples; its curve has gaps there.")
 
 
-def _block_means(table: pd.DataFrame, block: int) -> pd.DataFrame:
+def block_means(table: pd.DataFrame, block: int) -> pd.DataFrame:
     """Means over blocks of consecutive rows, the last perhaps shorter; what is not finite makes its block so too."""
     if block <= 1:
         return table
