@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from normscope.cli import main
 from normscope.results import open_run
-from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep
+from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
 from normscope.transformer.files import model_folder
 
 TINY = """
@@ -304,6 +304,13 @@ def test_a_dry_run_times_every_shape_and_writes_nothing(here: Path, place: Path)
     assert status == 0
     assert "2 runs, about" in out
     assert list(here.iterdir()) == []
+
+
+def test_gpus_are_named_as_their_owner_numbers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert visible_gpus("cuda") == ("2", "5")
+    assert visible_gpus("cuda:1") == ("5",)
+    assert visible_gpus("cpu") == ()
 
 
 def _states(folder: Path) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """normscope sweep: many runs of one kind, with one table of them all."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from normscope.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.sweeps import Executor, Shares, Standing, Sweep, SweepFolder
+    from normscope.sweeps import Executor, Standing, Sweep, SweepFolder
 
 EXAMPLES = examples(
     "normscope sweep mine.toml --dry-run                (the plan, and how long it takes)",
@@ -70,18 +71,41 @@ def sweep(
     if folder is not None:
         raise InputError(f"one sweep at a time; '{folder}' is too much (the folder to write is --out {folder})")
     from normscope.report.figures import FORMATS
-    from normscope.sweeps import Shares, SweepFolder, read_sweep
+    from normscope.sweeps import SweepFolder, read_sweep
 
     formats = chosen_names(format, FORMATS, "format")
     where = chosen_device(device)
     wanted = read_sweep(plan, where.partition(":")[0], checkpoint_every)
     say(_summary(wanted))
-    shared = Shares.of(wanted, where, workers, per_gpu)
+    shared = _Shares.of(wanted, where, workers, per_gpu)
     if dry_run:
         _print_estimates(wanted, shared, json)
         return
     target = SweepFolder.of(out or _folder(wanted, f"runs/sweep-{Path(plan).stem}"))
     _run(wanted, target, shared, retry_failed, formats, json)
+
+
+class _Shares:
+    """How cores and GPUs are shared out: numbers do not depend on ``workers``, as ``threads`` does not."""
+
+    def __init__(self, workers: int, threads: int, gpus: tuple[str, ...], device: str) -> None:
+        self.workers, self.threads, self.gpus, self.device = workers, threads, gpus, device
+
+    @classmethod
+    def of(cls, wanted: "Sweep", device: str, workers: int | None, per_gpu: int) -> "_Shares":
+        import torch
+
+        from normscope.sweeps import visible_gpus
+
+        tasks = sum(max(1, point.job.parts) for point in wanted.points)
+        cores, gpus = len(os.sched_getaffinity(0)), visible_gpus(device)
+        threads = max(1, min(torch.get_num_threads(), cores // tasks))
+        fitting = per_gpu * len(gpus) if gpus else max(1, cores // threads)
+        return cls(min(workers or fitting, tasks), threads, gpus, device.partition(":")[0])
+
+    def __str__(self) -> str:
+        gpus = f", {len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
+        return f"{self.workers} worker{'s' * (self.workers > 1)}{gpus}"
 
 
 def _summary(wanted: "Sweep") -> str:
@@ -100,7 +124,7 @@ def _folder(wanted: "Sweep", name: str) -> Path:
     return next(path for path, folder in folders if folder.empty or holds(folder, wanted))
 
 
-def _print_estimates(wanted: "Sweep", shared: "Shares", json: bool) -> None:
+def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
     """The plan with the time of each shape, from one timed step."""
     records: list[dict[str, Any]] = []
     groups = wanted.shapes
@@ -118,7 +142,7 @@ def _print_estimates(wanted: "Sweep", shared: "Shares", json: bool) -> None:
     typer.echo(f"{len(wanted.points)} runs, about {_duration(total)} with {shared}")
 
 
-def _run(wanted: "Sweep", target: "SweepFolder", shared: "Shares", retry_failed: bool, formats: list[str], json: bool) -> None:
+def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
     from normscope.report.sweep import write_sweep_report
     from normscope.results import grown_run, open_run, plain_rows
     from normscope.sweeps import begin, check_folder, run_sweep, sweep_tables, telling_a_full_disk
@@ -127,8 +151,9 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: "Shares", retry_failed:
     check_folder(target, wanted)
     with telling_a_full_disk(target), target.alone():
         plan = begin(target, wanted, {"device": shared.device, "threads": shared.threads}, retry_failed)
+        shared.threads = plan["threads"]
         try:
-            with _executor(target, shared, plan["threads"]) as executor, _live(len(wanted.points)) as watch:
+            with _executor(target, shared) as executor, _live(len(wanted.points)) as watch:
                 run_sweep(target, wanted, executor, watch)
         except KeyboardInterrupt:
             say(f"interrupted; the same command goes on with what is in {target.path}")
@@ -152,10 +177,10 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: "Shares", retry_failed:
         raise typer.Exit(1)
 
 
-def _executor(target: "SweepFolder", shared: "Shares", threads: int) -> "Executor":
+def _executor(target: "SweepFolder", shared: _Shares) -> "Executor":
     from normscope.sweeps import LocalExecutor
 
-    return LocalExecutor(target.path, shared.workers, threads, shared.gpus)
+    return LocalExecutor(target.path, shared.workers, shared.threads, shared.gpus)
 
 
 @contextmanager

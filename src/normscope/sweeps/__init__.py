@@ -3,7 +3,7 @@
 from normscope.sweeps.drive import Standing, begin, check_folder, holds, read_standing, run_sweep, telling_a_full_disk
 from normscope.sweeps.execute import Event, Executor, Task, attempt
 from normscope.sweeps.job import Job, Outcome
-from normscope.sweeps.local import LocalExecutor, Shares, visible_gpus
+from normscope.sweeps.local import LocalExecutor, visible_gpus
 from normscope.sweeps.plan import SWEEPS, Point, Sweep, read_sweep, sweep_from
 from normscope.sweeps.state import Progress, SweepFolder
 from normscope.sweeps.tables import sweep_tables
@@ -17,7 +17,6 @@ __all__ = [
     "Outcome",
     "Point",
     "Progress",
-    "Shares",
     "Standing",
     "Sweep",
     "SweepFolder",

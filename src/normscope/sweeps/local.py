@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Self
 
 from normscope.sweeps.execute import Event, Task, attempt, has_no_room
-from normscope.sweeps.plan import Sweep
 
 _LEAVE = 5.0  # seconds that a worker has to clean up
 LOG = "workers.log"
@@ -78,6 +77,8 @@ class LocalExecutor:
                 event = self._died(self.workers.pop(i))
             worker.task = None
             found.append(event)
+            if event.error is not None and self.workers.pop(i, None):
+                _end(worker)  # what failed may have left a GPU or a library in a state that others would suffer from
         return found
 
     def _died(self, worker: _Worker) -> Event:
@@ -93,11 +94,7 @@ class LocalExecutor:
         for worker in self.workers.values():
             worker.process.terminate()
         for worker in self.workers.values():
-            worker.process.join(_LEAVE)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.pipe.close()
+            _end(worker)
 
     def __enter__(self) -> Self:
         return self
@@ -106,33 +103,14 @@ class LocalExecutor:
         self.close()
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How the machine is shared out.
-
-    Threads do not follow from the number of workers but from the sweep and the machine: numbers, which may hang on them in
-    their last digits, are the same for any number of workers.
-    """
-
-    workers: int
-    threads: int
-    gpus: tuple[str, ...]
-    device: str
-
-    @classmethod
-    def of(cls, sweep: Sweep, device: str, workers: int | None = None, per_gpu: int = 1) -> "Shares":
-        """A core for each worker, or more where there are fewer tasks than cores; on GPUs ``per_gpu`` workers for each."""
-        import torch
-
-        tasks = sum(max(1, point.job.parts) for point in sweep.points)
-        cores, gpus = len(os.sched_getaffinity(0)), visible_gpus(device)
-        threads = max(1, min(torch.get_num_threads(), cores // tasks))
-        fitting = per_gpu * len(gpus) if gpus else cores // threads
-        return cls(min(workers or fitting, tasks), threads, gpus, device.partition(":")[0])
-
-    def __str__(self) -> str:
-        gpus = f", {len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
-        return f"{self.workers} worker{'s' * (self.workers > 1)}{gpus}"
+def _end(worker: _Worker) -> None:
+    """End a process, and kill it if it does not clean up in time."""
+    worker.process.terminate()
+    worker.process.join(_LEAVE)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.pipe.close()
 
 
 def visible_gpus(device: str) -> tuple[str, ...]:

@@ -53,8 +53,8 @@ class TrainJob(OnePiece):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The recipe's."""
-        return {**self.recipe.values, **dict.fromkeys(BASES, self.base)}
+        """The recipe's, and its scheme by name wherever its file lies."""
+        return {**self.recipe.values, "scheme": self.recipe.found_scheme.name, **dict.fromkeys(BASES, self.base)}
 
     @property
     def shape(self) -> str:
