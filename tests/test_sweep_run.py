@@ -23,7 +23,6 @@ from normscope.audit import Question, audit
 from normscope.cli import main
 from normscope.models import open_model
 from normscope.results import open_run
-from normscope.stability import chosen_sample
 from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
 from normscope.transformer.files import model_folder
 
@@ -277,8 +276,7 @@ def test_an_audit_in_a_sweep_is_the_audit(place: Path) -> None:
     told: list[tuple[int, int, str]] = []
     point.job.finish(place / "audit", lambda *progress: told.append(progress))
     assert {done for done, total, _ in told if total == 4} == {0, 1, 2, 3, 4}
-    view = open_model("builtin:addition-small-qkv")
-    alone = audit(Question.of(view, chosen_sample(view, None, None, 4, 0), None, 0)).tables
+    alone = audit(Question.of(open_model("builtin:addition-small-qkv"), examples=4)).tables
     run = open_run(place / "audit")
     assert set(run.tables) == set(alone)
     pd.testing.assert_frame_equal(run.table("motion"), alone["motion"], check_exact=True)
