@@ -22,6 +22,7 @@ from normscope.cli.output import (
     print_table,
     progress,
     say,
+    with_report,
 )
 from normscope.errors import InputError
 
@@ -119,7 +120,8 @@ def _folder(wanted: "Sweep", name: str) -> Path:
     from normscope.results import numbered
     from normscope.sweeps import SweepFolder, holds
 
-    return next(path for path in numbered(name) if not path.exists() or holds(SweepFolder.of(path), wanted))
+    folders = ((path, SweepFolder.of(path)) for path in numbered(name))
+    return next(path for path, folder in folders if folder.empty or holds(folder, wanted))
 
 
 def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
@@ -141,10 +143,12 @@ def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
 
 
 def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
+    from normscope.report.sweep import write_sweep_report
     from normscope.results import grown_run, open_run, plain_rows
-    from normscope.sweeps import begin, run_sweep, sweep_tables, telling_a_full_disk
+    from normscope.sweeps import begin, check_folder, run_sweep, sweep_tables, telling_a_full_disk
 
     started = datetime.now(UTC)
+    check_folder(target, wanted)
     with telling_a_full_disk(target), target.alone():
         plan = begin(target, wanted, {"device": shared.device, "threads": shared.threads}, retry_failed)
         shared.threads = plan["threads"]
@@ -159,13 +163,15 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
         with grown_run(target.path, "sweep", configuration, device=shared.device, started=started) as run:
             for name, table in tables.items():
                 run.write_table(name, table)
+        with console(stderr=True).status("drawing"):
+            with_report(lambda: write_sweep_report(open_run(target.path), f"Sweep {target.path.name}", formats))
     runs = tables["runs"]
     failed = int((runs["state"] == "failed").sum())
     if json:
         print_json(plain_rows(runs))
     else:
         _print_runs(runs)
-        print_folder(open_run(target.path).path)
+        print_folder(target.path)
     if failed:
         say(f"{failed} of {len(runs)} runs failed; errors are in {target.path / 'errors'}; --retry-failed runs them again")
         raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """Drive a sweep: give out what is not done yet, keep what comes back, go on when a run fails."""
 
 import errno
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,17 +35,20 @@ class Standing:
         return ended + sum(progress.share for progress in self.running.values())
 
 
+def check_folder(folder: SweepFolder, sweep: Sweep) -> None:
+    """Refuse a folder that holds something else than this sweep."""
+    if folder.empty or holds(folder, sweep):
+        return
+    if folder.begun:
+        raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")
+    raise InputError(f"'{folder.path}' exists and is no sweep; choose another --out")
+
+
 def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_failed: bool = False) -> dict[str, Any]:
-    """Begin a sweep in its folder, or take it up if it is the same one; the plan as it was written first."""
-    if not holds(folder, sweep):
-        try:
-            _ = folder.plan
-        except InputError:
-            if folder.path.is_dir() and any(child.name != "lock" for child in folder.path.iterdir()):
-                raise InputError(f"'{folder.path}' exists and is no sweep; choose another --out") from None
-            folder.begin({**sweep.record, **plan})
-        else:
-            raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")
+    """Begin a sweep in its folder, or take it up; the plan as it was written first, with what else it was begun with."""
+    check_folder(folder, sweep)
+    if folder.empty:
+        folder.begin({**sweep.record, **plan})
     if retry_failed:
         for point in sweep.points:
             folder.forgive(point.name)
@@ -53,10 +57,9 @@ def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_fail
 
 def holds(folder: SweepFolder, sweep: Sweep) -> bool:
     """Whether a folder holds that very sweep, begun or finished."""
-    try:
-        kept = folder.plan
-    except InputError:
+    if not folder.begun:
         return False
+    kept = folder.plan
     return fingerprint({key: kept.get(key) for key in sweep.record}) == fingerprint(sweep.record)
 
 
@@ -64,59 +67,75 @@ def run_sweep(
     folder: SweepFolder, sweep: Sweep, executor: Executor, watch: Callable[[Standing], None] = lambda standing: None
 ) -> Standing:
     """Run what is neither finished nor failed; ``watch`` hears how it stands a few times a second."""
-    jobs = {point.name: point.job for point in sweep.points}
-    standing = read_standing(folder, list(jobs))
-    queue, open_parts = deque[Task](), {}
     with telling_a_full_disk(folder):
-        for name in [name for name, state in standing.states.items() if state in ("waiting", "running")]:
-            standing.states[name] = "waiting"
-            folder.settle(name)
-            missing = jobs[name].missing(folder.run(name))
-            open_parts[name] = len(missing)
-            queue.extend(Task(folder.path, name, jobs[name], part) for part in missing or (None,))
-        totals, busy = dict(open_parts), 0
-        watch(standing)
-        while queue or busy:
-            while queue and executor.room:
-                task = queue.popleft()
-                standing.states[task.name] = "running"
-                executor.submit(task)
-                busy += 1
+        left, looked = _Left(folder, sweep), 0.0
+        watch(left.standing)
+        while left.queue or left.busy:
+            left.give(executor)
             for event in executor.events(_LOOK):
-                busy -= 1
-                name, part = event.key
-                if not _kept(folder, standing, event):
-                    queue = deque(task for task in queue if task.name != name)
-                elif part is not None and standing.states[name] == "running":
-                    open_parts[name] -= 1
-                    folder.note(name, totals[name] - open_parts[name], totals[name], "parts")
-                    if not open_parts[name]:
-                        queue.appendleft(Task(folder.path, name, jobs[name]))
-            running = [name for name, state in standing.states.items() if state == "running"]
-            standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
-            watch(standing)
-    return standing
+                left.hear(event)
+            if time.monotonic() - looked >= _LOOK or not (left.queue or left.busy):
+                _look(folder, left.standing)
+                watch(left.standing)
+                looked = time.monotonic()
+    folder.tidy()
+    return left.standing
+
+
+class _Left:
+    """What is left of a sweep: tasks to give out, and the parts of each run that have not come back."""
+
+    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+        self.folder, self.jobs = folder, {point.name: point.job for point in sweep.points}
+        self.standing = read_standing(folder, list(self.jobs))
+        self.queue, self.busy = deque[Task](), 0
+        self.parts: dict[str, int] = {}
+        for name in [name for name, state in self.standing.states.items() if state in ("waiting", "running")]:
+            self.standing.states[name] = "waiting"  # whoever ran it is gone
+            folder.settle(name)
+            missing = self.jobs[name].missing(folder.run(name))
+            self.parts[name] = len(missing)
+            self.queue.extend(Task(folder.path, name, self.jobs[name], part) for part in missing or (None,))
+        self.totals, self.reporters = dict(self.parts), {name: folder.reporter(name) for name in self.parts}
+
+    def give(self, executor: Executor) -> None:
+        """Give out as much as there is room for."""
+        while self.queue and executor.room:
+            task = self.queue.popleft()
+            self.standing.states[task.name] = "running"
+            executor.submit(task)
+            self.busy += 1
+
+    def hear(self, event: Event) -> None:
+        """Keep what a task came to: of the last part follows the run's end, of an error that its other parts are left."""
+        self.busy -= 1
+        name, part = event.key
+        if event.disk_full:
+            raise OSError(errno.ENOSPC, event.error)
+        if event.error is not None:
+            self.folder.fail(name, event.error, event.trace)
+            self.queue = deque(task for task in self.queue if task.name != name)
+        if event.error is not None or part is None:
+            self.folder.settle(name)
+            self.standing.states[name] = self.folder.state(name)
+        elif self.standing.states[name] == "running":
+            self.parts[name] -= 1
+            self.reporters[name](self.totals[name] - self.parts[name], self.totals[name], "parts")
+            if not self.parts[name]:
+                self.queue.appendleft(Task(self.folder.path, name, self.jobs[name]))
 
 
 def read_standing(folder: SweepFolder, names: list[str]) -> Standing:
     """How a sweep stands by what is in its folder."""
     standing = Standing({name: folder.state(name) for name in names})
-    running = [name for name, state in standing.states.items() if state == "running"]
-    standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
+    _look(folder, standing)
     return standing
 
 
-def _kept(folder: SweepFolder, standing: Standing, event: Event) -> bool:
-    """Keep what a task came to; False if its run has failed."""
-    name, part = event.key
-    if event.disk_full:
-        raise OSError(errno.ENOSPC, event.error)
-    if event.error is not None:
-        folder.fail(name, event.error, event.trace)
-    if event.error is not None or part is None:
-        folder.settle(name)
-        standing.states[name] = folder.state(name)
-    return event.error is None
+def _look(folder: SweepFolder, standing: Standing) -> None:
+    """See how far those are that are running."""
+    running = [name for name, state in standing.states.items() if state == "running"]
+    standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
 
 
 @contextmanager

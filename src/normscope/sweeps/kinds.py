@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normscope.errors import InputError, did_you_mean
-from normscope.sweeps import ensemble, stability, train
+from normscope.sweeps import audit, ensemble, stability, train
 from normscope.sweeps.job import Job
 
 
@@ -21,6 +21,7 @@ KINDS: dict[str, Kind] = {
     "train": Kind(train.FIELDS, train.TrainJob.of),
     "ensemble": Kind(tuple(ensemble.FIELDS), lambda values, device, every: ensemble.EnsembleJob.of(values, device)),
     "stability": Kind(stability.FIELDS, lambda values, device, every: stability.StabilityJob.of(values, device)),
+    "audit": Kind(audit.FIELDS, lambda values, device, every: audit.AuditJob.of(values, device)),
 }
 
 

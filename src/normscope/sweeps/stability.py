@@ -123,22 +123,27 @@ class StabilityJob(OnePiece):
 
     def outcome(self, run: RunFolder) -> Outcome:
         """What the totals over all layers say: spread, what noise costs, collapse, sparsity."""
-        numbers: dict[str, Any] = {}
-        rows = {name: plain_rows(run.table(name)) for name in ("spread", "noise", "collapse", "sparsity") if name in run.tables}
-        layers = [row for row in rows.get("spread", ()) if row["head"] is None]
-        if layers:
-            numbers["widest_spread"] = max(row["high90"] - row["low90"] for row in layers)
-        for row in rows.get("noise", ()):
-            if row["layer"] is None and (row["perturbed"], row["where"]) == ("q,k,m", "all"):
-                numbers[f"accuracy_at_{row['noise']:g}"] = row["accuracy"]
-                numbers[f"loss_at_{row['noise']:g}"] = row["loss"]
-        for row in rows.get("collapse", ()):
-            if row["layer"] is None and row["definition"] == "loose":
-                numbers[f"collapse_at_{row['noise']:g}"] = row["probability"]
-        for row in rows.get("sparsity", ()):
-            if row["layer"] is None:
-                numbers["sparse"] = row["share"]
-        return Outcome(numbers)
+        return Outcome(totals(run))
+
+
+def totals(run: RunFolder) -> dict[str, float]:
+    """Plain numbers of a whole model: its widest spread, what noise costs, collapse by noise, the share that is sparse."""
+    numbers: dict[str, float] = {}
+    rows = {name: plain_rows(run.table(name)) for name in ("spread", "noise", "collapse", "sparsity") if name in run.tables}
+    layers = [row for row in rows.get("spread", ()) if row["head"] is None]
+    if layers:
+        numbers["widest_spread"] = max(row["high90"] - row["low90"] for row in layers)
+    for row in rows.get("noise", ()):
+        if row["layer"] is None and (row["perturbed"], row["where"]) == ("q,k,m", "all"):
+            numbers[f"accuracy_at_{row['noise']:g}"] = row["accuracy"]
+            numbers[f"loss_at_{row['noise']:g}"] = row["loss"]
+    for row in rows.get("collapse", ()):
+        if row["layer"] is None and row["definition"] == "loose":
+            numbers[f"collapse_at_{row['noise']:g}"] = row["probability"]
+    for row in rows.get("sparsity", ()):
+        if row["layer"] is None:
+            numbers["sparse"] = row["share"]
+    return numbers
 
 
 def bars(report: Report) -> Callable[[str, int], Any]:
