@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ SHORT = {
     "warmup": 0,
     "clip": 0.0,
 }
+A_MINUTE = timedelta(seconds=60)  # processes that lost step wait for each other no longer
 CASES = {
     "pre": {},
     "uneven": {"scheme": "qkv", "batch": 33, "examples": 20 * 33, "clip": 0.5},
@@ -84,7 +86,7 @@ def rows_of_a_step(training):
 def process(rank, folder):
     """What each of two processes does; the first alone reads and writes checkpoints."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=A_MINUTE)
     team = Team(rank, 2)
     found = {case: trained(case, team) for case in CASES}
     going_on = Training(short(), "cpu", team)
