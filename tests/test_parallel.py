@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def trained(case, team=None):
         return [asdict(row) for row in training.run()], training.model.state_dict()
     finally:
         loop.feed_for = usual
+
+
+@cache
+def alone(case):
+    """The same by one process."""
+    return trained(case)
 
 
 def half(training, checkpoints):
@@ -135,7 +142,7 @@ def assert_same_training(one, other):
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_train_as_one_does(together, case):
     (first, second), _ = together
-    assert_same_training(first[case], trained(case))
+    assert_same_training(first[case], alone(case))
     if case == "plateau":
         assert first[case][0][-1]["rate"] == 0.005
     assert {**first[case][0][-1], "seconds": 0} == {**second[case][0][-1], "seconds": 0}
@@ -144,7 +151,7 @@ def test_two_processes_train_as_one_does(together, case):
 
 def test_two_processes_go_on_from_what_one_left_to_the_first(together):
     (first, second), _ = together
-    assert_same_training(first["gone on"], trained("pre"))
+    assert_same_training(first["gone on"], alone("pre"))
     assert all(torch.equal(value, second["gone on"][1][name]) for name, value in first["gone on"][1].items())
 
 
@@ -154,15 +161,15 @@ def test_one_process_goes_on_from_what_two_left(together):
     training.restore(Checkpoints(folder / "together", "run").load("cpu")[0])
     assert training.step == 10
     rows = [asdict(row) for row in training.metrics] + [asdict(row) for row in training.run()]
-    assert_same_training((rows, training.model.state_dict()), trained("pre"))
+    assert_same_training((rows, training.model.state_dict()), alone("pre"))
 
 
 def test_all_processes_stop_where_one_would(together):
-    alone = Training(short(rate=1e12, scheme="none"))
+    single = Training(short(rate=1e12, scheme="none"))
     with pytest.raises(DivergedError):
-        list(alone.run())
+        list(single.run())
     for found in together[0]:
-        assert [row["step"] for row in found["diverged"][0]] == [row.step for row in alone.metrics]
+        assert [row["step"] for row in found["diverged"][0]] == [row.step for row in single.metrics]
 
 
 def test_each_process_reads_its_rows_alone(together):
@@ -300,5 +307,5 @@ def test_torchrun_goes_on_from_one_process_and_prints_once(here):
     run_folder = open_run(here / "a")
     assert not begun.folder.exists()
     found = run_folder.table("metrics").to_dict("records"), load_file(run_folder.path / "model.safetensors")
-    rows, weights = trained("pre")
+    rows, weights = alone("pre")
     assert_same_training(found, (rows, {name: weights[name] for name in found[1]}))
