@@ -214,6 +214,18 @@ def test_a_process_without_a_row_or_a_gpu_is_refused(here, capsys):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("failures", "found"), [({0: 2, 1: 1}, 2), ({0: 1, 1: 130}, 130), ({0: -15, 1: 1}, 1), ({0: 1, 1: -9}, "process 1 .* SIGKILL"),
+                            ({0: -9, 1: -15}, "process 0 .* SIGKILL"), ({0: -15}, "process 0 .* SIGTERM")],
+)  # fmt: skip
+def test_the_first_cause_is_told_from_what_followed(failures, found):
+    if isinstance(found, int):
+        assert parallel._status_of(failures, 2) == found
+    else:
+        with pytest.raises(ConnectionError, match=found):
+            parallel._status_of(failures, 2)
+
+
 QUICK = ("--preset", "tiny", "--device", "cpu", "--json", "--out", "a",
          *(word for key, value in {**SHORT, "test_examples": 64, "examples": 2000 * 32}.items()
            for word in ("--set", f"{key}={value}")))  # fmt: skip
