@@ -215,9 +215,16 @@ def test_a_process_without_a_row_or_a_gpu_is_refused(here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("failures", "found"), [({0: 2, 1: 1}, 2), ({0: 1, 1: 130}, 130), ({0: -15, 1: 1}, 1), ({0: 1, 1: -9}, "process 1 .* SIGKILL"),
-                            ({0: -9, 1: -15}, "process 0 .* SIGKILL"), ({0: -15}, "process 0 .* SIGTERM")],
-)  # fmt: skip
+    ("failures", "found"),
+    [
+        ({0: 2, 1: 1}, 2),
+        ({0: 1, 1: 130}, 130),
+        ({0: -15, 1: 1}, 1),
+        ({0: 1, 1: -9}, "process 1 .* SIGKILL"),
+        ({0: -9, 1: -15}, "process 0 .* SIGKILL"),
+        ({0: -15}, "process 0 .* SIGTERM"),
+    ],
+)
 def test_the_first_cause_is_told_from_what_followed(failures, found):
     if isinstance(found, int):
         assert parallel._status_of(failures, 2) == found
