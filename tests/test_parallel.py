@@ -8,6 +8,8 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,7 @@ SHORT = {
     "warmup": 0,
     "clip": 0.0,
 }
+A_MINUTE = timedelta(seconds=60)  # processes that lost step wait for each other no longer
 CASES = {
     "pre": {},
     "uneven": {"scheme": "qkv", "batch": 33, "examples": 20 * 33, "clip": 0.5},
@@ -64,6 +67,12 @@ def trained(case, team=None):
         loop.feed_for = usual
 
 
+@cache
+def alone(case):
+    """The same by one process."""
+    return trained(case)
+
+
 def half(training, checkpoints):
     """Train for ten steps and keep them."""
     for row in training.run():
@@ -84,7 +93,7 @@ def rows_of_a_step(training):
 def process(rank, folder):
     """What each of two processes does; the first alone reads and writes checkpoints."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=A_MINUTE)
     team = Team(rank, 2)
     found = {case: trained(case, team) for case in CASES}
     going_on = Training(short(), "cpu", team)
@@ -133,7 +142,7 @@ def assert_same_training(one, other):
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_train_as_one_does(together, case):
     (first, second), _ = together
-    assert_same_training(first[case], trained(case))
+    assert_same_training(first[case], alone(case))
     if case == "plateau":
         assert first[case][0][-1]["rate"] == 0.005
     assert {**first[case][0][-1], "seconds": 0} == {**second[case][0][-1], "seconds": 0}
@@ -142,7 +151,7 @@ def test_two_processes_train_as_one_does(together, case):
 
 def test_two_processes_go_on_from_what_one_left_to_the_first(together):
     (first, second), _ = together
-    assert_same_training(first["gone on"], trained("pre"))
+    assert_same_training(first["gone on"], alone("pre"))
     assert all(torch.equal(value, second["gone on"][1][name]) for name, value in first["gone on"][1].items())
 
 
@@ -152,15 +161,15 @@ def test_one_process_goes_on_from_what_two_left(together):
     training.restore(Checkpoints(folder / "together", "run").load("cpu")[0])
     assert training.step == 10
     rows = [asdict(row) for row in training.metrics] + [asdict(row) for row in training.run()]
-    assert_same_training((rows, training.model.state_dict()), trained("pre"))
+    assert_same_training((rows, training.model.state_dict()), alone("pre"))
 
 
 def test_all_processes_stop_where_one_would(together):
-    alone = Training(short(rate=1e12, scheme="none"))
+    single = Training(short(rate=1e12, scheme="none"))
     with pytest.raises(DivergedError):
-        list(alone.run())
+        list(single.run())
     for found in together[0]:
-        assert [row["step"] for row in found["diverged"][0]] == [row.step for row in alone.metrics]
+        assert [row["step"] for row in found["diverged"][0]] == [row.step for row in single.metrics]
 
 
 def test_each_process_reads_its_rows_alone(together):
@@ -203,6 +212,25 @@ def test_a_process_without_a_row_or_a_gpu_is_refused(here, capsys):
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert "a batch of 4 has no row for each of 5 processes" in err
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("failures", "found"),
+    [
+        ({0: 2, 1: 1}, 2),
+        ({0: 1, 1: 130}, 130),
+        ({0: -15, 1: 1}, 1),
+        ({0: 1, 1: -9}, "process 1 .* SIGKILL"),
+        ({0: -9, 1: -15}, "process 0 .* SIGKILL"),
+        ({0: -15}, "process 0 .* SIGTERM"),
+    ],
+)
+def test_the_first_cause_is_told_from_what_followed(failures, found):
+    if isinstance(found, int):
+        assert parallel._status_of(failures, 2) == found
+    else:
+        with pytest.raises(ConnectionError, match=found):
+            parallel._status_of(failures, 2)
 
 
 QUICK = ("--preset", "tiny", "--device", "cpu", "--json", "--out", "a",
@@ -298,5 +326,5 @@ def test_torchrun_goes_on_from_one_process_and_prints_once(here):
     run_folder = open_run(here / "a")
     assert not begun.folder.exists()
     found = run_folder.table("metrics").to_dict("records"), load_file(run_folder.path / "model.safetensors")
-    rows, weights = trained("pre")
+    rows, weights = alone("pre")
     assert_same_training(found, (rows, {name: weights[name] for name in found[1]}))

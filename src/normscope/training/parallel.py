@@ -75,7 +75,7 @@ def check_devices(device: str, processes: int) -> None:
 
 def launched() -> bool:
     """Whether torchrun, or ``launch``, started this process together with others."""
-    return dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
+    return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
 
 
 @contextmanager
@@ -141,9 +141,9 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
 
 def _status_of(failures: dict[int, int], processes: int) -> int:
-    """The status of the process that failed by itself; those that failed after it were ended, or lost their connection."""
+    """The status of the process that failed by itself; those after it were ended, or lost their connection (status 1)."""
     causes = {rank: status for rank, status in failures.items() if status != -signal.SIGTERM} or failures
-    rank, status = min(causes.items(), key=lambda item: item[1])
+    rank, status = min(causes.items(), key=lambda item: (item[1] >= 0, -item[1]))
     if status < 0:
         name = signal.Signals(-status).name
         raise ConnectionError(f"process {rank} of {processes} was ended by {name}, and all with it; {_GO_ON}")
