@@ -4,7 +4,9 @@ from normscope.sweeps.drive import Standing, begin, holds, read_standing, run_sw
 from normscope.sweeps.execute import Event, Executor, Task, attempt
 from normscope.sweeps.job import Job, Outcome
 from normscope.sweeps.local import LocalExecutor, visible_gpus
+from normscope.sweeps.on_ray import RayExecutor
 from normscope.sweeps.plan import SWEEPS, Point, Sweep, read_sweep, sweep_from
+from normscope.sweeps.ray_process import Needs
 from normscope.sweeps.state import Progress, SweepFolder
 from normscope.sweeps.tables import sweep_tables
 
@@ -14,9 +16,11 @@ __all__ = [
     "Executor",
     "Job",
     "LocalExecutor",
+    "Needs",
     "Outcome",
     "Point",
     "Progress",
+    "RayExecutor",
     "Standing",
     "Sweep",
     "SweepFolder",
