@@ -67,7 +67,8 @@ def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text('kind = "train"\nrecipe = "./recipe.toml"\n[grid]\nscheme = ["./mine.toml", "pre"]\n')
     sweep = read_sweep(str(tmp_path / "sweep.toml"))
     assert [point.name for point in sweep.points] == ["scheme=mine", "scheme=pre"]
-    assert sweep.points[0].job.values["scheme"] == str(tmp_path / "mine.toml")
+    assert sweep.points[0].job.values["scheme"] == "mine"
+    assert sweep.points[0].values["scheme"] == str(tmp_path / "mine.toml")
     assert sweep.points[0].job.values["layers"] == 3
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from normscope.cli import main
 from normscope.results import open_run
-from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep
+from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
 from normscope.transformer.files import model_folder
 
 TINY = """
@@ -98,8 +98,15 @@ def whole(place: Path) -> Path:
     """A sweep of five trainings that nothing happened to, with one worker."""
     status, out, err = sweep(place / "training.toml", "--out", place / "whole", "--workers", 1, "--json", *EVERY_STEP)
     assert status == 0, err
+    assert (place / "whole" / "report.html").is_file()
     (place / "whole.json").write_text(out)
     return place / "whole"
+
+
+@pytest.fixture
+def undrawn(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pages, which take seconds to draw and have tests of their own."""
+    monkeypatch.setattr("normscope.report.sweep.write_sweep_report", lambda run, title, formats: None)
 
 
 def test_one_table_holds_all_runs(whole: Path) -> None:
@@ -123,12 +130,14 @@ def test_one_table_holds_all_runs(whole: Path) -> None:
     assert [row["name"] for row in json.loads((whole.parent / "whole.json").read_text())] == list(runs["name"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_workers_make_the_same(place: Path, whole: Path) -> None:
     status, _, err = sweep(place / "training.toml", "--out", place / "two", "--workers", 2)
     assert status == 0, err
     assert_same(whole, place / "two")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_finished_is_not_run_again_and_not_replaced_by_another_sweep(place: Path, whole: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/*")}
     status, out, _ = sweep(place / "training.toml", "--out", whole, "--json")
@@ -141,6 +150,7 @@ def test_what_is_finished_is_not_run_again_and_not_replaced_by_another_sweep(pla
     status, _, err = sweep(place / "other.toml", "--out", place)
     assert status == 2
     assert "is no sweep" in err
+    assert not (place / "lock").exists()
     assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/*")} == written
 
 
@@ -151,6 +161,7 @@ def test_a_second_driver_is_kept_out(place: Path, whole: Path) -> None:
     assert "another process runs the sweep" in err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_killed_and_started_again_it_ends_with_the_same_table(place: Path, whole: Path) -> None:
     folder = place / "killed"
     arguments = (str(place / "training.toml"), "--out", str(folder), "--workers", "1", *EVERY_STEP)
@@ -201,6 +212,7 @@ def test_a_worker_that_is_killed_is_a_failure_of_its_run_alone(place: Path) -> N
     assert "SIGKILL" in str(folder.error("long"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_run_is_recorded_and_run_again_when_asked(place: Path) -> None:
     model = model_folder("builtin:addition-small-pre")
     shutil.copytree(model, place / "broken")
@@ -229,6 +241,7 @@ def test_a_failed_run_is_recorded_and_run_again_when_asked(place: Path) -> None:
     assert (place / "stability" / "runs" / finished["name"] / "run.json").stat().st_mtime_ns == written
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ensembles_are_the_same_for_any_number_of_workers(place: Path) -> None:
     for workers in (1, 3):
         status, _, err = sweep(place / "ensemble.toml", "--out", place / f"ensemble{workers}", "--workers", workers)
@@ -266,6 +279,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_full_disk_is_one_error_and_loses_nothing(small_disk: Path, place: Path, whole: Path) -> None:
     command = (place / "training.toml", "--out", small_disk / "sweep", "--workers", 1, *EVERY_STEP)
     status, out, err = sweep(*command)
@@ -290,6 +304,13 @@ def test_a_dry_run_times_every_shape_and_writes_nothing(here: Path, place: Path)
     assert status == 0
     assert "2 runs, about" in out
     assert list(here.iterdir()) == []
+
+
+def test_gpus_are_named_as_their_owner_numbers_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert visible_gpus("cuda") == ("2", "5")
+    assert visible_gpus("cuda:1") == ("5",)
+    assert visible_gpus("cpu") == ()
 
 
 def _states(folder: Path) -> dict[str, str]:

@@ -154,7 +154,8 @@ def _folder(wanted: "Sweep", name: str) -> Path:
     from normscope.results import numbered
     from normscope.sweeps import SweepFolder, holds
 
-    return next(path for path in numbered(name) if not path.exists() or holds(SweepFolder.of(path), wanted))
+    folders = ((path, SweepFolder.of(path)) for path in numbered(name))
+    return next(path for path, folder in folders if folder.empty or holds(folder, wanted))
 
 
 def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
@@ -182,9 +183,10 @@ def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
 def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
     from normscope.report.sweep import write_sweep_report
     from normscope.results import grown_run, open_run, plain_rows
-    from normscope.sweeps import begin, run_sweep, sweep_tables, telling_a_full_disk
+    from normscope.sweeps import begin, check_folder, run_sweep, sweep_tables, telling_a_full_disk
 
     started = datetime.now(UTC)
+    check_folder(target, wanted)
     with telling_a_full_disk(target), target.alone():
         plan = begin(target, wanted, {"device": shared.device, "threads": shared.threads}, retry_failed)
         shared.threads = plan["threads"]

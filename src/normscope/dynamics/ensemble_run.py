@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,9 +31,10 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _COMPILED_FROM_CHUNKS = 16
 
 
-@cache
-def _compiled() -> Kernels:
-    """Once in a process, however many chunks it is given."""
+@lru_cache(maxsize=1)
+def _compiled(job: str) -> Kernels:
+    """Once for all chunks of a job; a process that is given many jobs would run into the compiler's limit for one function."""
+    torch.compiler.reset()
     return Kernels.compiled()
 
 
@@ -83,7 +84,7 @@ class EnsembleRun:
     def kernels(self) -> Kernels:
         """Compiled where the job is long enough on a GPU to earn the compiler's half minute back."""
         worthwhile = self.device.startswith("cuda") and self.runs >= _COMPILED_FROM_CHUNKS * self.chunk
-        return _compiled() if worthwhile else PLAIN
+        return _compiled(repr(self)) if worthwhile else PLAIN
 
     @property
     def summary(self) -> str:
@@ -104,21 +105,22 @@ class EnsembleRun:
     def compute(self, store: Store, progress: Callable[[int], None] = lambda done: None) -> Cosines:
         """Mean cosines (runs, schemes, samples), chunk by chunk; ``progress`` hears how many runs are done."""
         chunks: list[Cosines] = []
-        kernels, seeds, done = self.kernels, chunk_seeds(self.seed, len(self.chunks)), 0
+        seeds, done = chunk_seeds(self.seed, len(self.chunks)), 0
         for index, (size, seed) in enumerate(zip(self.chunks, seeds, strict=True)):
-            chunks.append(self._chunk(store, index, size, seed, kernels))
+            chunks.append(self._chunk(store, index, size, seed))
             done += size
             progress(done)
         return np.concatenate(chunks)
 
     def compute_chunk(self, index: int, store: Store) -> None:
         """One chunk, unless it is there already."""
-        self._chunk(store, index, self.chunks[index], chunk_seeds(self.seed, len(self.chunks))[index], self.kernels)
+        self._chunk(store, index, self.chunks[index], chunk_seeds(self.seed, len(self.chunks))[index])
 
-    def _chunk(self, store: Store, index: int, size: int, seed: int, kernels: Kernels) -> Cosines:
+    def _chunk(self, store: Store, index: int, size: int, seed: int) -> Cosines:
         values: Cosines | None = store.load(index)
         if values is None or values.shape != (size, len(self.schemes), self.setting.samples):
             precision = PRECISIONS[self.precision]
+            kernels = self.kernels
             values = run_chunk(self.setting, self.schemes, size, seed, device=self.device, precision=precision, kernels=kernels)
             store.save(index, values)
         return values

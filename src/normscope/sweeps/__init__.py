@@ -1,6 +1,6 @@
 """Many runs, here or on Ray: a plan, who executes it, and one table of what all runs came to."""
 
-from normscope.sweeps.drive import Standing, begin, holds, read_standing, run_sweep, telling_a_full_disk
+from normscope.sweeps.drive import Standing, begin, check_folder, holds, read_standing, run_sweep, telling_a_full_disk
 from normscope.sweeps.execute import Event, Executor, Task, attempt
 from normscope.sweeps.job import Job, Outcome
 from normscope.sweeps.local import LocalExecutor, visible_gpus
@@ -27,6 +27,7 @@ __all__ = [
     "Task",
     "attempt",
     "begin",
+    "check_folder",
     "holds",
     "read_standing",
     "read_sweep",

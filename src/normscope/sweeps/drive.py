@@ -1,6 +1,7 @@
 """Drive a sweep: give out what is not done yet, keep what comes back, go on when a run fails."""
 
 import errno
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,17 +35,20 @@ class Standing:
         return ended + sum(progress.share for progress in self.running.values())
 
 
+def check_folder(folder: SweepFolder, sweep: Sweep) -> None:
+    """Refuse a folder that holds something else than this sweep."""
+    if folder.empty or holds(folder, sweep):
+        return
+    if folder.begun:
+        raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")
+    raise InputError(f"'{folder.path}' exists and is no sweep; choose another --out")
+
+
 def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_failed: bool = False) -> dict[str, Any]:
-    """Begin a sweep in its folder, or take it up if it is the same one; the plan as it was written first."""
-    if not holds(folder, sweep):
-        try:
-            _ = folder.plan
-        except InputError:
-            if folder.path.is_dir() and any(child.name != "lock" for child in folder.path.iterdir()):
-                raise InputError(f"'{folder.path}' exists and is no sweep; choose another --out") from None
-            folder.begin({**sweep.record, **plan})
-        else:
-            raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")
+    """Begin a sweep in its folder, or take it up; the plan as it was written first, with what else it was begun with."""
+    check_folder(folder, sweep)
+    if folder.empty:
+        folder.begin({**sweep.record, **plan})
     if retry_failed:
         for point in sweep.points:
             folder.forgive(point.name)
@@ -53,10 +57,9 @@ def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_fail
 
 def holds(folder: SweepFolder, sweep: Sweep) -> bool:
     """Whether a folder holds that very sweep, begun or finished."""
-    try:
-        kept = folder.plan
-    except InputError:
+    if not folder.begun:
         return False
+    kept = folder.plan
     return fingerprint({key: kept.get(key) for key in sweep.record}) == fingerprint(sweep.record)
 
 
@@ -74,7 +77,8 @@ def run_sweep(
             missing = jobs[name].missing(folder.run(name))
             open_parts[name] = len(missing)
             queue.extend(Task(folder.path, name, jobs[name], part) for part in missing or (None,))
-        totals, busy = dict(open_parts), 0
+        totals, busy, looked = dict(open_parts), 0, 0.0
+        reporters = {name: folder.reporter(name) for name in totals}
         watch(standing)
         while queue or busy:
             while queue and executor.room:
@@ -89,21 +93,27 @@ def run_sweep(
                     queue = deque(task for task in queue if task.name != name)
                 elif part is not None and standing.states[name] == "running":
                     open_parts[name] -= 1
-                    folder.note(name, totals[name] - open_parts[name], totals[name], "parts")
+                    reporters[name](totals[name] - open_parts[name], totals[name], "parts")
                     if not open_parts[name]:
                         queue.appendleft(Task(folder.path, name, jobs[name]))
-            running = [name for name, state in standing.states.items() if state == "running"]
-            standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
-            watch(standing)
+            if time.monotonic() - looked >= _LOOK or not (queue or busy):
+                _look(folder, standing)
+                watch(standing)
+                looked = time.monotonic()
     return standing
 
 
 def read_standing(folder: SweepFolder, names: list[str]) -> Standing:
     """How a sweep stands by what is in its folder."""
     standing = Standing({name: folder.state(name) for name in names})
+    _look(folder, standing)
+    return standing
+
+
+def _look(folder: SweepFolder, standing: Standing) -> None:
+    """See how far those are that are running."""
     running = [name for name, state in standing.states.items() if state == "running"]
     standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
-    return standing
 
 
 def _kept(folder: SweepFolder, standing: Standing, event: Event) -> bool:

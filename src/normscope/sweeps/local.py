@@ -74,6 +74,8 @@ class LocalExecutor:
                 event = self._died(self.workers.pop(i))
             worker.task = None
             found.append(event)
+            if event.error is not None and self.workers.pop(i, None):
+                _end(worker)  # what failed may have left a GPU or a library in a state that others would suffer from
         return found
 
     def _died(self, worker: _Worker) -> Event:
@@ -89,17 +91,23 @@ class LocalExecutor:
         for worker in self.workers.values():
             worker.process.terminate()
         for worker in self.workers.values():
-            worker.process.join(_LEAVE)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.pipe.close()
+            _end(worker)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _end(worker: _Worker) -> None:
+    """End a process, and kill it if it does not clean up in time."""
+    worker.process.terminate()
+    worker.process.join(_LEAVE)
+    if worker.process.is_alive():
+        worker.process.kill()
+        worker.process.join()
+    worker.pipe.close()
 
 
 def visible_gpus(device: str) -> tuple[str, ...]:

@@ -58,6 +58,16 @@ class SweepFolder:
         return self.path / "runs" / name
 
     @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it, or no such folder; the lock of one who came first is nothing."""
+        return not self.path.exists() or (self.path.is_dir() and all(child.name == "lock" for child in self.path.iterdir()))
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a plan."""
+        return (self.path / PLAN).is_file()
+
+    @property
     def plan(self) -> dict[str, Any]:
         """The content of ``sweep.json``."""
         try:

@@ -1,5 +1,6 @@
 """Trainings in a sweep."""
 
+import gc
 import math
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from normscope.errors import InputError
 from normscope.results import RunFolder, fingerprint
@@ -51,8 +53,8 @@ class TrainJob(OnePiece):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The recipe's."""
-        return {**self.recipe.values, **dict.fromkeys(BASES, self.base)}
+        """The recipe's, and its scheme by name wherever its file lies."""
+        return {**self.recipe.values, "scheme": self.recipe.found_scheme.name, **dict.fromkeys(BASES, self.base)}
 
     @property
     def shape(self) -> str:
@@ -61,6 +63,7 @@ class TrainJob(OnePiece):
 
     def finish(self, folder: Path, report: Report) -> None:
         """Train from the last checkpoint on, test, and write the folder; a divergence is a result too."""
+        _start_afresh(self.device)
         started = datetime.now(UTC)
         run = TrainingRun(self.recipe, self.device, folder)
         training, steps = Training(self.recipe, self.device), self.recipe.steps
@@ -80,6 +83,7 @@ class TrainJob(OnePiece):
 
     def seconds(self) -> float:
         """The time of a few steps and of a small test, as many times as the run has them; without compiling."""
+        _start_afresh(self.device)
         recipe = replace(self.recipe, examples=_TIMED_STEPS * self.recipe.batch, epoch=1, rate=0.0, calibrate=False)
         training = Training(recipe, self.device)
         times = [row.seconds for row in training.run()]
@@ -103,3 +107,11 @@ class TrainJob(OnePiece):
             tests = run.table("accuracy")
             numbers |= {f"accuracy_{split}": share for split, share in zip(tests["split"], tests["accuracy"], strict=True)}
         return Outcome(numbers, curves, note)
+
+
+def _start_afresh(device: str) -> None:
+    """Forget the models that a process trained before: a compiler has a limit for one function, and a GPU for its memory."""
+    if device.startswith("cuda"):
+        gc.collect()
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
