@@ -82,11 +82,13 @@ def sweep(
     if folder is not None:
         raise InputError(f"one sweep at a time; '{folder}' is too much (the folder to write is --out {folder})")
     from normscope.report.figures import FORMATS
-    from normscope.sweeps import SweepFolder, read_sweep
+    from normscope.sweeps import SweepFolder, check_cluster, read_sweep
 
     formats = chosen_names(format, FORMATS, "format")
     where = _device(device, ray, dry_run)
     wanted = read_sweep(plan, where.partition(":")[0], checkpoint_every)
+    if ray is not None:
+        check_cluster(ray)
     say(_summary(wanted))
     shared = _Shares.of(wanted, where, workers, per_gpu, cpus, ray)
     if dry_run:
@@ -114,7 +116,8 @@ class _Shares:
     gpus: tuple[str, ...]
     per_gpu: int
     device: str
-    ray: str | None = None
+    cpus: int | None
+    ray: str | None
 
     @classmethod
     def of(
@@ -129,7 +132,7 @@ class _Shares:
         threads = cpus or max(1, min(torch.get_num_threads(), cores // tasks))
         if ray is None:
             workers = min(workers or (per_gpu * len(gpus) if gpus else max(1, cores // threads)), tasks)
-        return cls(workers, threads, gpus, per_gpu, device.partition(":")[0], ray)
+        return cls(workers, threads, gpus, per_gpu, device.partition(":")[0], cpus, ray)
 
     def executor(self, folder: Path) -> "Executor":
         """Worker processes here, or a cluster."""
@@ -189,6 +192,8 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
     check_folder(target, wanted)
     with telling_a_full_disk(target), target.alone():
         plan = begin(target, wanted, {"device": shared.device, "threads": shared.threads}, retry_failed)
+        if shared.cpus not in (None, plan["threads"]):
+            raise InputError(f"this sweep was begun with --cpus {plan['threads']}; its other runs must have as many")
         shared.threads = plan["threads"]
         try:
             with shared.executor(target.path) as executor, _live(len(wanted.points)) as watch:

@@ -34,9 +34,7 @@ class RayExecutor:
     """
 
     def __init__(self, sweep: Path, address: str, needs: Needs, workers: int | None = None, gpus: tuple[str, ...] = ()) -> None:
-        if find_spec("ray") is None:
-            raise MissingExtraError("a sweep on a cluster needs ray; pip install 'normscope[sweeps]'")
-        _check(address)
+        check_cluster(address)
         self.log = sweep / LOG if sweep.is_dir() else Path(os.devnull)
         self.address, self.needs, self.workers = address, needs, workers
         self.places, self.busy, self.fitted_at = 0, 0, time.monotonic()
@@ -132,8 +130,10 @@ class RayExecutor:
         self.close()
 
 
-def _check(address: str) -> None:
+def check_cluster(address: str) -> None:
     """Refuse what is no address, and one where nothing listens: Ray would try for minutes."""
+    if find_spec("ray") is None:
+        raise MissingExtraError("a sweep on a cluster needs ray; pip install 'normscope[sweeps]'")
     if address in (LOCAL, "auto"):
         return
     host, _, port = address.rpartition(":")
