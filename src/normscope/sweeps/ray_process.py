@@ -108,10 +108,11 @@ class _Tasks:
         import ray
 
         self.pipe, self.needs = pipe, needs
-        self.remote = ray.remote(max_retries=0, **needs.options)(attempt_there)
+        self.remotes = {calls: ray.remote(max_retries=0, max_calls=calls, **needs.options)(attempt_there) for calls in (0, 1)}
         self.running: dict[Any, Task] = {}
         self.lost = Counter[tuple[str, int | None]]()
         self.places: int | None = None
+        self.most_gpus = 0.0
         self.counted = -_COUNT
 
     def run(self) -> None:
@@ -132,7 +133,9 @@ class _Tasks:
                     self._answer(promise)
 
     def _submit(self, task: Task) -> None:
-        self.running[self.remote.remote(task, self.needs.cpus, _versions())] = task
+        """Give a task to Ray, in a process of its own where a node has several GPUs: a process keeps the GPU it began with."""
+        remote = self.remotes[1 if self.needs.per_gpu and self.most_gpus > 1 else 0]
+        self.running[remote.remote(task, self.needs.cpus, _versions())] = task
 
     def _count(self) -> None:
         """Tell how many runs fit, when that has changed."""
@@ -141,7 +144,9 @@ class _Tasks:
         if time.monotonic() - self.counted < _COUNT:
             return
         self.counted = time.monotonic()
-        places = sum(self.needs.places(node) for node in ray.nodes())
+        nodes = ray.nodes()
+        self.most_gpus = max(node["Resources"].get("GPU", 0) for node in nodes)
+        places = sum(self.needs.places(node) for node in nodes)
         if places != self.places:
             self.places = places
             self.pipe.send(Places(places))
