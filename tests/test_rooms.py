@@ -54,7 +54,7 @@ def files_of(room: str) -> list[Path]:
 def existing_rooms() -> list[str]:
     return sorted(
         {path.stem for path in ROOT.iterdir() if path.is_dir() or path.suffix == ".py"}
-        - {"__init__", "__pycache__"}
+        - {"__init__", "__main__", "__pycache__"}
         - EVERYONE
         - {"py"}
     )

@@ -19,7 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from normscope.audit import Question, audit
 from normscope.cli import main
+from normscope.models import open_model
 from normscope.results import open_run
 from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
 from normscope.transformer.files import model_folder
@@ -266,6 +268,23 @@ def test_ensembles_are_the_same_for_any_number_of_workers(place: Path) -> None:
     assert list(curves.columns) == ["name", "dim", "time", "scheme", "mean", "low", "high"]
     last = alone[alone["time"] == 1.0].set_index("scheme")["mean"]
     assert runs.set_index("name").loc["dim=8", "cosine_peri"] == last["peri"]
+
+
+def test_an_audit_in_a_sweep_is_the_audit(place: Path) -> None:
+    (place / "audit.toml").write_text('kind = "audit"\nexamples = 4\n[grid]\nmodel = ["builtin:addition-small-qkv"]\n')
+    (point,) = read_sweep(str(place / "audit.toml")).points
+    told: list[tuple[int, int, str]] = []
+    point.job.finish(place / "audit", lambda *progress: told.append(progress))
+    assert {done for done, total, _ in told if total == 4} == {0, 1, 2, 3, 4}
+    alone = audit(Question.of(open_model("builtin:addition-small-qkv"), examples=4)).tables
+    run = open_run(place / "audit")
+    assert set(run.tables) == set(alone)
+    pd.testing.assert_frame_equal(run.table("motion"), alone["motion"], check_exact=True)
+    numbers = point.job.outcome(run).numbers
+    assert numbers["cosine"] == alone["motion"]["cosine"].iloc[-1]
+    assert numbers["growth"] > 1
+    assert numbers["collapse_at_0.3"] == 0.0  # its keys are normalised
+    assert point.job.seconds() > 0
 
 
 @pytest.fixture

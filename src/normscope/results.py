@@ -122,9 +122,11 @@ def grown_run(
 ) -> Iterator[RunFolder]:
     """Make a run of a folder that grew with the work: what the block writes moves into it at its end, ``run.json`` last.
 
-    Files of the same name are replaced, each whole.
+    Files of the same name are replaced, each whole. One process at a time: what another left in the middle is removed.
     """
     final, started = run_path(path), started or datetime.now(UTC)
+    for left in final.glob(".partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with _termination_raises(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:
         yield RunFolder(Path(partial))
         _write_description(Path(partial), command, configuration, seed, device, started)

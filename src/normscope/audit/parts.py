@@ -19,6 +19,8 @@ from normscope.words import follow, places
 
 Tables = dict[str, pd.DataFrame]
 Progress = Callable[[int], None]
+TOKENS = 256  # that are read of our own text
+SENTENCE = "To kill two birds with one stone"
 COMPARED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")  # what the model's writes are replayed with
 # Measures of the labs, and the figures that show what is said of them, sentence by sentence; the last for all that follow.
 _STABILITY = {"spread": ("spread",), "collapse": ("collapse", "collapse-heads"), "sparsity": ("sparsity",)}
@@ -47,13 +49,22 @@ class Question:
     seed: int = 0
 
     @classmethod
-    def of(cls, view: ModelView, sample: Sample, sentence: str | None, seed: int) -> "Question":
-        """A question with that sentence, unless the model only adds."""
-        return cls(view, sample, None if isinstance(view, OwnView) else sentence, seed)
+    def of(
+        cls,
+        view: ModelView,
+        content: str | None = None,
+        tokens: int | None = None,
+        examples: int | None = None,
+        sentence: str | None = None,
+        seed: int = 0,
+    ) -> "Question":
+        """A text or examples for the model to read, by default some of ours, and a sentence unless it only adds."""
+        sample = stability.chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
+        return cls(view, sample, None if isinstance(view, OwnView) else sentence or SENTENCE, seed)
 
     @property
-    def description(self) -> dict[str, Any]:
-        """What a run folder says of an audited model."""
+    def about(self) -> dict[str, Any]:
+        """What a run folder says of it."""
         view, sample = self.view, self.sample
         return {
             "model": view.name,
@@ -68,7 +79,7 @@ class Question:
         }
 
     @property
-    def record(self) -> dict[str, object]:
+    def record(self) -> dict[str, Any]:
         """All that the answers depend on."""
         read = hashlib.sha256()
         for tensor in (self.sample.tokens, self.sample.targets, self.sample.present, self.sample.positions):

@@ -84,7 +84,9 @@ def main(arguments: list[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        status = typer.main.get_command(app(wanted)).main(given, prog_name="normscope", standalone_mode=False)
+        status = typer.main.get_command(app(wanted)).main(
+            given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
+        )
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -38,8 +38,6 @@ EXAMPLES = examples(
     "normscope audit runs/train-baseline-qkv --examples 128 --format html,md",
     "normscope audit gpt2 --sentence 'To kill two birds with one stone' --json",
 )
-SENTENCE = "To kill two birds with one stone"
-TOKENS = 256
 ModelChoice = Annotated[
     str | None,
     typer.Argument(
@@ -48,9 +46,12 @@ ModelChoice = Annotated[
     ),
 ]
 TokensOption = Annotated[
-    int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default=f"all, or {TOKENS} of ours")
+    int | None, typer.Option(min=3, help="Read the first tokens of the text.", show_default="all, or 256 of ours")
 ]
-SentenceOption = Annotated[str, typer.Option(help="A sentence whose last token but one is followed through the layers.")]
+SentenceOption = Annotated[
+    str | None,
+    typer.Option(help="A sentence whose last token but one is followed through the layers.", show_default="one of ours"),
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before and did not change.")]
 _LARGE = ("blocks", "maps", "tokens", "maxima", "places")  # for pictures, not for JSON
 
@@ -60,7 +61,7 @@ def audit(
     text: TextOption = None,
     tokens: TokensOption = None,
     examples: ExamplesOption = None,
-    sentence: SentenceOption = SENTENCE,
+    sentence: SentenceOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     fresh: FreshOption = False,
@@ -86,7 +87,7 @@ def audit(
     name = model or chosen_model()
     question = asked(name, where, read_text(text), tokens, examples, sentence, seed)
     found = audited(question, fresh)
-    configuration = question.description | {"text": None if text is None else str(text)}
+    configuration = question.about | {"text": None if text is None else str(text)}
     settings = f"{name}; {configuration['tokens']:,} tokens; seed {seed}"
     with new_run(folder, "audit", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as run:
         for title, table in found.tables.items():
@@ -111,17 +112,14 @@ def chosen_model() -> str:
 
 
 def asked(
-    name: str, device: str, content: str | None, tokens: int | None, examples: int | None, sentence: str, seed: int
+    name: str, device: str, content: str | None, tokens: int | None, examples: int | None, sentence: str | None, seed: int
 ) -> "Question":
-    """A model and what it reads: sentences too, unless it only adds."""
+    """The question to a model, opened while people are told so."""
     from normscope.audit import Question
     from normscope.models import open_model
-    from normscope.stability import chosen_sample
 
     with console(stderr=True).status(f"opening {name}"):
-        view = open_model(name, device)
-        sample = chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
-    return Question.of(view, sample, sentence, seed)
+        return Question.of(open_model(name, device), content, tokens, examples, sentence, seed)
 
 
 def audited(question: "Question", fresh: bool) -> "Audit":

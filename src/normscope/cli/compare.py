@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.audit import SENTENCE, FreshOption, SentenceOption, TokensOption, asked, audited
+from normscope.cli.audit import FreshOption, SentenceOption, TokensOption, asked, audited
 from normscope.cli.output import (
     DeviceOption,
     FormatOption,
@@ -45,7 +45,7 @@ def compare(
     text: TextOption = None,
     tokens: TokensOption = None,
     examples: ExamplesOption = None,
-    sentence: SentenceOption = SENTENCE,
+    sentence: SentenceOption = None,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
     fresh: FreshOption = False,
@@ -98,7 +98,7 @@ def _subject(
     content: str | None,
     tokens: int | None,
     examples: int | None,
-    sentence: str,
+    sentence: str | None,
     seed: int,
     fresh: bool,
 ) -> "Subject":

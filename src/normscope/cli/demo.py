@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.audit import SENTENCE, ModelChoice, asked, audited, chosen_model
+from normscope.cli.audit import ModelChoice, asked, audited, chosen_model
 from normscope.cli.output import (
     SIX_SCHEMES,
     FormatOption,
@@ -50,10 +50,10 @@ def demo(
     formats = chosen_names(format, FORMATS, "format")
     check_writable(out, overwrite=overwrite)
     name = model or chosen_model()
-    question = asked(name, "cpu", None, None, None, SENTENCE, seed)
+    question = asked(name, "cpu", None, None, None, None, seed)
     recipes = [read_recipe("tiny", {"scheme": scheme, "examples": _EXAMPLES, "seed": seed}) for scheme in ("pre", "qkv")]
     statements = find_statements([])
-    about = question.description
+    about = question.about
     configuration = {"audit": about, "schemes": SIX_SCHEMES, "training": [recipe.record for recipe in recipes]}
     with new_run(out, "demo", configuration, seed=seed, overwrite=overwrite) as run:
         _write(run.part("audit"), audited(question, fresh=False).tables)

@@ -1,7 +1,7 @@
 """normscope train: a transformer of any scheme on the addition task."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,19 +25,23 @@ from normscope.cli.output import (
 from normscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from normscope.training import Checkpoints, Evaluation, Training, TrainingRun
+    from normscope.training import Checkpoints, Evaluation, Recipe, Training, TrainingRun
     from normscope.training.log import TensorBoardLog
     from normscope.training.loop import Metrics
+    from normscope.training.parallel import Team
 
 EXAMPLES = examples(
     "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
     "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
     "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; interrupted, it goes on)",
+    "normscope train --preset small --processes 2                (one model on two processes, the same global batch)",
+    "torchrun --nproc-per-node 2 -m normscope train --preset small",
     "normscope train --preset small --show > mine.toml && normscope train mine.toml --scheme ./mine-scheme.toml",
 )
 
 
 def train(
+    context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A recipe file (TOML).", show_default=False)] = None,
     preset: Annotated[
         str | None,
@@ -59,6 +63,9 @@ def train(
     ] = None,
     overwrite: OverwriteOption = False,
     checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints.")] = 60.0,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Processes that share every batch, on this machine; a GPU each where there are GPUs.")
+    ] = 1,
     show: Annotated[bool, typer.Option("--show", help="Print the recipe as TOML and stop.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -69,6 +76,7 @@ def train(
     """
     from normscope.results import resumable_path
     from normscope.training import TrainingRun
+    from normscope.training.parallel import check_devices, check_shares, joined, launch, launched
     from normscope.training.recipe import parse_change, read_recipe
     from normscope.training.run import training_record
 
@@ -81,12 +89,29 @@ def train(
         typer.echo(wanted.toml, nl=False)
         return
     where = chosen_device(device)
+    if processes > 1 and not launched():
+        check_shares(wanted.batch, processes)
+        check_devices(where, processes)
+        raise typer.Exit(launch(processes, context.obj))
     name = f"runs/train-{preset or Path(str(recipe)).stem}-{wanted.found_scheme.name}"
-    folder = out or resumable_path(name, training_record(wanted, where))
-    _run(TrainingRun(wanted, where, folder), overwrite, checkpoint_every, json)
+    with joined(where) as team:
+        if team is None or team.first:
+            folder = out or resumable_path(name, training_record(wanted, where))
+            _run(TrainingRun(wanted, where, folder), overwrite, checkpoint_every, json, team)
+        else:
+            _help(wanted, where, team)
 
 
-def _run(job: "TrainingRun", overwrite: bool, every: float, json: bool) -> None:
+def _help(recipe: "Recipe", device: str, team: "Team") -> None:
+    """Do this process's share of a training that the first process writes and speaks of."""
+    from normscope.training import DivergedError, Training
+
+    with suppress(DivergedError):  # the first process says so; a failure here would end it before it has
+        for _ in Training(recipe, device, team).run():
+            pass
+
+
+def _run(job: "TrainingRun", overwrite: bool, every: float, json: bool, team: "Team | None") -> None:
     from normscope.report.training import write_training_report
     from normscope.results import check_writable, run_path, unfinished_runs
     from normscope.training import Training
@@ -97,7 +122,7 @@ def _run(job: "TrainingRun", overwrite: bool, every: float, json: bool) -> None:
         if other != checkpoints.folder:
             say(f"not continued, because its recipe, scheme or device is another: the unfinished run in {other}")
     started = datetime.now(UTC)
-    training = Training(recipe, job.device)
+    training = Training(recipe, job.device, team)
     with checkpoints.alone():
         for line in (*job.take_up(training), recipe.summary):
             say(line)
@@ -127,7 +152,7 @@ def _train(training: "Training", checkpoints: "Checkpoints", every: float) -> No
     from normscope.training import DivergedError
 
     log = _log(checkpoints.folder, training.step)
-    if training.device.type == "cuda" and training.step < training.recipe.steps:
+    if training.device.type == "cuda" and training.team is None and training.step < training.recipe.steps:
         say("compiling the model for this GPU, half a minute or so")
     try:
         with _training_progress(training) as advance:

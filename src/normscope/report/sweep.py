@@ -36,8 +36,8 @@ def write_sweep_report(
             being written and has no ``run.json`` yet.
     """
     sweep = read_sweep(run, run.description["configuration"] if configuration is None else configuration)
-    sections = [_final(run, sweep), *_curves(run, sweep), _runs(sweep)]
-    write_page(run, title, _lead(sweep), with_findings(run, [section for section in sections if section]), formats)
+    sections = [section for section in (_final(run, sweep), *_curves(run, sweep), _runs(sweep)) if section]
+    write_page(run, title, _lead(sweep), with_findings(run, sections), formats)
 
 
 def _lead(sweep: Sweep) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.audit import Question, audit
+from normscope.models import open_model
 from normscope.results import RunFolder, fingerprint, new_run
 from normscope.sweeps.job import OnePiece, Outcome
 from normscope.sweeps.stability import READING, Reading, totals
@@ -47,9 +48,9 @@ class AuditJob(OnePiece):
     def finish(self, folder: Path, report: Report) -> None:
         """Audit, and write the tables."""
         started, seed = datetime.now(UTC), self.reading.seed
-        question = Question.of(*self.reading.open(), self.sentence, seed)
+        question = self._question()
         found = audit(question, progress=lambda part, done, total: report(done, total, part))
-        configuration = {**question.description, "text": self.reading.text}
+        configuration = {**question.about, "text": self.reading.text}
         with new_run(folder, "audit", configuration, seed=seed, device=self.reading.device, started=started) as run:
             for name, table in found.tables.items():
                 run.write_table(name, table)
@@ -57,8 +58,13 @@ class AuditJob(OnePiece):
     def seconds(self) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole."""
         started = time.monotonic()
-        audit(Question.of(*self.reading.open(), self.sentence, self.reading.seed))
+        audit(self._question())
         return time.monotonic() - started
+
+    def _question(self) -> Question:
+        reading = self.reading
+        view = open_model(reading.model, reading.device)
+        return Question.of(view, reading.content, reading.tokens, reading.examples, self.sentence, reading.seed)
 
     def outcome(self, run: RunFolder) -> Outcome:
         """Growth of tokens through the layers, their mean cosine and rank behind the last, and the totals of stability."""

@@ -67,40 +67,62 @@ def run_sweep(
     folder: SweepFolder, sweep: Sweep, executor: Executor, watch: Callable[[Standing], None] = lambda standing: None
 ) -> Standing:
     """Run what is neither finished nor failed; ``watch`` hears how it stands a few times a second."""
-    jobs = {point.name: point.job for point in sweep.points}
-    standing = read_standing(folder, list(jobs))
-    queue, open_parts = deque[Task](), {}
     with telling_a_full_disk(folder):
-        for name in [name for name, state in standing.states.items() if state in ("waiting", "running")]:
-            standing.states[name] = "waiting"
-            folder.settle(name)
-            missing = jobs[name].missing(folder.run(name))
-            open_parts[name] = len(missing)
-            queue.extend(Task(folder.path, name, jobs[name], part) for part in missing or (None,))
-        totals, busy, looked = dict(open_parts), 0, 0.0
-        reporters = {name: folder.reporter(name) for name in totals}
-        watch(standing)
-        while queue or busy:
-            while queue and executor.room:
-                task = queue.popleft()
-                standing.states[task.name] = "running"
-                executor.submit(task)
-                busy += 1
+        left, looked = _Left(folder, sweep), 0.0
+        watch(left.standing)
+        while left.queue or left.busy:
+            left.give(executor)
             for event in executor.events(_LOOK):
-                busy -= 1
-                name, part = event.key
-                if not _kept(folder, standing, event):
-                    queue = deque(task for task in queue if task.name != name)
-                elif part is not None and standing.states[name] == "running":
-                    open_parts[name] -= 1
-                    reporters[name](totals[name] - open_parts[name], totals[name], "parts")
-                    if not open_parts[name]:
-                        queue.appendleft(Task(folder.path, name, jobs[name]))
-            if time.monotonic() - looked >= _LOOK or not (queue or busy):
-                _look(folder, standing)
-                watch(standing)
+                left.hear(event)
+            if time.monotonic() - looked >= _LOOK or not (left.queue or left.busy):
+                _look(folder, left.standing)
+                watch(left.standing)
                 looked = time.monotonic()
-    return standing
+    folder.tidy()
+    return left.standing
+
+
+class _Left:
+    """What is left of a sweep: tasks to give out, and the parts of each run that have not come back."""
+
+    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+        self.folder, self.jobs = folder, {point.name: point.job for point in sweep.points}
+        self.standing = read_standing(folder, list(self.jobs))
+        self.queue, self.busy = deque[Task](), 0
+        self.parts: dict[str, int] = {}
+        for name in [name for name, state in self.standing.states.items() if state in ("waiting", "running")]:
+            self.standing.states[name] = "waiting"  # whoever ran it is gone
+            folder.settle(name)
+            missing = self.jobs[name].missing(folder.run(name))
+            self.parts[name] = len(missing)
+            self.queue.extend(Task(folder.path, name, self.jobs[name], part) for part in missing or (None,))
+        self.totals, self.reporters = dict(self.parts), {name: folder.reporter(name) for name in self.parts}
+
+    def give(self, executor: Executor) -> None:
+        """Give out as much as there is room for."""
+        while self.queue and executor.room:
+            task = self.queue.popleft()
+            self.standing.states[task.name] = "running"
+            executor.submit(task)
+            self.busy += 1
+
+    def hear(self, event: Event) -> None:
+        """Keep what a task came to: of the last part follows the run's end, of an error that its other parts are left."""
+        self.busy -= 1
+        name, part = event.key
+        if event.disk_full:
+            raise OSError(errno.ENOSPC, event.error)
+        if event.error is not None:
+            self.folder.fail(name, event.error, event.trace)
+            self.queue = deque(task for task in self.queue if task.name != name)
+        if event.error is not None or part is None:
+            self.folder.settle(name)
+            self.standing.states[name] = self.folder.state(name)
+        elif self.standing.states[name] == "running":
+            self.parts[name] -= 1
+            self.reporters[name](self.totals[name] - self.parts[name], self.totals[name], "parts")
+            if not self.parts[name]:
+                self.queue.appendleft(Task(self.folder.path, name, self.jobs[name]))
 
 
 def read_standing(folder: SweepFolder, names: list[str]) -> Standing:
@@ -114,19 +136,6 @@ def _look(folder: SweepFolder, standing: Standing) -> None:
     """See how far those are that are running."""
     running = [name for name, state in standing.states.items() if state == "running"]
     standing.running = {name: noted for name in running if (noted := folder.progress(name)) is not None}
-
-
-def _kept(folder: SweepFolder, standing: Standing, event: Event) -> bool:
-    """Keep what a task came to; False if its run has failed."""
-    name, part = event.key
-    if event.disk_full:
-        raise OSError(errno.ENOSPC, event.error)
-    if event.error is not None:
-        folder.fail(name, event.error, event.trace)
-    if event.error is not None or part is None:
-        folder.settle(name)
-        standing.states[name] = folder.state(name)
-    return event.error is None
 
 
 @contextmanager

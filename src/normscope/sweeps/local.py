@@ -74,8 +74,10 @@ class LocalExecutor:
                 event = self._died(self.workers.pop(i))
             worker.task = None
             found.append(event)
-            if event.error is not None and self.workers.pop(i, None):
-                _end(worker)  # what failed may have left a GPU or a library in a state that others would suffer from
+            if event.error is not None and i in self.workers:
+                _end(
+                    self.workers.pop(i)
+                )  # what failed may have left a GPU or a library in a state that others would suffer from
         return found
 
     def _died(self, worker: _Worker) -> Event:

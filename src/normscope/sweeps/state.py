@@ -106,6 +106,7 @@ class SweepFolder:
     @contextmanager
     def claimed(self, name: str) -> Iterator[None]:
         """One process at a time in a run: another waits until the first has ended, be it killed."""
+        self._notes.mkdir(parents=True, exist_ok=True)
         with self._noted(name, ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in self.run(name).parent.glob(f".{glob.escape(name)}.partial-*"):
@@ -147,6 +148,7 @@ class SweepFolder:
     def note(self, name: str, done: int, total: int, note: str = "") -> None:
         """Note how far a run is; a note that cannot be written is no reason to stop."""
         with suppress(OSError):
+            self._notes.mkdir(parents=True, exist_ok=True)
             text = json.dumps(asdict(Progress(done, total, note, time.time())))
             _replace(self._noted(name, ".json"), text, sync=False)
 
@@ -176,10 +178,16 @@ class SweepFolder:
     def _error(self, name: str) -> Path:
         return self.path / "errors" / f"{name}.txt"
 
+    def tidy(self) -> None:
+        """Drop all notes, once no run is under way."""
+        shutil.rmtree(self._notes, ignore_errors=True)
+
+    @property
+    def _notes(self) -> Path:
+        return self.path / "progress"
+
     def _noted(self, name: str, suffix: str) -> Path:
-        folder = self.path / "progress"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{name}{suffix}"
+        return self._notes / f"{name}{suffix}"
 
 
 def _locked(file: int, kind: int) -> bool:

@@ -174,12 +174,22 @@ def feed_for(task: Addition, model: Transformer, batch: int, device: torch.devic
 
 
 def draw_batches(
-    task: Addition, feed: Feed, batches: int, batch: int, offsets: int, seed: int, device: torch.device
+    task: Addition,
+    feed: Feed,
+    batches: int,
+    batch: int,
+    offsets: int,
+    seed: int,
+    device: torch.device,
+    rows: slice | None = None,
 ) -> Batches:
-    """Batches from a seed: examples, and for each an offset of its positions, uniform in 0..offsets."""
+    """Batches from a seed: examples, and for each an offset of its positions, uniform in 0..offsets; all rows or some."""
     generator = torch.Generator(device).manual_seed(seed)
     examples = task.draw(batches * batch, generator)
     shifts = torch.randint(offsets + 1, (batches * batch,), generator=generator, device=device)
+    if rows is not None:
+        own = torch.arange(batches * batch, device=device).view(batches, batch)[:, rows].flatten()
+        examples, shifts = examples[own], shifts[own]
     return feed.arrange(examples, shifts, batches)
 
 

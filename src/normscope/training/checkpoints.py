@@ -27,6 +27,11 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
 
+    @property
+    def on_cpu(self) -> "Checkpoint":
+        """The same, where every process can read it."""
+        return Checkpoint(self.step, {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()})
+
 
 class DamagedError(Exception):
     """A checkpoint that must not be used, and why."""
@@ -73,7 +78,7 @@ class Checkpoints:
         """Write a checkpoint aside, make sure it is on disk, rename it, and drop all but the last ones."""
         from safetensors.torch import save_file
 
-        tensors = {name: value.detach().cpu().contiguous() for name, value in checkpoint.tensors.items()}
+        tensors = checkpoint.on_cpu.tensors
         target = self.folder / f"checkpoint-{checkpoint.step:09d}.safetensors"
         partial = target.with_suffix(".partial")
         save_file(

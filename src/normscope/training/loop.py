@@ -17,6 +17,7 @@ from normscope.tasks import stream_seed
 from normscope.threads import one_thread
 from normscope.training.batches import Batches, Feed, PackedFeed, draw_batches, feed_for, one_batch
 from normscope.training.checkpoints import Checkpoint, Checkpoints
+from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe
 from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
 from normscope.transformer import Transformer, calibrating
@@ -47,10 +48,11 @@ class DivergedError(Exception):
 
 
 class Training:
-    """A run of a recipe on a device."""
+    """A run of a recipe on a device, alone or as one of a team of processes."""
 
-    def __init__(self, recipe: Recipe, device: torch.device | str = "cpu") -> None:
-        self.recipe, self.device = recipe, torch.device(device)
+    def __init__(self, recipe: Recipe, device: torch.device | str = "cpu", team: Team | None = None) -> None:
+        self.recipe, self.device, self.team = recipe, torch.device(device), team
+        check_shares(recipe.batch, team.size if team else 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(recipe.seed, "weights"))
             model = Transformer(recipe.model)  # drawn on the CPU, so that every device starts from the same weights
@@ -74,11 +76,16 @@ class Training:
     def run(self, checkpoints: Checkpoints | None = None, every: float = 60.0) -> Iterator[Metrics]:
         """Train to the end, a row of metrics at a time, with a checkpoint at most every so many seconds and at the end.
 
+        A team goes on from where its first process is, and the first process alone is given checkpoints to write.
+
         Raises:
             DivergedError: if the loss or a weight is no longer finite; the last checkpoint is from before that.
         """
-        recipe = self.recipe
-        feed = feed_for(recipe.task.train, self.model, recipe.batch, self.device, self.precision)
+        recipe, team = self.recipe, self.team
+        if team is not None:
+            self.restore(team.from_first(self.checkpoint.on_cpu))
+        share, own = (math.ceil(recipe.batch / team.size), team.rows) if team else (recipe.batch, None)
+        feed = feed_for(recipe.task.train, self.model, share, self.device, self.precision)
         size = max(1, min(_EXAMPLES_A_BLOCK[self.device.type] // recipe.batch, recipe.epoch, recipe.steps))
         stepper = None
         last_saved = began = time.monotonic()
@@ -88,9 +95,9 @@ class Training:
             start = self.step
             steps = min(size, recipe.epoch - start % recipe.epoch, recipe.steps - start)
             seed = stream_seed(recipe.seed, "training", start)
-            batches = draw_batches(recipe.task.train, feed, size, recipe.batch, recipe.offsets, seed, self.device)
+            batches = draw_batches(recipe.task.train, feed, size, recipe.batch, recipe.offsets, seed, self.device, own)
             if stepper is None:
-                stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches)
+                stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches, team)
                 began = time.monotonic()  # compiling is no training
             rates = self._rates(start, steps)
             with one_thread(self._small):

@@ -1,15 +1,17 @@
-"""Training steps: many at a time, one by one on a CPU, or as one captured graph that a GPU replays without the host."""
+"""Training steps: many at a time, one by one, alone or with other processes, or as a graph that a GPU replays by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from normscope.tasks import MASK
 from normscope.training.batches import Batches, Feed, one_batch
+from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
 from normscope.transformer import Transformer
 
@@ -69,13 +71,19 @@ class _Step:
     recipe: Recipe
     precision: torch.dtype
 
-    def measures(self, batch: Batches) -> tuple[Tensor, Tensor]:
-        """The loss, mean cross-entropy of the characters to predict, and (loss, right, all)."""
+    def measures(self, batch: Batches, characters: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss, mean cross-entropy of the characters to predict, and (loss, right, all).
+
+        Given a number of ``characters``, the loss is the sum divided by it, whatever their number in this batch.
+        """
         targets = batch["targets"].flatten()
         with torch.autocast(targets.device.type, self.precision, enabled=self.precision != torch.float32):
             logits = self.feed.logits(self.model, batch)
         logits = logits.float()
-        loss = F.cross_entropy(logits, targets, ignore_index=MASK)
+        if characters is None:
+            loss = F.cross_entropy(logits, targets, ignore_index=MASK)
+        else:
+            loss = F.cross_entropy(logits, targets, ignore_index=MASK, reduction="sum") / characters
         wanted = targets != MASK
         right = (logits.argmax(-1) == targets) & wanted
         return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
@@ -93,19 +101,51 @@ class EagerStepper:
 
     def __init__(self, step: _Step) -> None:
         self.step = step
+        self.measures: Callable[..., tuple[Tensor, Tensor]] = step.measures
 
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
         """A step for each batch."""
-        step, rows = self.step, []
-        for index, rate in enumerate(rates):
-            for group in step.optimiser.param_groups:
-                group["lr"] = rate
-            step.optimiser.zero_grad()
-            loss, row = step.measures(step.feed.trimmed(one_batch(batches, index)))
-            loss.backward()  # type: ignore[no-untyped-call]
-            step.update()
-            rows.append(row)
-        return torch.stack(rows)
+        return torch.stack([self.once(one_batch(batches, index), rate) for index, rate in enumerate(rates)])
+
+    def once(self, batch: Batches, rate: float, characters: Tensor | None = None) -> Tensor:
+        """A step."""
+        step = self.step
+        for group in step.optimiser.param_groups:
+            group["lr"] = rate
+        step.optimiser.zero_grad()
+        loss, row = self.measures(step.feed.trimmed(batch), characters)
+        loss.backward()  # type: ignore[no-untyped-call]
+        step.update()
+        return row
+
+
+class SharedStepper(EagerStepper):
+    """Step by step on a share of every batch; gradients and measures are those of all shares together."""
+
+    def __init__(self, step: _Step, team: Team) -> None:
+        super().__init__(step)
+        self.team = team
+        self.measures = DistributedDataParallel(_Measures(step))
+
+    def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
+        """A step for each batch; DistributedDataParallel takes the mean over processes of what should be their sum."""
+        team = self.team
+        characters = team.sum((batches["targets"] != MASK).flatten(1).sum(1)) / team.size
+        steps = zip(rates, characters, strict=True)
+        rows = torch.stack([self.once(one_batch(batches, index), *step) for index, step in enumerate(steps)])
+        return team.sum(rows).cpu() / torch.tensor([team.size, 1, 1])
+
+
+class _Measures(nn.Module):
+    """The measures of a step as a module, which is what gradients can be shared of; its buffers never change and stay out."""
+
+    def __init__(self, step: _Step) -> None:
+        super().__init__()
+        self.step, self.weights = step, nn.ParameterList(step.model.parameters())
+
+    def forward(self, batch: Batches, characters: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and (loss, right, all)."""
+        return self.step.measures(batch, characters)
 
 
 class CapturedStepper:
@@ -165,8 +205,16 @@ class CapturedStepper:
 
 
 def stepper_for(
-    model: Transformer, feed: Feed, optimiser: torch.optim.AdamW, recipe: Recipe, precision: torch.dtype, batches: Batches
+    model: Transformer,
+    feed: Feed,
+    optimiser: torch.optim.AdamW,
+    recipe: Recipe,
+    precision: torch.dtype,
+    batches: Batches,
+    team: Team | None = None,
 ) -> Stepper:
-    """Captured on a GPU, eager on a CPU; ``batches`` are as many as will come at a time."""
+    """Captured on a GPU, eager on a CPU or with others; ``batches`` are as many as will come at a time."""
     step = _Step(model, feed, optimiser, recipe, precision)
+    if team is not None:
+        return SharedStepper(step, team)
     return CapturedStepper(step, batches) if batches["targets"].is_cuda else EagerStepper(step)
