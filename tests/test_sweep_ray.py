@@ -119,6 +119,7 @@ class Telling(OnePiece):
         folder.write_text(json.dumps({**given, "threads": torch.get_num_threads(), "process": os.getpid()}))
 
 
+@pytest.mark.slow
 def test_a_run_gets_the_cores_and_the_share_of_a_gpu_that_it_asks_for(cluster: TwoNodes, tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{}")
     with RayExecutor(tmp_path, cluster.address, Needs(1, 4)) as executor:
@@ -141,14 +142,14 @@ def test_a_run_gets_the_cores_and_the_share_of_a_gpu_that_it_asks_for(cluster: T
         RayExecutor(tmp_path, cluster.address, Needs(2, 1))
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_and_every_run_is_there_once_as_if_made_here(cluster: TwoNodes, place: Path, here: Path) -> None:
     out = place / "cluster"
     folder = SweepFolder.of(out)
     driver = start(place / "twelve.toml", "--out", out, "--ray", cluster.address, "--json", *EVERY_STEP)
     try:
-        name = _wait(lambda: _running_on_second(cluster, folder))
-        for process in cluster.on_second():
-            os.kill(process, signal.SIGKILL)
+        name = _wait(lambda: _stopped_on_second(cluster, folder))
+        _signal(cluster.on_second(), signal.SIGKILL)
         assert folder.complete(name) is None
         kept = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")}
         assert len(kept) < 12
@@ -167,6 +168,7 @@ def test_a_node_is_killed_and_every_run_is_there_once_as_if_made_here(cluster: T
     assert_same_folders(here / "twelve", out)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: TwoNodes, place: Path) -> None:
     out = place / "long"
     driver = start(place / "long.toml", "--out", out, "--ray", cluster.address)
@@ -184,6 +186,7 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: TwoNodes, place: 
     socket.create_connection(tuple(cluster.address.split(":")), 5).close()
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_makes_the_same_and_leaves_no_process(place: Path, here: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'normscope[sweeps]'")
     driver = start(place / "ensemble.toml", "--out", place / "local", "--ray", "local")
@@ -233,16 +236,24 @@ def assert_same_folders(one: Path, other: Path) -> None:
             pd.testing.assert_frame_equal(table, twin, check_exact=True)
 
 
-def _running_on_second(cluster: TwoNodes, folder: SweepFolder) -> str | None:
-    """A run in the middle, with a checkpoint, on the second node, once another run is finished."""
+def _stopped_on_second(cluster: TwoNodes, folder: SweepFolder) -> str | None:
+    """Stop the second node while it is in the middle of a run that has a checkpoint, once another run is finished."""
     if not list(folder.path.glob("runs/*/run.json")):
         return None
-    there = set(cluster.on_second())
+    processes = cluster.on_second()
+    _signal(processes, signal.SIGSTOP)
     for checkpoint in folder.path.glob("runs/.*.unfinished-*/checkpoint-*.safetensors"):
         name = checkpoint.parent.name[1:].partition(".unfinished-")[0]
-        if there.intersection(cluster.workers(folder.path / "progress" / f"{name}.lock")):
+        there = set(processes).intersection(cluster.workers(folder.path / "progress" / f"{name}.lock"))
+        if there and folder.complete(name) is None:
             return name
+    _signal(processes, signal.SIGCONT)
     return None
+
+
+def _signal(processes: list[int], what: signal.Signals) -> None:
+    for process in processes:
+        os.kill(process, what)
 
 
 def _descendants(process: int) -> list[int]:

@@ -49,7 +49,7 @@ def sweep(
         Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME, or the next free number")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one for each core, or GPU")
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="as many as there are cores, or GPUs, for")
     ] = None,
     per_gpu: Annotated[int, typer.Option(min=1, help="Runs that share a GPU.")] = 1,
     cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each run.", show_default="a fair share")] = None,

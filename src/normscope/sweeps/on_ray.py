@@ -20,7 +20,7 @@ from normscope.sweeps.ray_process import Needs, Places, Stopped, drive
 
 LOCAL = "local"
 _REACH = 5.0  # seconds for a connection to an address
-_CONNECT = 15.0  # and for the cluster to take us in
+_CONNECT = 10.0  # and for the cluster to take us in
 _START = 120.0  # for processes to start
 _LEAVE = 15.0  # to end all tasks
 _PATIENCE = 60.0  # without any node that a run fits on
@@ -47,7 +47,8 @@ class RayExecutor:
         try:
             self._connect()
         except BaseException:
-            self.process.kill()
+            if address != LOCAL:  # it may wait for an answer for minutes, and has nothing to clean up
+                self.process.kill()
             self.close()
             raise
 

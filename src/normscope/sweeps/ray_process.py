@@ -5,6 +5,8 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -67,15 +69,15 @@ def drive(pipe: Connection, address: str | None, needs: Needs, gpus: tuple[str, 
     """The life of the process: until the pipe is closed, or None comes through it. Without an address it starts a cluster."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
     into_log(log)
+    import ray
+
     pipe.send(Ready())
-    with TemporaryDirectory(prefix="normscope-ray-", ignore_cleanup_errors=True) as folder:
+    with _own_cluster(gpus) if address is None else nullcontext({"address": address}) as where:
         try:
-            _connect(address, gpus, folder)
+            ray.init(**where, logging_level=logging.ERROR, log_to_driver=True)
         except Exception as error:
             pipe.send(Stopped(_line(error)))
             return
-        import ray
-
         tasks = _Tasks(pipe, needs)
         try:
             tasks.run()
@@ -86,19 +88,15 @@ def drive(pipe: Connection, address: str | None, needs: Needs, gpus: tuple[str, 
             ray.shutdown()
 
 
-def _connect(address: str | None, gpus: tuple[str, ...], folder: str) -> None:
-    import ray
-
-    said: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
-    if address is not None:
-        ray.init(address=address, **said)
-        return
+@contextmanager
+def _own_cluster(gpus: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """What Ray has to know for a cluster of this machine's cores and of these GPUs; its files are gone afterwards."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    cores = len(os.sched_getaffinity(0))
-    mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _STORE, "_temp_dir": folder}
-    ray.init(address="local", num_cpus=cores, num_gpus=len(gpus), **mine, **said)
+    has = {"num_cpus": len(os.sched_getaffinity(0)), "num_gpus": len(gpus), "object_store_memory": _STORE}
+    with TemporaryDirectory(prefix="normscope-ray-", ignore_cleanup_errors=True) as folder:
+        yield {"address": "local", **has, "include_dashboard": False, "_temp_dir": folder}
 
 
 class _Tasks:
