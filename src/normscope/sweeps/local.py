@@ -1,9 +1,7 @@
 """Worker processes on this machine, with its cores and GPUs shared out."""
 
-import faulthandler
 import os
 import signal
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from normscope.sweeps.execute import Event, Task, attempt, has_no_room
+from normscope.sweeps.execute import LOG, Event, Task, attempt, has_no_room, into_log
 
 _LEAVE = 5.0  # seconds that a worker has to clean up
-LOG = "workers.log"
 
 
 @dataclass
@@ -133,11 +130,7 @@ def _work(pipe: Connection, threads: int, gpu: str | None, log: Path) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    with log.open("a") as file:
-        os.dup2(file.fileno(), sys.stderr.fileno())
-    faulthandler.enable()
+    into_log(log)
     import torch
 
     torch.set_num_threads(threads)
