@@ -75,7 +75,7 @@ def test_a_model_leaves_tables_pictures_and_a_page(model_run: Run) -> None:
         assert f">{title}</h2>" in page
     drawn = {path.stem for path in (folder.path / "figures").glob("*.png")}
     assert drawn == {path.stem for path in (folder.path / "figures").glob("*.html")}
-    assert {"interference", "interference-keys", "interference-moved", "rank", "angles-keys", "spread-queries"} <= drawn
+    assert {"interference", "interference-keys", "interference-moved", "rank", "angles-keys", "spheres-queries"} <= drawn
 
 
 def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
@@ -95,7 +95,7 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
     assert {(record["layer"], record["head"]) for record in by_measure["interference"]} == {
         (layer, head) for layer in range(4) for head in range(4)
     }
-    assert {(record["place"], record["side"]) for record in by_measure["sphere"]} == {
+    assert {(record["place"], record["side"]) for record in by_measure["spheres"]} == {
         (place, side) for place in ("before", "after") for side in ("queries", "keys")
     }
     assert {(record["place"], record["exchanged"]) for record in by_measure["interference"]} == {
@@ -117,7 +117,7 @@ def test_a_run_prints_its_layers_its_findings_and_where_it_is(here: Path, capsys
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("measure", ["rank", "angles,spread", "interference"])
+@pytest.mark.parametrize("measure", ["rank", "angles,spheres", "interference"])
 def test_only_what_is_asked_for_is_measured(here: Path, capsys: pytest.CaptureFixture[str], measure: str) -> None:
     status, out, err = run(capsys, "subspaces", PRE, *FEW, "--measure", measure)
     assert status == 0, err
@@ -193,7 +193,7 @@ def test_a_text_of_ones_own_is_read(here: Path, decoder: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((PRE, "--measure", "spred"), "did you mean 'spread'"),
+        ((PRE, "--measure", "sphers"), "did you mean 'spheres'"),
         ((PRE, "--schemes", "pre"), "--schemes does not go here"),
         ((PRE, "--types", "5"), "--types does not go here"),
         (("world", "--text", "a.txt"), "--text does not go here: 'world' reads its own tokens"),

@@ -174,7 +174,7 @@ def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run of ours, by its description."""
     try:
         return "normscope" in json.loads((Path(folder).expanduser() / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where ~NAME is nobody's home
         return False
 
 
