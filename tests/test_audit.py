@@ -322,9 +322,11 @@ def test_findings_say_how_far_apart_subjects_are() -> None:
     assert said(found, "Residual growth").endswith(": high 5×, middle 4×, low 2×; 2.5 times as much in high as in low.")
     assert said(found, "Mean cosine").endswith(": high 0.5, middle 0, low -0.25; 0.75 more in high than in low.")
     assert said(found, "Effective rank").endswith("; hardly a difference.")
-    still, turning = ({"motion": subjects["low"]["motion"].assign(angle=[angle, None])} for angle in (0, 3))
-    found = compare([Subject("low", still), Subject("high", turning)]).tables
-    assert said(found, "Turned by").endswith("; 3° more in high than in low.")  # nothing is a multiple of 0
+    for still in (0.0, 1e-7):  # of which nothing is a multiple
+        angles = {"still": still, "turning": 3.0}
+        turned = {name: {"motion": subjects["low"]["motion"].assign(angle=[angle, None])} for name, angle in angles.items()}
+        found = compare([Subject(name, some) for name, some in turned.items()]).tables
+        assert said(found, "Turned by").endswith("; 3° more in turning than in still.")
 
 
 def test_a_model_whose_scheme_is_unknown_is_compared_by_all_but_speed(tables: dict[str, pd.DataFrame]) -> None:

@@ -19,6 +19,7 @@ COMPARABLE = (
     "simulate or advise; and whatever else has a table in common"
 )
 _NOISE = 0.1  # at which circuit collapse is compared
+_NOTHING = 1e-6  # smaller values are rounding, and a ratio to them has no meaning
 _LAYER = "layer"
 _OF_STATES = ("motion", "journey")  # tables with a row for what every layer reads, and one for what leaves the last
 
@@ -326,13 +327,13 @@ def _findings(quantity: Quantity, numbers: list[Row]) -> Iterator[Finding]:
 
 
 def _apart(quantity: Quantity, falling: list[Row]) -> float:
-    """The largest over the smallest or less it; infinite for a ratio to nothing."""
+    """The largest over the smallest, infinite if that is nothing; or the largest less the smallest."""
     largest, smallest = falling[0]["value"], falling[-1]["value"]
     if not quantity.ratio:
         return float(largest - smallest)
-    if largest == smallest:
+    if largest <= _NOTHING:
         return 1.0
-    return float(largest / smallest) if smallest > 0 else math.inf
+    return float(largest / smallest) if smallest > _NOTHING else math.inf
 
 
 def _how_far(quantity: Quantity, falling: list[Row]) -> str:

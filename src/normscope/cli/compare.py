@@ -38,7 +38,8 @@ EXAMPLES = examples(
     "normscope compare builtin:addition-small-pre builtin:addition-small-qkv",
     "normscope compare package:smollm2 gpt2 --text notes.txt --tokens 512",
     "normscope compare runs/train-tiny-pre runs/train-tiny-qkv     (their models, and how they learned)",
-    "normscope compare runs/audit runs/audit-2                     (or of evaluate, ensemble, advise, ...)",
+    "normscope compare runs/audit runs/audit-2",
+    "normscope compare runs/advise runs/advise-2 --json",
 )
 
 
