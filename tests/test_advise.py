@@ -280,12 +280,12 @@ def test_theory_starts_as_theorem_4_1_prints_it() -> None:
 def test_what_was_trained_stands_in_the_documents_and_nothing_else_is_claimed() -> None:
     table = trained_table([*NAMED.values(), replace(NAMED["pre"], name="mine", title="")])
     known = table[table["what"] != NOT_TRAINED]
-    assert set(known["scheme"]) == {"pre", "qkv", "mine"}
+    assert set(known["scheme"]) == {"pre", "qkv", "peri", "mine"}
     for row in known.itertuples(index=False):
         text = (DOCS.parent / str(row.source)).read_text(encoding="utf-8")
         for number in re.findall(r"\d+\.\d+", str(row.value)):
             assert number in text, (row.value, row.source)
-    assert (table[table["scheme"] == "peri"]["what"] == NOT_TRAINED).all()
+    assert (table[table["scheme"] == "post"]["what"] == NOT_TRAINED).all()
 
 
 def test_weights_have_the_spectrum_of_a_model() -> None:

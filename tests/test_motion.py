@@ -2,18 +2,23 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from normscope.audit import effective_rank, effective_speed, measure_motion, replay_table, replayed_turns
+from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
+from normscope.audit.motion import token_rank
 from normscope.audit.replay import replayed_speeds
 from normscope.dynamics.measures import mean_cosine
+from normscope.models import open_model
 from normscope.models.hugging_face import HuggingFaceView
 from normscope.norms import degrees_between, length, unit
 from normscope.schemes import NAMED, derive
 from normscope.schemes.flow import coefficients, kept_part, layer, read, settle, written
+from normscope.training import Training, read_recipe
+from normscope.transformer import save_model
 from test_models import FAMILIES, OWN, untouched
 
 SCHEMES = pytest.mark.parametrize("name", NAMED)
@@ -92,10 +97,10 @@ def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
     assert writes["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=1e-2)
 
 
-def test_effective_rank_counts_directions() -> None:
-    assert effective_rank(torch.eye(6)) == pytest.approx(6.0)
-    assert effective_rank(torch.ones(6, 4)) == pytest.approx(1.0)
-    assert effective_rank(torch.eye(6)[[0, 0, 0, 1, 1, 1]]) == pytest.approx(2.0)
+def test_the_rank_of_tokens_counts_directions() -> None:
+    assert token_rank(torch.eye(6)) == pytest.approx(6.0)
+    assert token_rank(torch.ones(6, 4)) == pytest.approx(1.0)
+    assert token_rank(torch.eye(6)[[0, 0, 0, 1, 1, 1]]) == pytest.approx(2.0)
 
 
 def test_replayed_writes_turn_tokens_as_their_sum_does() -> None:
@@ -119,7 +124,7 @@ def test_replayed_writes_turn_tokens_as_their_sum_does() -> None:
         .rad2deg()
         .tolist()
     )
-    table = replay_table([NAMED["pre"]], x.norm(dim=-1), lengths, along, lengths.mean(-1))
+    table = replay_table([NAMED["pre"]], x.norm(dim=-1), lengths, along, lengths.mean(-1), lengths.mean(-1))
     assert table["angle"].tolist() == pytest.approx(angles.mean(-1).tolist())
     assert table["speed"].tolist() == pytest.approx(radii.mean(-1).tolist())  # s_j = r_j
 
@@ -128,7 +133,7 @@ def test_replayed_speed_factors_are_those_of_theory() -> None:
     radius, attention = torch.tensor([2.0, 3.0, 4.0], dtype=torch.float64), torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
 
     def speeds(name: str) -> list[float]:
-        return replayed_speeds(NAMED[name], radius, attention).tolist()
+        return replayed_speeds(NAMED[name], radius, attention, attention).tolist()
 
     assert speeds("post") == pytest.approx([2.0, 3.0, 4.0])  # 1 at radius 1
     assert speeds("peri") == pytest.approx([2.0 * 0.5 / 1.5, 3.0 * 1.0 / 1.5, 4.0 * 3.0 / 1.5])  # r|A|, writes of length 1.5
@@ -142,3 +147,13 @@ def test_angles_are_exact_where_they_are_small() -> None:
     across = (b - a) - ((b - a) * a).sum() * a
     assert float(degrees_between(a, b)) == pytest.approx(math.degrees(float(across.norm())), rel=1e-5)
     assert float(degrees_between(a, -a)) == pytest.approx(180.0)
+
+
+def test_a_model_with_an_output_norm_replays_its_own_speed(tmp_path: Path) -> None:
+    training = Training(read_recipe("tiny", {"scheme": "peri", "layers": 4, "examples": 64, "batch": 64}))
+    save_model(tmp_path, training.model, {"recipe": training.recipe.values})
+    view = open_model(tmp_path)
+    found = measure_motion(view, view.sample(None, 16, 0), [NAMED["peri"]])
+    writes, replay = found["writes"], found["replay"]
+    assert (writes["written"] / writes["attention"]).max() < 0.1  # the norm changes lengths
+    assert replay["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=0.35)  # means of tokens beside medians

@@ -6,7 +6,7 @@ from normscope.audit.advise_layers import Spectrum
 from normscope.audit.advise_setting import AdviceSetting, fitting_width
 from normscope.audit.compare import Comparison, Subject, compare
 from normscope.audit.findings import Finding
-from normscope.audit.motion import effective_rank, effective_speed, measure_motion
+from normscope.audit.motion import effective_speed, measure_motion, token_rank
 from normscope.audit.parts import Audit, Question, audit
 from normscope.audit.replay import replay_table, replayed_speeds, replayed_turns
 
@@ -23,11 +23,11 @@ __all__ = [
     "advise",
     "audit",
     "compare",
-    "effective_rank",
     "effective_speed",
     "fitting_width",
     "measure_motion",
     "replay_table",
     "replayed_speeds",
     "replayed_turns",
+    "token_rank",
 ]

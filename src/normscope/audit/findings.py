@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from normscope.models import ModelView
 from normscope.results import plain_rows
+
+if TYPE_CHECKING:
+    from normscope.audit.parts import Question
 
 Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
@@ -27,7 +30,7 @@ def late_layers(depth: int) -> range:
     return range(depth - max(1, depth // 3), depth)
 
 
-def motion_findings(view: ModelView, tables: Tables) -> Iterator[Finding]:
+def motion_findings(question: "Question", tables: Tables) -> Iterator[Finding]:
     """Growth, turning beside what other schemes would keep, resistance beside theory, and clustering."""
     motion, writes, replay = (plain_rows(tables[name]) for name in ("motion", "writes", "replay"))
     first, last = motion[0]["radius"], motion[-1]["radius"]
@@ -36,20 +39,23 @@ def motion_findings(view: ModelView, tables: Tables) -> Iterator[Finding]:
         f"{last / first:.3g} times as much.",
         "motion-radius",
     )
-    late = late_layers(view.layers)
-    others = _listed(replay, late, "angle", "°")
+    view, late = question.view, late_layers(question.view.layers)
+    own = None if view.scheme is None else view.scheme.name
+    others = [row for row in replay if row["scheme"] != own]
     yield Finding(
         f"Turning: the first layer turns tokens by {motion[0]['angle']:.3g}°, the last third of layers by "
-        f"{_mean(motion, late, 'angle'):.3g}° each. With the same writes at the same depth it would be: {others}.",
+        f"{_mean(motion, late, 'angle'):.3g}° each. With the same writes at the same depth other schemes would by: "
+        f"{_listed(others, late, 'angle', '°')}.",
         "motion-angle",
     )
-    if view.scheme is not None:
-        ratio = median(row["speed"] / row["theory"] for row in writes)
+    measured = [row for row in writes if row.get("speed") is not None]
+    if any(row["layer"] in late for row in measured):
+        ratio = median(row["speed"] / row["theory"] for row in measured)
         yield Finding(
             f"Resistance: attention turns a token by 1/s of what it writes across it, with a speed factor s of "
-            f"{_mean(writes, late, 'speed'):.3g} in the last third of layers. The slots of {view.scheme.name} give "
-            f"{_mean(writes, late, 'theory'):.3g} there (in the median layer the measured s is {ratio:.3g} times theory's); "
-            f"at the same depth others give: {_listed(replay, late, 'speed', '')}.",
+            f"{_mean(measured, late, 'speed'):.3g} in the last third of layers. The slots of {own} give "
+            f"{_mean(measured, late, 'theory'):.3g} there (in the median layer the measured s is {ratio:.3g} times theory's); "
+            f"with the same writes at the same depth, others: {_listed(others, late, 'speed', '')}.",
             "motion-speed",
         )
     yield from _clustering(motion)
@@ -89,26 +95,28 @@ def _listed(replay: list[Row], layers: range, column: str, unit: str) -> str:
 
 def of_lab(
     said: Callable[[ModelView, Tables], list[str]], figures: Mapping[str, Sequence[str]]
-) -> Callable[[ModelView, Tables], Iterator[Finding]]:
+) -> Callable[["Question", Tables], Iterator[Finding]]:
     """A lab's sentences on each measure with the figures that show them; the first, which names the model, is left out."""
 
-    def findings(view: ModelView, tables: Tables) -> Iterator[Finding]:
+    def findings(question: "Question", tables: Tables) -> Iterator[Finding]:
         for measure, shown in figures.items():
             others = {name: table for name, table in tables.items() if name == measure or name not in figures}
             if measure in tables:
-                yield from (Finding(text, shown[min(i, len(shown) - 1)]) for i, text in enumerate(said(view, others)[1:]))
+                yield from (
+                    Finding(text, shown[min(i, len(shown) - 1)]) for i, text in enumerate(said(question.view, others)[1:])
+                )
 
     return findings
 
 
-def journey_findings(view: ModelView, tables: Tables) -> Iterator[Finding]:
+def journey_findings(question: "Question", tables: Tables) -> Iterator[Finding]:
     """How far a sample token travels, between which words."""
     if "journey" in tables:
         rows = plain_rows(tables["journey"])
         first, second, last = rows[0], rows[1], rows[-1]
         yield Finding(
-            f"Journey: a sample token travels {last['travelled']:.0f}° from {first['nearest_text']!r} to "
-            f"{last['nearest_text']!r} and ends {last['from_start']:.0f}° from its start; the first layer turns it by "
-            f"{second['angle']:.0f}°, the last by {last['angle']:.0f}°.",
+            f"Journey: the last token but one of '{question.sentence}' travels {last['travelled']:.0f}°, from "
+            f"{first['nearest_text']!r} to {last['nearest_text']!r}, and ends {last['from_start']:.0f}° from its start; the "
+            f"first layer turns it by {second['angle']:.0f}°, the last by {last['angle']:.0f}°.",
             "journey-angle",
         )

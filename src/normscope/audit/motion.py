@@ -14,6 +14,7 @@ from normscope.models import AttentionStep, ModelView, NormView, Sample
 from normscope.norms import degrees_between, length, tangent, unit
 from normscope.schemes import NormKind, Scheme, derive
 from normscope.schemes.flow import kept_part
+from normscope.subspaces.spaces import effective_rank
 
 Tokens = Float[Tensor, "tokens dim"]
 
@@ -37,11 +38,9 @@ def effective_speed(
     return (stride * length(tangent(theta, A)) / moved).squeeze(-1)
 
 
-def effective_rank(x: Tokens) -> float:
-    """Exp of the entropy of σ²/Σσ², σ the singular values of the directions: 1 if all tokens are one, at most their number."""
-    values = torch.linalg.svdvals(unit(x.double())).square()
-    shares = values / values.sum()
-    return float(torch.exp(-torch.special.xlogy(shares, shares).sum()))
+def token_rank(x: Tokens) -> float:
+    """The effective rank (Σσ²)²/Σσ⁴ of the tokens' directions: 1 if all are one, at most their number."""
+    return float(effective_rank(torch.linalg.svdvals(unit(x.double()))[None]))
 
 
 def measure_motion(
@@ -55,8 +54,9 @@ def measure_motion(
     Returns:
         ``motion``: layer, radius (mean |x|), radius_low, radius_high (middle 90 % of tokens), angle (mean turn of the layer in
             degrees, empty behind the last), cosine and rank (mean cosine and effective rank), cosine_all and rank_all.
-        ``writes``: layer, write (mean |x' − x|), along (its mean cosine to θ), attention (mean |A|), speed (median effective
-            speed factor of attention), theory (what the scheme's slots give for it), the last two if the scheme is known.
+        ``writes``: layer, write (mean |x' − x|), along (its mean cosine to θ), attention (mean |A|), written (the same behind
+            the output norm, if there is one), speed (median effective speed factor of attention; none where it turns the median
+            token past 90°), theory (what the scheme's slots give for it), the last two if the scheme is known.
         ``replay``: scheme, layer, angle, radius, speed: what the named schemes would make of the same writes.
     """
     watched = _Watched(view, sample, progress)
@@ -73,7 +73,7 @@ class _Watched:
     sample: Sample
     progress: Callable[[int], None]
     states: list[Tokens] = field(default_factory=list)
-    attention: list[dict[str, float]] = field(default_factory=list)
+    attention: list[dict[str, float | None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         norm = self.view.final_norm or self.view.read_norm(self.view.layers)
@@ -82,6 +82,7 @@ class _Watched:
         counted = self.sample.present.clone()
         counted[:, 0] = False
         self.counted: Bool[Tensor, "rows tokens"] = counted
+        self.kept = counted[self.sample.present].cpu()
 
     def stand(self, layer: int, x: Float[Tensor, "rows tokens dim"]) -> None:
         """Keep the directions and lengths that the norm sees."""
@@ -92,13 +93,13 @@ class _Watched:
         mixed = (step.weights() @ step.v).transpose(1, 2)
         A = torch.einsum("rthv,hvd->rtd", mixed, step.W_O) + self.view.projections(step.layer).b_O
         x, A = step.stream[self.counted], A[self.counted]
-        row = {"layer": step.layer, "attention": float(length(kept_part(A, self.kind)).mean())}
-        if self.view.scheme is not None:
-            row |= self._speed(step.layer, x, A)
-        self.attention.append(row)
+        u = _through(self.norms.get((step.layer, "attention", "output")), A)
+        lengths = {name: float(length(kept_part(y, self.kind)).mean()) for name, y in (("attention", A), ("written", u))}
+        speeds = {} if self.view.scheme is None else self._speed(step.layer, x, A, u)
+        self.attention.append({"layer": step.layer, **lengths, **speeds})
         self.progress(step.layer + 1)
 
-    def _speed(self, layer: int, x: Tokens, A: Tokens) -> dict[str, float]:
+    def _speed(self, layer: int, x: Tokens, A: Tokens, u: Tokens) -> dict[str, float | None]:
         """The effective speed factor of attention, and what theory gives for it.
 
         Theory's norms have radius 1; a model's have that of what they put out, which multiplies what is written and is the
@@ -109,29 +110,28 @@ class _Watched:
         stage = scheme.at(layer, self.view.layers)
         place = stage.place(layer, self.view.layers)
         step, carry = (formula(place.values) for formula in stage.attention.formulas)
-        output, stream = (self.norms.get((layer, "attention", slot)) for slot in ("output", "stream"))
-        u = A if output is None else output(A)
+        stream = self.norms.get((layer, "attention", "stream"))
         without, after = (_through(stream, carry * x + size * u) for size in (0.0, step))  # its gain turns x by itself
         seen, seen_A, seen_u, seen_after = (kept_part(y, self.kind) for y in (without, A, u, after))
         r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
         law = derive(stage.attention)
         theory = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
-        if output is not None:
+        if stage.attention.output == "norm":
             theory = theory / length(seen_u).squeeze(-1)
         elif "v" not in stage.attention.heads:
             theory = theory * stage.attention.input_factor(place.values)
-        speed = effective_speed(seen, seen_after, seen_A)
-        return {"speed": float(speed.median()), "theory": float(torch.as_tensor(theory).expand_as(r).median())}
+        speed = float(effective_speed(seen, seen_after, seen_A).median())
+        expected = float(torch.as_tensor(theory).expand_as(r).median())
+        return {"speed": speed if speed > 0 else None, "theory": expected}
 
     def motion(self) -> list[dict[str, float | None]]:
         """A row for every place between layers."""
-        counted = self.counted[self.sample.present].cpu()
         rows = []
         for layer, x in enumerate(self.states):
-            own = x[counted]
+            own = x[self.kept]
             radius = length(own).squeeze(-1)
             low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
-            following = self.states[layer + 1][counted] if layer + 1 < len(self.states) else None
+            following = self.states[layer + 1][self.kept] if layer + 1 < len(self.states) else None
             rows.append(
                 {
                     "layer": layer,
@@ -140,32 +140,32 @@ class _Watched:
                     "radius_high": high,
                     "angle": None if following is None else float(degrees_between(own, following).mean()),
                     "cosine": float(mean_cosine(own)),
-                    "rank": effective_rank(own),
+                    "rank": token_rank(own),
                     "cosine_all": float(mean_cosine(x)),
-                    "rank_all": effective_rank(x),
+                    "rank_all": token_rank(x),
                 }
             )
         return rows
 
     def replay(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
         """What schemes would make of the same writes."""
-        counted = self.counted[self.sample.present].cpu()
-        x = torch.stack(self.states)[:, counted]
+        x = torch.stack(self.states)[:, self.kept]
         write = x[1:] - x[:-1]
+        attention, written = (torch.tensor([row[name] for row in self.attention]) for name in ("attention", "written"))
         return replay_table(
             schemes,
             radius=length(x[0]).squeeze(-1),
             writes=length(write).squeeze(-1),
             along=torch.cosine_similarity(write, x[:-1], dim=-1),
-            attention=torch.tensor([row["attention"] for row in self.attention], dtype=x.dtype),
+            attention=attention,
+            written=written,
         )
 
-    def writes(self) -> list[dict[str, float]]:
+    def writes(self) -> list[dict[str, float | None]]:
         """A row for every layer."""
-        counted = self.counted[self.sample.present].cpu()
         rows = []
         for layer, of_attention in enumerate(self.attention):
-            x, after = self.states[layer][counted], self.states[layer + 1][counted]
+            x, after = self.states[layer][self.kept], self.states[layer + 1][self.kept]
             write = after - x
             along = torch.cosine_similarity(write, x, dim=-1)
             rows.append({**of_attention, "write": float(length(write).mean()), "along": float(along.mean())})

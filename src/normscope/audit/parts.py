@@ -40,7 +40,7 @@ class Question:
     Attributes:
         view: the model.
         sample: what it reads.
-        sentence: whose last word but one is followed; None for a model that reads no sentences.
+        sentence: whose last token but one is followed; None for a model that reads no sentences.
         seed: of what is drawn.
     """
 
@@ -88,19 +88,12 @@ class Question:
 
     @property
     def record(self) -> dict[str, Any]:
-        """All that the answers depend on."""
+        """What is asked, as plain values."""
         read = hashlib.sha256()
         for tensor in (self.sample.tokens, self.sample.targets, self.sample.present, self.sample.positions):
             read.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
-        return {
-            "model": self.view.checksum,
-            "sample": f"{tuple(self.sample.tokens.shape)} {read.hexdigest()}",
-            "sentence": self.sentence,
-            "seed": self.seed,
-            "device": self.view.device.type,
-            "code": code_fingerprint(),
-            "torch": torch.__version__,
-        }
+        sample = f"{tuple(self.sample.tokens.shape)} {read.hexdigest()}"
+        return {"sample": sample, "sentence": self.sentence, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -109,13 +102,27 @@ class Part:
 
     Attributes:
         title: what it looks at.
+        asks: what of the question its tables depend on, besides the model, the device and the code.
         measure: its tables, from the question and a function that is told how many layers are done.
         findings: what the tables say.
     """
 
     title: str
+    asks: tuple[str, ...]
     measure: Callable[[Question, Progress], Tables]
-    findings: Callable[[ModelView, Mapping[str, pd.DataFrame]], Iterator[Finding]]
+    findings: Callable[[Question, Mapping[str, pd.DataFrame]], Iterator[Finding]]
+
+    def key(self, question: Question) -> dict[str, Any]:
+        """All that its tables depend on."""
+        asked = {name: value for name, value in question.record.items() if name in self.asks}
+        return {
+            "part": self.title,
+            "model": question.view.checksum,
+            "device": question.view.device.type,
+            "code": code_fingerprint(),
+            "torch": torch.__version__,
+            **asked,
+        }
 
 
 def _motion(question: Question, progress: Progress) -> Tables:
@@ -123,7 +130,7 @@ def _motion(question: Question, progress: Progress) -> Tables:
 
 
 def _stability(question: Question, progress: Progress) -> Tables:
-    return stability.measure_clean(question.view, question.sample, draws=0, seed=question.seed, progress=progress)
+    return stability.measure_clean(question.view, question.sample, draws=0, progress=progress)  # nothing is drawn
 
 
 def _subspaces(question: Question, progress: Progress) -> Tables:
@@ -138,10 +145,10 @@ def _journey(question: Question, progress: Progress) -> Tables:
 
 
 PARTS: dict[str, Part] = {
-    "motion": Part("motion", _motion, motion_findings),
-    "stability": Part("norm spread, collapse, sparsity", _stability, of_lab(stability.findings, _STABILITY)),
-    "subspaces": Part("interference of heads", _subspaces, of_lab(subspaces.findings, _SUBSPACES)),
-    "journey": Part("the journey of a token", _journey, journey_findings),
+    "motion": Part("motion", ("sample",), _motion, motion_findings),
+    "stability": Part("norm spread, collapse, sparsity", ("sample",), _stability, of_lab(stability.findings, _STABILITY)),
+    "subspaces": Part("interference of heads", ("sample", "seed"), _subspaces, of_lab(subspaces.findings, _SUBSPACES)),
+    "journey": Part("the journey of a token", ("sentence", "seed"), _journey, journey_findings),
 }
 
 
@@ -174,7 +181,7 @@ def audit(
     tables: Tables = {} if view.scheme is None else {"blocks": pd.DataFrame(block_records(view.scheme))}
     said, reused = [Finding(view.summary, "block")], []
     for name, part in PARTS.items():
-        key = {"part": name, **question.record} if kept else {}
+        key = part.key(question) if kept else {}
         found = kept.load(key) if kept else None
         if found is None:
 
@@ -187,7 +194,7 @@ def audit(
                 kept.save(key, found)
         else:
             reused.append(name)
-        said += part.findings(view, found)
+        said += part.findings(question, found)
         tables |= found
     findings = pd.DataFrame({"text": [one.text for one in said], "figure": [one.figure for one in said]})
     return Audit({"findings": findings, **tables}, tuple(reused))

@@ -45,20 +45,21 @@ def replayed_turns(
 
 
 def replayed_speeds(
-    scheme: Scheme, radius: Float[Tensor, " layers"], attention: Float[Tensor, " layers"]
+    scheme: Scheme, radius: Float[Tensor, " layers"], attention: Float[Tensor, " layers"], written: Float[Tensor, " layers"]
 ) -> Float[Tensor, " layers"]:
-    """The speed factor s of attention by the scheme's slots, at these radii and lengths |A| of what attention computes.
+    """The speed factor s of attention by the scheme's slots, at these radii and lengths of what attention computes and writes.
 
-    Theory's norms have radius 1. Here a normalised stream has the given radius, and normalised outputs the mean length of A.
+    Theory's norms have radius 1. Here a normalised stream has the given radius, and normalised outputs the mean length of what
+    is written. s is told for the A that attention computes; where a model normalises it, schemes carry on with what it writes.
     """
-    depth, mean = len(radius), float(attention.mean())
+    depth, mean = len(radius), float(written.mean())
     speeds = []
-    for t, (r, a) in enumerate(zip(radius.tolist(), attention.tolist(), strict=True)):
+    for t, (r, w) in enumerate(zip(radius.tolist(), written.tolist(), strict=True)):
         stage = scheme.at(t, depth)
         law, place = derive(stage.attention), stage.place(t, depth)
-        speed = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
+        speed = law.speed({**place.values, "r": r, "A": w}) * (r if law.radius_fixed else 1.0)
         speeds.append(speed / mean if stage.attention.output == "norm" else speed)
-    return torch.tensor(speeds, dtype=torch.float64)
+    return torch.tensor(speeds, dtype=torch.float64) * attention / written
 
 
 def replay_table(
@@ -67,6 +68,7 @@ def replay_table(
     writes: Float[Tensor, "layers tokens"],
     along: Float[Tensor, "layers tokens"],
     attention: Float[Tensor, " layers"],
+    written: Float[Tensor, " layers"],
 ) -> pd.DataFrame:
     """Mean angle and radius by scheme and layer, and the speed factor that follows from them.
 
@@ -76,6 +78,7 @@ def replay_table(
         writes: likewise.
         along: likewise.
         attention: the mean length of what attention computes in every layer.
+        written: the same behind the model's output norm, if it has one.
 
     Returns:
         Rows with scheme, layer, angle, radius, speed.
@@ -83,7 +86,7 @@ def replay_table(
     tables = []
     for scheme in schemes:
         angles, radii = (values.mean(-1) for values in replayed_turns(scheme, radius, writes, along))
-        columns = {"angle": angles, "radius": radii, "speed": replayed_speeds(scheme, radii, attention)}
+        columns = {"angle": angles, "radius": radii, "speed": replayed_speeds(scheme, radii, attention, written)}
         values = {name: column.tolist() for name, column in columns.items()}
         tables.append(pd.DataFrame({"scheme": scheme.name, "layer": range(len(angles)), **values}))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=_COLUMNS)

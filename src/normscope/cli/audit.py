@@ -93,7 +93,7 @@ def audit(
         for title, table in found.tables.items():
             run.write_table(title, table)
         with console(stderr=True).status("drawing"):
-            with_report(lambda: write_audit_report(run, settings, formats))
+            with_report(lambda: write_audit_report(run, name, settings, formats))
     if json:
         print_json(_records(found))
     else:

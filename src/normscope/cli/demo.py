@@ -44,7 +44,7 @@ def demo(
     from normscope.report.demo import write_demo_report
     from normscope.report.figures import FORMATS
     from normscope.results import check_writable, new_run, run_path
-    from normscope.theorems import find_statements
+    from normscope.theorems import LEDGER
     from normscope.training import read_recipe
 
     formats = chosen_names(format, FORMATS, "format")
@@ -52,7 +52,6 @@ def demo(
     name = model or chosen_model()
     question = asked(name, "cpu", None, None, None, None, seed)
     recipes = [read_recipe("tiny", {"scheme": scheme, "examples": _EXAMPLES, "seed": seed}) for scheme in ("pre", "qkv")]
-    statements = find_statements([])
     about = question.about
     configuration = {"audit": about, "schemes": SIX_SCHEMES, "training": [recipe.record for recipe in recipes]}
     with new_run(out, "demo", configuration, seed=seed, overwrite=overwrite) as run:
@@ -63,7 +62,7 @@ def demo(
         settings |= {
             "audit": f"{name}; {about['tokens']:,} tokens; seed {seed}",
             "training": f"the tiny recipe, stopped early: {recipes[0].summary}",
-            "ledger": f"{len(statements)} statements; quick; seed {seed}",
+            "ledger": f"{len(LEDGER)} statements; quick; seed {seed}",
         }
         with console(stderr=True).status("drawing"):
             write_demo_report(run, settings, formats)

@@ -260,7 +260,8 @@ class ModelView(ABC):
         note = f" ({self.scheme_note})" if self.scheme_note else ""
         return (
             f"{self.name} places its norms as {self.scheme.name}, {self.scheme.title}{note}: "
-            f"{self.layers} layers, {self.heads} heads of {self.head}, width {self.dim}."
+            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)} of {self.head}, "
+            f"width {self.dim}."
         )
 
     @property

@@ -14,9 +14,9 @@ from normscope.report.tables import floats, spans_decades, table_of
 from normscope.results import RunFolder
 
 
-def write_audit_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of an audit and its page."""
-    write_page(run, "Audit of a model", settings, with_findings(run, audit_sections(run, settings)), formats)
+def write_audit_report(run: RunFolder, model: str, settings: str, formats: Sequence[str] = ("html",)) -> None:
+    """Draw the pictures of a model's audit and its page."""
+    write_page(run, f"Audit of {model}", settings, with_findings(run, audit_sections(run, settings)), formats)
 
 
 def audit_sections(run: RunFolder, settings: str) -> list[Section]:
@@ -50,7 +50,7 @@ def _motion(run: RunFolder, settings: str) -> Section | None:
     )
     charts: dict[str, Drawing | None] = {
         "motion-radius": _radius(motion, settings),
-        "motion-angle": _beside(motion, replay, "angle", "Angle turned by each layer", "degrees", settings),
+        "motion-angle": _angle(motion, replay, settings),
         "motion-speed": _speed(writes, replay, settings),
     }
     return charts_section(run, "How tokens move", text, charts)
@@ -69,13 +69,12 @@ def _radius(motion: pd.DataFrame, settings: str) -> Chart:
     )
 
 
-def _beside(motion: pd.DataFrame, replay: pd.DataFrame | None, column: str, title: str, unit: str, settings: str) -> Chart:
-    """A column of this model and of the schemes that its writes were replayed with."""
-    lines = [Line("this model", floats(motion["layer"]), floats(motion[column])), *_replayed(replay, column)]
+def _angle(motion: pd.DataFrame, replay: pd.DataFrame | None, settings: str) -> Chart:
+    lines = [Line("this model", floats(motion["layer"]), floats(motion["angle"])), *_replayed(replay, "angle")]
     return Chart(
-        title,
+        "Angle turned by each layer",
         "layer",
-        unit,
+        "degrees",
         tuple(lines),
         "A line that stays up keeps moving tokens late; the distance to this model's is what another scheme would change.",
         settings,

@@ -3,8 +3,11 @@
 All lengths are in points (1/72 inch).
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, new_sheet
 from normscope.report.heat import HeatMap, cells, colour_limits, label_step
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     import matplotlib.image
 
 _CELL, _SMALLEST_SIDE, _HEIGHT = 24.0, 60.0, 360.0
+_FEW, _LARGE_CELL = 8, 48.0  # so few rows and columns get large cells, with their values in them
+_LIGHT = 0.45  # from this luminance on letters are dark
 _SMALLEST_LETTERS = 5.0
 _TICK = 6.0  # from the cells to the labels
 _LABEL = 1.8 * TEXT  # room for the name of an axis
@@ -28,7 +33,8 @@ def draw_heat_png(heat: HeatMap) -> "matplotlib.figure.Figure":
     columns, rows = [printable(name) for name in heat.x_names], [printable(name) for name in heat.y_names]
     left = MARGIN + _LABEL + _TICK + _widest(rows, TEXT)
     room = WIDTH - left - MARGIN - _BAR_GAP - _BAR - _BAR_LABELS
-    cell = min(_CELL, room / len(columns), _HEIGHT / len(rows))
+    few = max(len(columns), len(rows)) <= _FEW
+    cell = min(_LARGE_CELL if few else _CELL, room / len(columns), _HEIGHT / len(rows))
     width = max(cell * len(columns), _SMALLEST_SIDE)
     height = max(cell * len(rows), _SMALLEST_SIDE, text_width(heat.value_label, TEXT))
     letters = max(_SMALLEST_LETTERS, min(TEXT, 0.85 * cell))
@@ -39,6 +45,8 @@ def draw_heat_png(heat: HeatMap) -> "matplotlib.figure.Figure":
     bottom = sheet.foot + below
     axes = sheet.figure.add_axes((left / WIDTH, bottom / sheet.height, width / WIDTH, height / sheet.height))
     image = _paint(axes, heat)
+    if few:
+        _write_values(axes, heat, image)
     label = letters if upright else _widest(columns, letters)
     across = _every(columns, label_step(width / len(columns), 1.2 * label))
     up = _every(rows, label_step(height / len(rows), 1.2 * letters))
@@ -70,6 +78,16 @@ def _paint(axes: "matplotlib.axes.Axes", heat: HeatMap) -> "matplotlib.image.Axe
         interpolation="nearest",
         origin="upper" if heat.from_top else "lower",
     )
+
+
+def _write_values(axes: "matplotlib.axes.Axes", heat: HeatMap, image: "matplotlib.image.AxesImage") -> None:
+    for row, values in enumerate(heat.values):
+        for column, value in enumerate(values):
+            if math.isfinite(value):
+                red, green, blue, _ = image.to_rgba(np.asarray(value))
+                light = 0.2126 * red + 0.7152 * green + 0.0722 * blue > _LIGHT
+                style = font(TEXT, colour=INK if light else "white")
+                axes.text(column, row, f"{value:.3g}", ha="center", va="center", **style)
 
 
 def _style(axes: "matplotlib.axes.Axes") -> None:

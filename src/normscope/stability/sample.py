@@ -26,5 +26,7 @@ def chosen_sample(
         return view.sample(content, examples, seed)
     if content is None:
         fits = min(SAMPLE_TOKENS, view.context or SAMPLE_TOKENS)
+        if tokens is not None and tokens > fits:
+            raise InputError(f"--tokens {tokens}: at most {fits} of our text fit '{view.name}'; give one of yours (--text)")
         return view.sample(sample_text(), min(tokens or ours or fits, fits), seed)
     return view.sample(content, tokens, seed)
