@@ -358,6 +358,15 @@ def test_a_model_whose_scheme_is_unknown_is_compared_by_all_but_speed(tables: di
     assert {"angle", "cosine"} <= set(names)
 
 
+def test_a_late_speed_is_that_of_late_layers_also_where_some_have_none() -> None:
+    def writes(*speeds: float | None) -> dict[str, pd.DataFrame]:
+        return {"writes": pd.DataFrame({"layer": range(len(speeds)), "speed": speeds})}
+
+    speeds = {"all": writes(1, 2, 3, 4, 5, 7), "some": writes(1, 2, 3, 4, 5, None), "early": writes(1, 2, 3, 4, None, None)}
+    numbers = compare([Subject(name, some) for name, some in speeds.items()]).tables["numbers"]
+    assert dict(zip(numbers["subject"], numbers["value"], strict=True)) == {"all": 6, "some": 5}
+
+
 def test_collapse_is_compared_at_the_noise_that_is_named() -> None:
     def curve(noise: list[float], share: list[float]) -> dict[str, pd.DataFrame]:
         rows = {"layer": None, "definition": "loose", "noise": noise, "probability": share}

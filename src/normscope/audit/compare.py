@@ -56,8 +56,14 @@ class Quantity:
 
 
 def _columns(x: str, y: str) -> Callable[[Frame], Frame]:
-    """Two columns where both have values; nothing where the table lacks one, as that of speeds does for an unknown scheme."""
+    """Two columns where both have values; nothing where the table lacks one."""
     return lambda table: table.reindex(columns=[x, y]).set_axis(["x", "y"], axis=1).dropna()
+
+
+def _speed(table: Frame) -> Frame:
+    """Gaps where attention turns tokens too far to have a speed; nothing for an unknown scheme, whose table has none."""
+    rows = table.reindex(columns=["layer", "speed"]).set_axis(["x", "y"], axis=1)
+    return rows if rows["y"].notna().any() else rows.dropna()
 
 
 def _first(curve: Frame) -> float:
@@ -145,7 +151,7 @@ QUANTITIES = (
     Quantity(
         "speed", "Effective speed factor of attention", _LAYER, "s",
         "The larger, the more a token resists being turned.",
-        "writes", _columns("layer", "speed"), "speed factor in the last third", _late,
+        "writes", _speed, "speed factor in the last third", _late,
     ),
     Quantity(
         "cosine", "Mean cosine between tokens", _LAYER, "cosine", "Near 1 all tokens point one way; without the first token.",
