@@ -1,8 +1,12 @@
 """normscope compare: models and runs side by side."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,24 +27,29 @@ from normscope.cli.output import (
     with_report,
 )
 from normscope.cli.reading import ExamplesOption, TextOption, read_text
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.audit import Comparison, Subject
+    from normscope.audit import Comparison, Question, Subject
 
 EXAMPLES = examples(
     "normscope compare builtin:addition-small-pre builtin:addition-small-qkv",
     "normscope compare package:smollm2 gpt2 --text notes.txt --tokens 512",
     "normscope compare runs/train-tiny-pre runs/train-tiny-qkv     (their models, and how they learned)",
     "normscope compare runs/audit runs/audit-2",
+    "normscope compare runs/advise runs/advise-2 --json",
 )
 
 
 def compare(
     subjects: Annotated[
         list[str],
-        typer.Argument(help="Two or more: models (as for audit), run folders of trainings, audits, ensembles, stability, ..."),
+        typer.Argument(
+            help="Two or more: models (as for audit) or run folders of audit, train, evaluate, stability, subspaces, "
+            "words (journey), ensemble, simulate or advise."
+        ),
     ],
     text: TextOption = None,
     tokens: TokensOption = None,
@@ -59,7 +68,7 @@ def compare(
     Models are audited first, unless they were before; runs are read as they are, and the model of a training is audited too.
     """
     from normscope.audit import compare as put_beside
-    from normscope.audit.compare import check_names
+    from normscope.audit.compare import check_common, check_names
     from normscope.report.compare import write_comparison_report
     from normscope.report.figures import FORMATS
     from normscope.results import check_writable, fresh_path, new_run, plain_rows, run_path
@@ -68,18 +77,17 @@ def compare(
     where = chosen_device(device)
     folder = out or fresh_path("runs/compare")
     check_writable(folder, overwrite=overwrite)
-    check_names(subjects)
+    check_names([_place(subject) for subject in subjects])
     started = datetime.now(UTC)
-    content = read_text(text)
-    names = _short(subjects)
-    found = put_beside(
-        [
-            _subject(subject, name, where, content, tokens, examples, sentence, seed, fresh)
-            for subject, name in zip(subjects, names, strict=True)
-        ]
-    )
+    content, names = read_text(text), _short(subjects)
+    ask = partial(asked, device=where, content=content, tokens=tokens, examples=examples, sentence=sentence, seed=seed)
+    sides = [_Side.of(subject, name, ask) for subject, name in zip(subjects, names, strict=True)]
+    questions = [side.question for side in sides if side.question]
+    check_common({side.name: side.measures for side in sides})
+    _check_read(questions, text=text, tokens=tokens, examples=examples, sentence=sentence)
+    found = put_beside([side.measured(fresh) for side in sides])
     configuration = {"subjects": subjects, "text": None if text is None else str(text), "tokens": tokens, "sentence": sentence}
-    settings = f"{', '.join(names)}; seed {seed}"
+    settings = ", ".join(side.title for side in sides) + (f"; seed {seed}" if questions else "")
     with new_run(folder, "compare", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as run:
         for title, table in found.tables.items():
             run.write_table(title, table)
@@ -91,34 +99,62 @@ def compare(
         print_folder(run_path(folder))
 
 
-def _subject(
-    subject: str,
-    name: str,
-    device: str,
-    content: str | None,
-    tokens: int | None,
-    examples: int | None,
-    sentence: str | None,
-    seed: int,
-    fresh: bool,
-) -> "Subject":
-    """A run's own tables, an audit of a model, or both for the run of a training."""
-    from normscope.audit import Subject
-    from normscope.results import is_run, open_run
+@dataclass(frozen=True)
+class _Side:
+    """What a name stands for, before anything is measured: a run's tables, the question to a model, or both for a training."""
 
-    run = open_run(subject) if is_run(subject) else None
-    tables = {} if run is None else {table: run.table(table) for table in run.tables}
-    if run is not None and not (run.path / "config.json").is_file():
-        layers = run.description["configuration"].get("layers")
-        return Subject(name, tables, layers or _layers(tables))
-    question = asked(subject, device, content, tokens, examples, sentence, seed)
-    return Subject(name, tables | audited(question, fresh).tables, question.view.layers)
+    name: str
+    tables: "dict[str, pd.DataFrame]"
+    question: "Question | None"
+    tokens: int | None
+
+    @classmethod
+    def of(cls, subject: str, name: str, ask: "Callable[[str], Question]") -> "_Side":
+        """Read the run, and open the model if there is one."""
+        from normscope.audit.compare import AUDITED
+        from normscope.results import is_run, open_run
+
+        run = open_run(subject) if is_run(subject) else None
+        tables = {table: run.table(table) for table in run.tables} if run else {}
+        if run is None or (run.path / "config.json").is_file():
+            question = ask(subject)
+            return cls(name, tables, question, question.about["tokens"])
+        reads = any(table in AUDITED for table in tables)  # the tokens of a simulation are not read
+        return cls(name, tables, None, run.description["configuration"].get("tokens") if reads else None)
+
+    @property
+    def measures(self) -> list[str]:
+        """The names of the tables that it has, or will have."""
+        from normscope.audit.compare import AUDITED
+
+        return [*self.tables, *(AUDITED if self.question else ())]
+
+    @property
+    def title(self) -> str:
+        """The name, and how much was read."""
+        return f"{self.name} ({self.tokens:,} tokens)" if self.tokens else self.name
+
+    def measured(self, fresh: bool) -> "Subject":
+        """The run's tables, and those of an audit of the model."""
+        from normscope.audit import Subject
+
+        audit = audited(self.question, fresh).tables if self.question else {}
+        return Subject(self.name, self.tables | audit, self.tokens)
 
 
-def _layers(tables: "dict[str, pd.DataFrame]") -> int | None:
-    """How many layers the tables of a run speak of."""
-    layers = (int(table["layer"].max()) + 1 for name, table in tables.items() if name == "spread" and "layer" in table)
-    return next(layers, None)
+def _check_read(questions: "list[Question]", **given: Any) -> None:
+    """Refuse options that say what to read where no model reads it."""
+    for option, value in given.items():
+        read = any(question.sentence for question in questions) if option == "sentence" else bool(questions)
+        if value is not None and not read:
+            raise InputError(f"--{option} does not go here: no model among these reads it, and runs are taken as they are")
+
+
+def _place(subject: str) -> str:
+    """The full path of a file or folder, so that two ways to write it are one; other names as they are."""
+    from normscope.results import run_path
+
+    return str(run_path(subject)) if os.path.exists(os.path.expanduser(subject)) else subject
 
 
 def _short(subjects: list[str]) -> list[str]:
@@ -129,11 +165,13 @@ def _short(subjects: list[str]) -> list[str]:
 
 def _print(found: "Comparison", names: list[str]) -> None:
     """The numbers, a column for each subject."""
+    from normscope.report.compare import number_cell
+
     numbers = found.tables["numbers"]
     if len(numbers):
         wide = numbers.pivot_table(index="number", columns="subject", values="value", sort=False)
         rows = [
-            (str(number), *("–" if value != value else f"{value:.4g}" for value in row))
+            (str(number), *(number_cell(float(value)) for value in row))
             for number, row in zip(wide.index, wide.reindex(columns=names).to_numpy(), strict=True)
         ]
         print_table(("", *names), rows, title="side by side")

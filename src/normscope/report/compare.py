@@ -1,10 +1,12 @@
 """Figures and page of a comparison, from its tables."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, Line
+from normscope.report.charts import Chart, Drawing, HeatMap, Line
 from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import cell, floats, spans_decades, table_of
@@ -18,14 +20,16 @@ def write_comparison_report(run: RunFolder, settings: str, formats: Sequence[str
 
 def comparison_sections(run: RunFolder, settings: str) -> list[Section]:
     """The numbers as a table with a column for each subject, and a figure for each quantity."""
-    curves, quantities = run.table("curves"), plain_rows(run.table("quantities"))
-    charts: dict[str, Drawing | None] = {}
-    for words in quantities:
-        lines = _lines(curves[curves["quantity"] == words["name"]])
-        log = spans_decades([value for line in lines for value in line.y])
-        title, caption = str(words["title"]), str(words["caption"])
-        charts[words["name"]] = Chart(title, words["x"], words["y"], tuple(lines), caption, settings, log_y=log)
-    return [*_numbers(run), charts_section(run, "Curves", (), charts)]
+    curves, charts = run.table("curves"), dict[str, Drawing | None]()
+    for words in plain_rows(run.table("quantities")):
+        rows = curves[curves["quantity"] == words["name"]]
+        charts[words["name"]] = _map(rows, words, settings) if rows["x"].isna().all() else _chart(rows, words, settings)
+    return [*_numbers(run), charts_section(run, "Figures", (), charts)]
+
+
+def number_cell(value: float) -> str:
+    """A number to four digits, a large count in full; – where there is none."""
+    return f"{value:,.0f}" if value >= 10_000 and value.is_integer() else cell(value, ".4g")
 
 
 def _numbers(run: RunFolder) -> list[Section]:
@@ -38,13 +42,30 @@ def _numbers(run: RunFolder) -> list[Section]:
         values = dict(zip(map(str, group["subject"]), floats(group["value"]), strict=True))
         unit = str(group["unit"].iloc[0])
         name = f"{number} ({unit})" if unit else str(number)
-        rows.append((name, *(cell(values.get(subject, float("nan")), ".4g") for subject in subjects)))
+        rows.append((name, *(number_cell(values.get(subject, math.nan)) for subject in subjects)))
     return [Section("Numbers", (), (PageTable("Side by side", ("", *subjects), tuple(rows)),))]
 
 
-def _lines(curves: pd.DataFrame) -> list[Line]:
-    groups = curves.groupby(["subject", "line"], sort=False)
-    return [
+def _chart(curves: pd.DataFrame, words: Mapping[str, Any], settings: str) -> Chart:
+    lines = tuple(
         Line(f"{subject}: {line}" if line else str(subject), floats(rows["x"]), floats(rows["y"]))
-        for (subject, line), rows in groups
-    ]
+        for (subject, line), rows in curves.groupby(["subject", "line"], sort=False)
+    )
+    log = _wants_log(floats(curves["y"]))
+    return Chart(words["title"], words["x"], words["y"], lines, words["caption"], settings, log_y=log)
+
+
+def _map(values: pd.DataFrame, words: Mapping[str, Any], settings: str) -> HeatMap:
+    """Where lines are single values: a row for each line, a column for each subject."""
+    cells = {(row["line"], row["subject"]): float(row["y"]) for row in plain_rows(values)}
+    lines, subjects = (list(dict.fromkeys(map(str, values[name]))) for name in ("line", "subject"))
+    grid = [[cells.get((line, subject), math.nan) for subject in subjects] for line in lines]
+    log = _wants_log(cells.values())
+    title, caption, x = words["title"], words["caption"], "model or run"
+    return HeatMap(title, x, words["x"], words["y"], subjects, lines, grid, caption, settings, log=log, from_top=True)
+
+
+def _wants_log(values: Iterable[float]) -> bool:
+    """Whether a logarithmic scale shows more, and leaves nothing out."""
+    shown = [value for value in values if math.isfinite(value)]
+    return spans_decades(shown) and min(shown) > 0
