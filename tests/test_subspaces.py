@@ -408,7 +408,7 @@ def test_overlaps_are_means_over_pairs() -> None:
 def test_what_a_head_sees_of_a_world_is_a_sphere_or_not() -> None:
     for spread, width in ((0.0, 1e-12), (0.4, 1.0)):
         view = WorldView(World.make(200, (3, 4), spread=spread, dim=10), NAMED["none"])
-        table = measure_subspaces(view, view.sample(), ["spread"])["spread"]
+        table = measure_subspaces(view, view.sample(), ["spheres"])["spheres"]
         assert table["spread"].max() < width
         assert (table["spread"] > 0.5).all() == bool(spread)
         assert table.groupby(["place", "side"])["share"].sum().tolist() == pytest.approx([1.0] * 4)
@@ -423,13 +423,13 @@ def world_of_lengths(lengths: Tensor) -> World:
 
 def tables_of_lengths(lengths: Tensor, scheme: str) -> dict[str, pd.DataFrame]:
     view = WorldView(world_of_lengths(lengths), NAMED[scheme])
-    return measure_subspaces(view, view.sample(), ["spread", "interference"])
+    return measure_subspaces(view, view.sample(), ["spheres", "interference"])
 
 
 @pytest.mark.parametrize("scheme", ["none", "pre", "peri", "qkv"])
 def test_a_sphere_is_one_before_the_norm_whatever_the_other_part_does(scheme: str) -> None:
     lengths = torch.stack((torch.ones(200).double(), torch.linspace(0.2, 3, 200).double()))
-    table = tables_of_lengths(lengths, scheme)["spread"].set_index(["place", "head"])["spread"]
+    table = tables_of_lengths(lengths, scheme)["spheres"].set_index(["place", "head"])["spread"]
     assert table.loc[("before", 0)].max() < ROUNDING
     low, middle, high = np.quantile(lengths[1, 1:], [0.05, 0.5, 0.95])
     assert table.loc[("before", 1)].tolist() == pytest.approx([(high - low) / middle] * 2)
@@ -441,7 +441,7 @@ def test_a_sphere_is_one_before_the_norm_whatever_the_other_part_does(scheme: st
 def test_lengths_that_vary_together_are_a_sphere_only_after_the_norm() -> None:
     together = torch.linspace(0.2, 3, 200).double()
     tables = tables_of_lengths(torch.stack((together, 2 * together)), "pre")
-    spread = tables["spread"].set_index("place")["spread"]
+    spread = tables["spheres"].set_index("place")["spread"]
     assert spread.loc["after"].max() < ROUNDING
     low, middle, high = np.quantile(together[1:], [0.05, 0.5, 0.95])
     assert spread.loc["before"].tolist() == pytest.approx([(high - low) / middle] * 4)
@@ -458,7 +458,7 @@ def test_spread_is_that_of_the_lengths_of_queries_in_an_orthonormal_frame() -> N
     counted = sample.present.clone()
     counted[:, 0] = False
     basis = np.linalg.qr(view.projections(1).W_K[2].double().numpy())[0]
-    rows = model_tables(PRE)["spread"].query("layer == 1 and head == 2 and side == 'keys'").set_index("place")
+    rows = model_tables(PRE)["spheres"].query("layer == 1 and head == 2 and side == 'keys'").set_index("place")
     for place, x in (("before", step.stream), ("after", step.read)):  # the gain of the norm is in W_K
         lengths, row = np.linalg.norm(x[counted].double().numpy() @ basis, axis=1), rows.loc[place]
         low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
