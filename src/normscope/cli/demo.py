@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "normscope demo", "normscope demo builtin:addition-small-pre", "normscope demo --out /tmp/first-look --overwrite"
 )
-_EXAMPLES = 51_200  # of a training that is over in half a minute
+_EXAMPLES = 51_200  # of each training
+_RUNS = 64  # with random weights
 
 
 def demo(
@@ -88,7 +89,7 @@ def _compared(part: "RunFolder", seed: int) -> dict[str, str]:
 
     six = tuple(named_schemes(SIX_SCHEMES))
     simulation = Simulation.prepare(SimulationSetting(six, tokens=64, dim=64, seed=seed))
-    ensemble = EnsembleRun(PANELS["5d"], six, runs=64, chunk=16, seed=seed)
+    ensemble = EnsembleRun(PANELS["5d"], six, runs=_RUNS, chunk=16, seed=seed)
     with progress("tokens as particles", total=len(six) * len(simulation.setting.grid)) as advance:
         result = simulation.run(advance)
     with progress("random weights", total=ensemble.runs) as advance:
