@@ -10,7 +10,7 @@ import pytest
 from cli_run import run
 from normscope import InputError
 from normscope.dynamics import PANELS
-from normscope.sweeps import SWEEPS, Sweep, read_sweep, sweep_from
+from normscope.sweeps import SWEEPS, Sweep, SweepFolder, begin, read_sweep, sweep_from
 
 GRID = """
 kind = "train"
@@ -72,6 +72,19 @@ def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
     assert sweep.points[0].job.values["layers"] == 3
 
 
+def test_a_dot_in_the_name_of_a_folder_stays_in_the_name_of_its_run(tmp_path: Path) -> None:
+    for version in ("v1.0", "v1.5"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.json").write_text("{}")
+    sweep = sweep_from({"kind": "audit", "grid": {"model": [str(tmp_path / "v1.0"), str(tmp_path / "v1.5")]}})
+    assert [point.name for point in sweep.points] == ["model=v1.0", "model=v1.5"]
+
+
+def test_lists_are_told_as_they_stand_in_the_table() -> None:
+    sweep = planned('kind = "train"\npreset = "tiny"\n[grid]\nintegers = [[2, 3], [4]]\n')
+    assert [sweep.told(points) for points in sweep.shapes] == ["integers 2,3", "integers 4"]
+
+
 def test_panels_of_ensembles_are_a_field_too() -> None:
     sweep = planned('kind = "ensemble"\n[fixed]\nscheme = "pre,peri"\nruns = 100\n[grid]\npanel = ["5a", "5d", "5g"]\n')
     assert [point.job.values["dim"] for point in sweep.points] == [PANELS[panel].dim for panel in ("5a", "5d", "5g")]
@@ -95,6 +108,7 @@ MISTAKES = [
     ("", "begins with its kind"),
     ('kind = "trian"', "did you mean 'train'?"),
     ("kind = 3", "kind is one of"),
+    ('kind = ["train"]', "kind is one of"),
     ('kind = "train"\npreset = "tiny"', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\n', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\ndim = []\n', "'dim' in [grid] is an empty list"),
@@ -105,6 +119,9 @@ MISTAKES = [
     ('kind = "train"\npreset = "tiny"\n[[points]]\nsede = 1\n', "in point 1; did you mean 'seed'?"),
     ('kind = "train"\npreset = "tiny"\n[[points]]\nname = "a"\n', "says nothing"),
     ('kind = "train"\npreset = "tiny"\n[fixed]\ndim = 8\n[grid]\ndim = [64]\n', "both fixed and in the grid"),
+    ('kind = "train"\npreset = "tiny"\nseed = 1\n[fixed]\nseed = 2\n[grid]\ndim = [64]\n', "both at the top and in [fixed]"),
+    ('kind = "train"\npreset = "tiny"\n[grid]\nrate = [{a = 1}]\n', "a value is a text, a number"),
+    ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["~nobody-here/a.toml"]\n', "cannot read the scheme '~nobody-here"),
     ('kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n', "point 'dim=wide': 'dim' is a whole number"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["pre", "perl"]\n', "did you mean 'peri'?"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 1]\n', "two points have the name 'seed=1'"),
@@ -154,3 +171,18 @@ def test_the_command_tells_a_mistake_in_one_line_and_leaves_nothing(here: Path, 
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert "in 'mine.toml': unknown field 'dmi'" in err
     assert [path.name for path in here.iterdir()] == ["mine.toml"]
+
+
+def test_a_plan_that_was_left_half_or_without_runs_may_be_begun_in_another_way(tmp_path: Path) -> None:
+    folder, sweep = SweepFolder.of(tmp_path), planned(GRID)
+    (tmp_path / ".sweep.json.123.partial").write_text('{"kind": "tra')  # killed while it wrote the plan
+    assert folder.empty
+    assert begin(folder, sweep, {"threads": 64})["threads"] == 64
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+    assert begin(folder, sweep, {"threads": 1})["threads"] == 1  # nothing has run with 64
+    folder.run("a").mkdir(parents=True)
+    assert begin(folder, sweep, {"threads": 2})["threads"] == 1
+    for content in ("{}", "[]", "{"):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(InputError, match="holds no sweep"):
+            folder.plan  # noqa: B018
