@@ -10,6 +10,7 @@ import pytest
 from cli_run import run
 from normscope import InputError
 from normscope.dynamics import PANELS
+from normscope.results import new_run
 from normscope.sweeps import SWEEPS, Sweep, SweepFolder, begin, read_sweep, sweep_from
 
 GRID = """
@@ -186,3 +187,13 @@ def test_a_plan_that_was_left_half_or_without_runs_may_be_begun_in_another_way(t
         (tmp_path / "sweep.json").write_text(content)
         with pytest.raises(InputError, match="holds no sweep"):
             folder.plan  # noqa: B018
+
+
+def test_what_a_complete_run_still_has_of_its_work_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+    folder = SweepFolder.of(tmp_path)
+    with new_run(folder.run("seed=1"), "train", {}):
+        pass
+    for name in ("seed=1", "seed=2"):
+        (tmp_path / "runs" / f".{name}.unfinished-0123456789ab").mkdir()  # killed between its end and tidying up
+    folder.tidy()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".seed=2.unfinished-0123456789ab", "seed=1"]

@@ -148,7 +148,7 @@ class _Shares:
 def _summary(wanted: "Sweep") -> str:
     """One line on what is varied."""
     values = {name: list(dict.fromkeys(str(point.shown(name)) for point in wanted.points)) for name in wanted.varied}
-    told = "; ".join(f"{name} {', '.join(some[:6])}{', …' * (len(some) > 6)}" for name, some in values.items())
+    told = "; ".join(f"{name} {' | '.join(some[:6])}{' | …' * (len(some) > 6)}" for name, some in values.items())
     return f"{len(wanted.points)} run{'s' * (len(wanted.points) > 1)} of {wanted.kind}; {told}"
 
 

@@ -190,8 +190,11 @@ class SweepFolder:
         return self.path / "errors" / f"{name}.txt"
 
     def tidy(self) -> None:
-        """Drop all notes, once no run is under way."""
+        """Drop all notes, and what complete runs still have of their work, once no run is under way."""
         shutil.rmtree(self._notes, ignore_errors=True)
+        for left in (self.path / "runs").glob(".*.unfinished-*"):
+            if self.complete(left.name[1:].rpartition(".unfinished-")[0]) is not None:
+                shutil.rmtree(left, ignore_errors=True)
 
     @property
     def _notes(self) -> Path:
