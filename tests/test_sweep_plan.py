@@ -99,6 +99,13 @@ def test_runs_of_one_shape_are_timed_once() -> None:
     ]  # fmt: skip
 
 
+def test_whole_runs_are_not_shared_out_in_the_estimate_and_chunks_are() -> None:
+    three = planned('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 3]\n')
+    assert three.lasts({three.points[0].job.shape: 10.0}, 2) == 20.0
+    one = planned('kind = "ensemble"\nscheme = "pre"\nruns = 64\nchunk = 16\n[grid]\nseed = [1]\n')
+    assert one.lasts({one.points[0].job.shape: 10.0}, 2) == 5.0
+
+
 def test_the_sweeps_of_the_package_can_be_read() -> None:
     for name in SWEEPS:
         assert files("normscope.sweeps").joinpath("presets", f"{name}.toml").is_file()

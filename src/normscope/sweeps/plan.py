@@ -1,6 +1,7 @@
 """The plan of a sweep: a TOML file with a grid, explicit points or both, as runs with names, all checked before any begins."""
 
 import hashlib
+import heapq
 import itertools
 import math
 import re
@@ -61,6 +62,15 @@ class Sweep:
         for point in self.points:
             groups.setdefault(point.job.shape, []).append(point)
         return list(groups.values())
+
+    def lasts(self, seconds: Mapping[str, float], places: int) -> float:
+        """How long all runs take by the seconds of each shape, given out in their order to the place that is free first."""
+        ends = [0.0] * places
+        for job in (point.job for point in self.points):
+            parts, whole = max(1, job.parts), seconds[job.shape]
+            for _ in range(parts):
+                heapq.heapreplace(ends, ends[0] + whole / parts)
+        return max(ends)
 
     def told(self, points: Sequence[Point]) -> str:
         """The varied fields in which some points agree, in words."""
