@@ -62,7 +62,7 @@ def test_names_are_safe_as_folders_and_differ() -> None:
     assert all(len(name) <= 150 and re.fullmatch(r"[\w.,=+-]+", name) for name in names)
 
 
-def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
+def test_paths_are_seen_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text('[attention]\ninput = "norm"\noutput = "norm"\n')
     (tmp_path / "recipe.toml").write_text("layers = 3\n")
     (tmp_path / "sweep.toml").write_text('kind = "train"\nrecipe = "./recipe.toml"\n[grid]\nscheme = ["./mine.toml", "pre"]\n')
@@ -71,6 +71,11 @@ def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
     assert sweep.points[0].job.values["scheme"] == "mine"
     assert sweep.points[0].values["scheme"] == str(tmp_path / "mine.toml")
     assert sweep.points[0].job.values["layers"] == 3
+    (tmp_path / "here").mkdir()
+    (tmp_path / "mine.toml").rename(tmp_path / "here" / "mine.toml")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match=re.escape(f"no scheme file '{tmp_path / 'mine.toml'}'")):
+        read_sweep(str(tmp_path / "sweep.toml"))
 
 
 def test_a_dot_in_the_name_of_a_folder_stays_in_the_name_of_its_run(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def _seen_from(field: str, value: Any, folder: Path) -> Any:
         except RuntimeError as error:  # ~somebody
             raise InputError(f"cannot read the {field} '{text}': {error}") from error
         is_path = text.strip().endswith(".toml") or "/" in text or field == "text"
-        return str(path.resolve()) if is_path and path.exists() else text
+        return str(path.resolve()) if is_path and (path.exists() or field != "model") else text  # a/b may be a model elsewhere
 
     return ",".join(map(resolved, value.split(","))) if field == "scheme" else resolved(value)
 
