@@ -1,6 +1,7 @@
 """What the report room draws holds what it was given, and says so to every reader."""
 
 import base64
+import errno
 import json
 import math
 import re
@@ -28,6 +29,7 @@ from normscope.report import (
     save_chart,
     save_figure,
 )
+from normscope.report.chart_html import write_script
 from normscope.report.chart_png import draw_png
 from normscope.report.lines import Look
 from normscope.schemes import NAMED, block_records
@@ -111,6 +113,20 @@ def test_the_page_names_every_line_and_loads_nothing_from_the_network(tmp_path: 
     assert "http" not in text
     for words in ("Decay", "Peri decays faster than pre.", "64 tokens, seed 0"):
         assert words in reader.text
+
+
+def test_the_script_of_pages_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str, **keywords: str) -> int:
+        self.write_bytes(text[:1000].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space"):
+            write_script(tmp_path)
+    write_script(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["plotly.min.js"]
+    assert (tmp_path / "plotly.min.js").stat().st_size > 1_000_000
 
 
 def test_values_reach_the_page_unchanged_and_gaps_stay_gaps(tmp_path: Path) -> None:

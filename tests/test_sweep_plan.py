@@ -10,7 +10,8 @@ import pytest
 from cli_run import run
 from normscope import InputError
 from normscope.dynamics import PANELS
-from normscope.sweeps import SWEEPS, Sweep, read_sweep, sweep_from
+from normscope.results import new_run
+from normscope.sweeps import SWEEPS, Sweep, SweepFolder, begin, read_sweep, sweep_from
 
 GRID = """
 kind = "train"
@@ -61,7 +62,7 @@ def test_names_are_safe_as_folders_and_differ() -> None:
     assert all(len(name) <= 150 and re.fullmatch(r"[\w.,=+-]+", name) for name in names)
 
 
-def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
+def test_paths_are_seen_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text('[attention]\ninput = "norm"\noutput = "norm"\n')
     (tmp_path / "recipe.toml").write_text("layers = 3\n")
     (tmp_path / "sweep.toml").write_text('kind = "train"\nrecipe = "./recipe.toml"\n[grid]\nscheme = ["./mine.toml", "pre"]\n')
@@ -70,6 +71,24 @@ def test_paths_are_seen_from_the_file(tmp_path: Path) -> None:
     assert sweep.points[0].job.values["scheme"] == "mine"
     assert sweep.points[0].values["scheme"] == str(tmp_path / "mine.toml")
     assert sweep.points[0].job.values["layers"] == 3
+    (tmp_path / "here").mkdir()
+    (tmp_path / "mine.toml").rename(tmp_path / "here" / "mine.toml")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match=re.escape(f"no scheme file '{tmp_path / 'mine.toml'}'")):
+        read_sweep(str(tmp_path / "sweep.toml"))
+
+
+def test_a_dot_in_the_name_of_a_folder_stays_in_the_name_of_its_run(tmp_path: Path) -> None:
+    for version in ("v1.0", "v1.5"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "config.json").write_text("{}")
+    sweep = sweep_from({"kind": "audit", "grid": {"model": [str(tmp_path / "v1.0"), str(tmp_path / "v1.5")]}})
+    assert [point.name for point in sweep.points] == ["model=v1.0", "model=v1.5"]
+
+
+def test_lists_are_told_as_they_stand_in_the_table() -> None:
+    sweep = planned('kind = "train"\npreset = "tiny"\n[grid]\nintegers = [[2, 3], [4]]\n')
+    assert [sweep.told(points) for points in sweep.shapes] == ["integers 2,3", "integers 4"]
 
 
 def test_panels_of_ensembles_are_a_field_too() -> None:
@@ -85,6 +104,13 @@ def test_runs_of_one_shape_are_timed_once() -> None:
     ]  # fmt: skip
 
 
+def test_whole_runs_are_not_shared_out_in_the_estimate_and_chunks_are() -> None:
+    three = planned('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 3]\n')
+    assert three.lasts({three.points[0].job.shape: 10.0}, 2) == 20.0
+    one = planned('kind = "ensemble"\nscheme = "pre"\nruns = 64\nchunk = 16\n[grid]\nseed = [1]\n')
+    assert one.lasts({one.points[0].job.shape: 10.0}, 2) == 5.0
+
+
 def test_the_sweeps_of_the_package_can_be_read() -> None:
     for name in SWEEPS:
         assert files("normscope.sweeps").joinpath("presets", f"{name}.toml").is_file()
@@ -95,6 +121,7 @@ MISTAKES = [
     ("", "begins with its kind"),
     ('kind = "trian"', "did you mean 'train'?"),
     ("kind = 3", "kind is one of"),
+    ('kind = ["train"]', "kind is one of"),
     ('kind = "train"\npreset = "tiny"', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\n', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\ndim = []\n', "'dim' in [grid] is an empty list"),
@@ -105,6 +132,9 @@ MISTAKES = [
     ('kind = "train"\npreset = "tiny"\n[[points]]\nsede = 1\n', "in point 1; did you mean 'seed'?"),
     ('kind = "train"\npreset = "tiny"\n[[points]]\nname = "a"\n', "says nothing"),
     ('kind = "train"\npreset = "tiny"\n[fixed]\ndim = 8\n[grid]\ndim = [64]\n', "both fixed and in the grid"),
+    ('kind = "train"\npreset = "tiny"\nseed = 1\n[fixed]\nseed = 2\n[grid]\ndim = [64]\n', "both at the top and in [fixed]"),
+    ('kind = "train"\npreset = "tiny"\n[grid]\nrate = [{a = 1}]\n', "a value is a text, a number"),
+    ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["~nobody-here/a.toml"]\n', "cannot read the scheme '~nobody-here"),
     ('kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n', "point 'dim=wide': 'dim' is a whole number"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["pre", "perl"]\n', "did you mean 'peri'?"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 1]\n', "two points have the name 'seed=1'"),
@@ -154,3 +184,28 @@ def test_the_command_tells_a_mistake_in_one_line_and_leaves_nothing(here: Path, 
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert "in 'mine.toml': unknown field 'dmi'" in err
     assert [path.name for path in here.iterdir()] == ["mine.toml"]
+
+
+def test_a_plan_that_was_left_half_or_without_runs_may_be_begun_in_another_way(tmp_path: Path) -> None:
+    folder, sweep = SweepFolder.of(tmp_path), planned(GRID)
+    (tmp_path / ".sweep.json.123.partial").write_text('{"kind": "tra')  # killed while it wrote the plan
+    assert folder.empty
+    assert begin(folder, sweep, {"threads": 64})["threads"] == 64
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json"]
+    assert begin(folder, sweep, {"threads": 1})["threads"] == 1  # nothing has run with 64
+    folder.run("a").mkdir(parents=True)
+    assert begin(folder, sweep, {"threads": 2})["threads"] == 1
+    for content in ("{}", "[]", "{"):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(InputError, match="holds no sweep"):
+            folder.plan  # noqa: B018
+
+
+def test_what_a_complete_run_still_has_of_its_work_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+    folder = SweepFolder.of(tmp_path)
+    with new_run(folder.run("seed=1"), "train", {}):
+        pass
+    for name in ("seed=1", "seed=2"):
+        (tmp_path / "runs" / f".{name}.unfinished-0123456789ab").mkdir()  # killed between its end and tidying up
+    folder.tidy()
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".seed=2.unfinished-0123456789ab", "seed=1"]

@@ -147,8 +147,8 @@ class _Shares:
 
 def _summary(wanted: "Sweep") -> str:
     """One line on what is varied."""
-    values = {name: list(dict.fromkeys(str(point.job.values[name]) for point in wanted.points)) for name in wanted.varied}
-    told = "; ".join(f"{name} {', '.join(some[:6])}{', …' * (len(some) > 6)}" for name, some in values.items())
+    values = {name: list(dict.fromkeys(str(point.shown(name)) for point in wanted.points)) for name in wanted.varied}
+    told = "; ".join(f"{name} {' | '.join(some[:6])}{' | …' * (len(some) > 6)}" for name, some in values.items())
     return f"{len(wanted.points)} run{'s' * (len(wanted.points) > 1)} of {wanted.kind}; {told}"
 
 
@@ -164,23 +164,22 @@ def _folder(wanted: "Sweep", name: str) -> Path:
 def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
     """The plan with the time of each shape, from one timed step."""
     records: list[dict[str, Any]] = []
+    timed: dict[str, float] = {}
     groups = wanted.shapes
     with progress("timing a step of each shape", total=len(groups)) as advance:
         for done, points in enumerate(groups, 1):
-            seconds = points[0].job.seconds()
+            timed[points[0].job.shape] = seconds = points[0].job.seconds()
             records.append({"shape": wanted.told(points) or "all", "runs": len(points), "seconds": seconds})
             advance(done)
     with shared.executor(Path(os.devnull)) as executor:
         places = min(executor.room, sum(max(1, point.job.parts) for point in wanted.points))
-    total = sum(record["runs"] * record["seconds"] for record in records) / places
     if json:
         print_json(records)
         return
     rows = [[r["runs"], _duration(r["seconds"]), _duration(r["runs"] * r["seconds"]), r["shape"]] for r in records]
     print_table(("runs", "each", "together", "shape"), rows)
-    typer.echo(
-        f"{len(wanted.points)} runs, about {_duration(total)} with {places} at a time{' on Ray' * (shared.ray is not None)}"
-    )
+    where, total = " on Ray" * (shared.ray is not None), _duration(wanted.lasts(timed, places))
+    typer.echo(f"{len(wanted.points)} run{'s' * (len(wanted.points) > 1)}, about {total} with {places} at a time{where}")
 
 
 def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:

@@ -142,12 +142,13 @@ def page(figure: Any, chart: Drawing) -> str:
 
 
 def write_script(folder: Path) -> None:
-    """Put plotly's script into the folder, once for all its pages."""
+    """Put plotly's script into the folder, once for all its pages, whole or not at all."""
     from plotly.offline import get_plotlyjs
 
-    script = folder / "plotly.min.js"
+    script, partial = folder / "plotly.min.js", folder / ".plotly.min.js.partial"
     if not script.exists():
-        script.write_text(get_plotlyjs(), encoding="utf-8")
+        partial.write_text(get_plotlyjs(), encoding="utf-8")
+        partial.replace(script)
 
 
 def axis(label: str) -> dict[str, Any]:

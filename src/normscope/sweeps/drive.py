@@ -45,9 +45,9 @@ def check_folder(folder: SweepFolder, sweep: Sweep) -> None:
 
 
 def begin(folder: SweepFolder, sweep: Sweep, plan: Mapping[str, Any], retry_failed: bool = False) -> dict[str, Any]:
-    """Begin a sweep in its folder, or take it up; the plan as it was written first, with what else it was begun with."""
+    """Begin a sweep in its folder, or take it up; the plan as it was when its first run began, with what else was said then."""
     check_folder(folder, sweep)
-    if folder.empty:
+    if folder.untouched:
         folder.begin({**sweep.record, **plan})
     if retry_failed:
         for point in sweep.points:

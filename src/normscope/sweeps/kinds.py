@@ -27,7 +27,7 @@ KINDS: dict[str, Kind] = {
 
 def find_kind(name: Any) -> Kind:
     """The kind of that name."""
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         close = did_you_mean(name, KINDS) if isinstance(name, str) else ""
         raise InputError(f"a sweep's kind is one of {', '.join(KINDS)}, not {name!r}{close}")
     return KINDS[name]

@@ -75,9 +75,8 @@ class LocalExecutor:
             worker.task = None
             found.append(event)
             if event.error is not None and i in self.workers:
-                _end(
-                    self.workers.pop(i)
-                )  # what failed may have left a GPU or a library in a state that others would suffer from
+                # what failed may have left a GPU or a library in a state that others would suffer from
+                _end(self.workers.pop(i))
         return found
 
     def _died(self, worker: _Worker) -> Event:

@@ -1,6 +1,7 @@
 """The plan of a sweep: a TOML file with a grid, explicit points or both, as runs with names, all checked before any begins."""
 
 import hashlib
+import heapq
 import itertools
 import math
 import re
@@ -31,6 +32,11 @@ class Point:
     values: dict[str, Any]
     job: Job
 
+    def shown(self, field: str) -> Any:
+        """A field's value as a column holds it beside others: lists in words."""
+        value = self.job.values.get(field)
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -57,9 +63,18 @@ class Sweep:
             groups.setdefault(point.job.shape, []).append(point)
         return list(groups.values())
 
+    def lasts(self, seconds: Mapping[str, float], places: int) -> float:
+        """How long all runs take by the seconds of each shape, given out in their order to the place that is free first."""
+        ends = [0.0] * places
+        for job in (point.job for point in self.points):
+            parts, whole = max(1, job.parts), seconds[job.shape]
+            for _ in range(parts):
+                heapq.heapreplace(ends, ends[0] + whole / parts)
+        return max(ends)
+
     def told(self, points: Sequence[Point]) -> str:
         """The varied fields in which some points agree, in words."""
-        values = {field: [point.job.values[field] for point in points] for field in self.varied}
+        values = {field: [point.shown(field) for point in points] for field in self.varied}
         return ", ".join(f"{name} {some[0]}" for name, some in values.items() if all(one == some[0] for one in some))
 
 
@@ -86,7 +101,10 @@ def sweep_from(content: Mapping[str, Any], device: str = "cpu", every: float = 6
     kind = find_kind(content["kind"])
     fixed = {key: value for key, value in content.items() if key not in _TABLES}
     _check_fields(fixed, (*_TABLES, *kind.fields), "at the top of a sweep")
-    fixed |= _table(content, "fixed", kind)
+    also = _table(content, "fixed", kind)
+    for name in fixed.keys() & also.keys():
+        raise InputError(f"'{name}' is both at the top and in [fixed]")
+    fixed |= also
     grid, explicit = _grid(content, fixed, kind), _explicit(content, kind)
     if not grid and not explicit:
         raise InputError("no run: give [grid] with lists of values, [[points]], or both")
@@ -158,8 +176,8 @@ def _point(given: Mapping[str, Any], fixed: Mapping[str, Any], kind: Kind, devic
             f"a point's name becomes a folder: letters, digits and _ . , = + - (not . or - first), at most {_LONGEST_NAME}; "
             f"not {name!r}"
         )
-    values = {key: _seen_from(key, value, folder) for key, value in {**fixed, **said}.items()}
     try:
+        values = {key: _seen_from(key, value, folder) for key, value in {**fixed, **said}.items()}
         return Point(name, values, kind.make(values, device, every))
     except InputError as error:
         raise InputError(f"point '{name}': {error}") from error
@@ -171,9 +189,12 @@ def _seen_from(field: str, value: Any, folder: Path) -> Any:
         return value
 
     def resolved(text: str) -> str:
-        path = folder / Path(text.strip()).expanduser()
+        try:
+            path = folder / Path(text.strip()).expanduser()
+        except RuntimeError as error:  # ~somebody
+            raise InputError(f"cannot read the {field} '{text}': {error}") from error
         is_path = text.strip().endswith(".toml") or "/" in text or field == "text"
-        return str(path.resolve()) if is_path and path.exists() else text
+        return str(path.resolve()) if is_path and (path.exists() or field != "model") else text  # a/b may be a model elsewhere
 
     return ",".join(map(resolved, value.split(","))) if field == "scheme" else resolved(value)
 
@@ -193,9 +214,12 @@ def _in_name(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         short = "+".join(
-            Path(part.strip()).stem if "/" in part or part.endswith(".toml") else part for part in value.split(",")
+            Path(part.strip()).name.removesuffix(".toml") if "/" in part or part.endswith(".toml") else part
+            for part in value.split(",")
         )
         return re.sub(r"[^A-Za-z0-9_.+-]+", "-", short)
+    if not isinstance(value, int | float):
+        raise InputError(f"a value is a text, a number, true, false or a list of these, not {value!r}")
     return repr(value)
 
 

@@ -59,8 +59,10 @@ class SweepFolder:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it, or no such folder; the lock of one who came first is nothing."""
-        return not self.path.exists() or (self.path.is_dir() and all(child.name == "lock" for child in self.path.iterdir()))
+        """Whether there is nothing in it, or no such folder; another's lock or half a plan is nothing."""
+        if not self.path.exists():
+            return True
+        return self.path.is_dir() and all(child.name == "lock" or _is_half(child, PLAN) for child in self.path.iterdir())
 
     @property
     def begun(self) -> bool:
@@ -68,18 +70,27 @@ class SweepFolder:
         return (self.path / PLAN).is_file()
 
     @property
+    def untouched(self) -> bool:
+        """Whether no run has left anything, so that the sweep may still be begun in another way."""
+        runs = self.path / "runs"
+        return not runs.is_dir() or not any(runs.iterdir())
+
+    @property
     def plan(self) -> dict[str, Any]:
         """The content of ``sweep.json``."""
         try:
             content: dict[str, Any] = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            what = f"holds no sweep (no {PLAN} in it)" if self.path.exists() else "does not exist"
+            content["points"]  # other JSON is no plan
+        except (OSError, ValueError, KeyError, TypeError):
+            what = f"holds no sweep (no {PLAN} of one in it)" if self.path.exists() else "does not exist"
             raise InputError(f"'{self.path}' {what}") from None
         return content
 
     def begin(self, plan: Mapping[str, Any]) -> None:
         """Write the plan, whole or not at all."""
         self.path.mkdir(parents=True, exist_ok=True)
+        for left in filter(lambda child: _is_half(child, PLAN), self.path.iterdir()):
+            left.unlink()
         _replace(self.path / PLAN, json.dumps(plan, indent=2, ensure_ascii=False, default=str) + "\n")
 
     @contextmanager
@@ -179,8 +190,11 @@ class SweepFolder:
         return self.path / "errors" / f"{name}.txt"
 
     def tidy(self) -> None:
-        """Drop all notes, once no run is under way."""
+        """Drop all notes, and what complete runs still have of their work, once no run is under way."""
         shutil.rmtree(self._notes, ignore_errors=True)
+        for left in (self.path / "runs").glob(".*.unfinished-*"):
+            if self.complete(left.name[1:].rpartition(".unfinished-")[0]) is not None:
+                shutil.rmtree(left, ignore_errors=True)
 
     @property
     def _notes(self) -> Path:
@@ -196,6 +210,11 @@ def _locked(file: int, kind: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_half(path: Path, name: str) -> bool:
+    """Whether a file is what a process left that died while it wrote ``name``."""
+    return path.name.startswith(f".{name}.") and path.suffix == ".partial"
 
 
 def _replace(target: Path, text: str, *, sync: bool = True) -> None:

@@ -29,7 +29,7 @@ def sweep_tables(folder: SweepFolder, sweep: Sweep) -> dict[str, pd.DataFrame]:
 
 def _read(folder: SweepFolder, sweep: Sweep, point: Point) -> tuple[dict[str, Any], pd.DataFrame]:
     """A point's row and its curves; a number of the run's goes before a field of the same name."""
-    fields = {name: _plain(point.job.values.get(name)) for name in sweep.varied}
+    fields = {name: point.shown(name) for name in sweep.varied}
     run = folder.complete(point.name)
     if run is None:
         error = folder.error(point.name)
@@ -42,8 +42,3 @@ def _read(folder: SweepFolder, sweep: Sweep, point: Point) -> tuple[dict[str, An
     for place, (name, value) in enumerate(shown.items()):
         curves.insert(place, name, [value] * len(curves))
     return row, curves
-
-
-def _plain(value: Any) -> Any:
-    """A value that a column can hold beside others: lists in words."""
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
