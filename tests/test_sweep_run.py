@@ -240,6 +240,10 @@ def test_a_failed_run_is_recorded_and_run_again_when_asked(place: Path) -> None:
     again, other = json.loads(out)
     assert (again["state"], again["error"], again["sparse"]) == ("finished", None, finished["sparse"])
     assert other == finished
+    (place / "broken" / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1] + b"x")
+    status, _, err = sweep(*command)
+    assert status == 2
+    assert "was of another model or text" in err  # and its old numbers are not given for new ones
     assert (place / "stability" / "runs" / finished["name"] / "run.json").stat().st_mtime_ns == written
 
 

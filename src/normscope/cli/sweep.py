@@ -214,8 +214,12 @@ def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: 
     else:
         _print_runs(runs)
         print_folder(target.path)
+    unended = int((~runs["state"].isin(["finished", "diverged", "failed"])).sum())
+    if unended:
+        say(f"{unended} of {len(runs)} runs have not ended; the same command goes on with them")
     if failed:
         say(f"{failed} of {len(runs)} runs failed; errors are in {target.path / 'errors'}; --retry-failed runs them again")
+    if failed or unended:
         raise typer.Exit(1)
 
 

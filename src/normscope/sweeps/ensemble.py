@@ -87,6 +87,10 @@ class EnsembleJob:
                 run.write_table("divergence", pd.DataFrame({"reason": broken}))
         parts.discard()
 
+    def fits(self, run: RunFolder) -> bool:
+        """Always: its record says all."""
+        return True
+
     def seconds(self) -> float:
         """The time of a chunk of a few steps, as many times as there are steps and chunks."""
         setting = self.job.setting

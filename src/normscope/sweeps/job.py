@@ -51,6 +51,9 @@ class Job(Protocol):
     def finish(self, folder: Path, report: Report) -> None:
         """Do what is left and write the complete run folder."""
 
+    def fits(self, run: RunFolder) -> bool:
+        """Whether a complete folder is of this very run: of what its files hold now, not of what they held then."""
+
     def seconds(self) -> float:
         """How long the whole run takes on this device, from one timed step."""
 
@@ -60,6 +63,10 @@ class Job(Protocol):
 
 class OnePiece:
     """A run without parts: everything is done at its end."""
+
+    def fits(self, run: RunFolder) -> bool:
+        """Always: its record says all."""
+        return True
 
     @property
     def parts(self) -> int:

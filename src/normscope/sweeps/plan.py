@@ -229,7 +229,7 @@ def _check_different(points: list[Point]) -> None:
     runs: dict[str, str] = {}
     for point in points:
         if point.name in names:
-            raise InputError(f"two points have the name '{point.name}'; give one of them another (name = ...)")
+            raise InputError(f"two points have the name '{point.name}'; write them as [[points]], each with a name")
         names.add(point.name)
         run = fingerprint(point.job.record)
         if run in runs:

@@ -9,55 +9,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from normscope.errors import InputError
-from normscope.models import ModelView, Sample, open_model
-from normscope.models.open import check_model
-from normscope.results import RunFolder, fingerprint, new_run, plain_rows
-from normscope.stability import MEASURES, StabilitySetting, chosen_sample, measure_stability
+from normscope.results import RunFolder, fingerprint, new_run
+from normscope.stability import MEASURES, StabilitySetting, measure_stability
 from normscope.stability.noise import disturbances
 from normscope.sweeps.job import OnePiece, Outcome
+from normscope.sweeps.reading import READING, Reading, totals
 from normscope.sweeps.state import Report
 from normscope.training.recipe import checked_value
 
-READING: dict[str, Any] = {"model": str, "text": str, "tokens": int, "examples": int}
 FIELDS = (*READING, *(f.name for f in fields(StabilitySetting)))
 _LISTS = ("levels", "noise_levels", "layer_noise")
 _TIMED_LEVEL = 0.1
-
-
-@dataclass(frozen=True)
-class Reading:
-    """A model and what it reads."""
-
-    model: str
-    device: str
-    seed: int
-    text: str | None = None
-    tokens: int | None = None
-    examples: int | None = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], device: str) -> "Reading":
-        """The reading of a run's fields; a model that is not there is refused."""
-        if "model" not in values:
-            raise InputError('a run needs a model, such as model = "builtin:addition-small-pre"')
-        given = {name: checked_value(name, values[name], kind) for name, kind in READING.items() if name in values}
-        check_model(given["model"])
-        reading = cls(device=device, seed=checked_value("seed", values.get("seed", 0), int), **given)
-        reading.content  # noqa: B018  # refuse a text that cannot be read
-        return reading
-
-    @property
-    def content(self) -> str | None:
-        """The text, if there is one."""
-        try:
-            return None if self.text is None else Path(self.text).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the text '{self.text}': {error}") from error
-
-    def open(self) -> tuple[ModelView, Sample]:
-        """The model, and what it reads."""
-        view = open_model(self.model, self.device)
-        return view, chosen_sample(view, self.content, self.tokens, self.examples, self.seed)
 
 
 @dataclass(frozen=True)
@@ -84,12 +46,12 @@ class StabilityJob(OnePiece):
     @property
     def record(self) -> dict[str, Any]:
         """Reading and setting."""
-        return {**asdict(self.reading), **asdict(self.setting)}
+        return self.values
 
     @property
     def values(self) -> dict[str, Any]:
-        """The same."""
-        return self.record
+        """Reading and setting."""
+        return {**asdict(self.reading), **asdict(self.setting)}
 
     @property
     def shape(self) -> str:
@@ -101,12 +63,16 @@ class StabilityJob(OnePiece):
         started = datetime.now(UTC)
         view, sample = self.reading.open()
         tables = measure_stability(view, sample, self.setting, bars(report))
-        configuration = {**self.setting.record(view, sample), "text": self.reading.text}
+        configuration = {**self.setting.record(view, sample), "text": self.reading.text, **self.reading.digests}
         with new_run(
             folder, "stability", configuration, seed=self.setting.seed, device=self.reading.device, started=started
         ) as run:
             for name, table in tables.items():
                 run.write_table(name, table)
+
+    def fits(self, run: RunFolder) -> bool:
+        """Whether the run was of the model and the text that are there now."""
+        return self.reading.fits(run)
 
     def seconds(self) -> float:
         """Opening the model and one level of noise, as often as there are levels and layers."""
@@ -124,26 +90,6 @@ class StabilityJob(OnePiece):
     def outcome(self, run: RunFolder) -> Outcome:
         """What the totals over all layers say: spread, what noise costs, collapse, sparsity."""
         return Outcome(totals(run))
-
-
-def totals(run: RunFolder) -> dict[str, float]:
-    """Plain numbers of a whole model: its widest spread, what noise costs, collapse by noise, the share that is sparse."""
-    numbers: dict[str, float] = {}
-    rows = {name: plain_rows(run.table(name)) for name in ("spread", "noise", "collapse", "sparsity") if name in run.tables}
-    layers = [row for row in rows.get("spread", ()) if row["head"] is None]
-    if layers:
-        numbers["widest_spread"] = max(row["high90"] - row["low90"] for row in layers)
-    for row in rows.get("noise", ()):
-        if row["layer"] is None and (row["perturbed"], row["where"]) == ("q,k,m", "all"):
-            numbers[f"accuracy_at_{row['noise']:g}"] = row["accuracy"]
-            numbers[f"loss_at_{row['noise']:g}"] = row["loss"]
-    for row in rows.get("collapse", ()):
-        if row["layer"] is None and row["definition"] == "loose":
-            numbers[f"collapse_at_{row['noise']:g}"] = row["probability"]
-    for row in rows.get("sparsity", ()):
-        if row["layer"] is None:
-            numbers["sparse"] = row["share"]
-    return numbers
 
 
 def bars(report: Report) -> Callable[[str, int], Any]:
