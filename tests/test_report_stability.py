@@ -134,7 +134,7 @@ def test_the_page_leads_with_the_findings_and_embeds_every_figure(run: RunFolder
     assert page.text.count("3 layers, 4 heads, seed 0") == 1 + len(figures)
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+@pytest.mark.parametrize("title", sorted(set(SECTIONS) - {"Findings"}))
 def test_only_what_was_measured_has_a_section(tmp_path: Path, title: str) -> None:
     content = tables(1, 2)
     run = written(tmp_path, {name: content[name] for name in SECTIONS[title]})

@@ -4,6 +4,7 @@ A folder holds ``run.json`` (command, configuration, versions, device, seed, tim
 figures and pages belong to the run. Under its final name it is complete or absent.
 """
 
+import fcntl
 import glob
 import hashlib
 import json
@@ -304,7 +305,7 @@ class KeptTables:
     def save(self, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
         """Keep tables under a key, if that can be done: others may write here too, and what is not kept is measured again."""
         path = self.folder / fingerprint(key)
-        with suppress(OSError, InputError):
+        with suppress(OSError, InputError), self._alone():
             if not is_run(path):
                 shutil.rmtree(path, ignore_errors=True)  # what is left of a damaged one
             with new_run(path, "kept", {**key, _KEPT: list(tables)}, overwrite=True) as run:
@@ -313,6 +314,14 @@ class KeptTables:
             whole = (path for path in self.folder.iterdir() if not path.name.startswith(".") and is_run(path))
             for old in sorted(whole, key=lambda path: path.stat().st_mtime)[: -self.most]:
                 shutil.rmtree(old, ignore_errors=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process writes at a time; others wait."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
 def _partial_folder(final: Path) -> Path:

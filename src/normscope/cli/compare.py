@@ -111,7 +111,7 @@ class _Side:
     @classmethod
     def of(cls, subject: str, name: str, ask: "Callable[[str], Question]") -> "_Side":
         """Read the run, and open the model if there is one."""
-        from normscope.audit.compare import AUDITED
+        from normscope.audit.quantities import AUDITED
         from normscope.results import is_run, open_run
 
         run = open_run(subject) if is_run(subject) else None
@@ -125,7 +125,7 @@ class _Side:
     @property
     def measures(self) -> list[str]:
         """The names of the tables that it has, or will have."""
-        from normscope.audit.compare import AUDITED
+        from normscope.audit.quantities import AUDITED
 
         return [*self.tables, *(AUDITED if self.question else ())]
 
