@@ -152,11 +152,11 @@ def _keep_and_load(folder: Path) -> None:
 
 
 def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> None:
-    others = [get_context("fork").Process(target=_keep_and_load, args=(tmp_path,)) for _ in range(3)]
+    others = [get_context("spawn").Process(target=_keep_and_load, args=(tmp_path,)) for _ in range(3)]
     for other in others:
         other.start()
     for other in others:
-        other.join()
+        other.join(60)
     assert [other.exitcode for other in others] == [0, 0, 0]
     assert not list(tmp_path.glob(".*"))
 
