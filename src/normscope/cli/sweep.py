@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +29,7 @@ from normscope.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.sweeps import Executor, Standing, Sweep, SweepFolder
+    from normscope.sweeps import Shares, Standing, Sweep, SweepFolder
 
 EXAMPLES = examples(
     "normscope sweep mine.toml --dry-run                (the plan, and how long it takes)",
@@ -82,7 +81,7 @@ def sweep(
     if folder is not None:
         raise InputError(f"one sweep at a time; '{folder}' is too much (the folder to write is --out {folder})")
     from normscope.report.figures import FORMATS
-    from normscope.sweeps import SweepFolder, check_cluster, read_sweep
+    from normscope.sweeps import Shares, SweepFolder, check_cluster, read_sweep
 
     formats = chosen_names(format, FORMATS, "format")
     where = _device(device, ray, dry_run)
@@ -90,7 +89,7 @@ def sweep(
     if ray is not None:
         check_cluster(ray)
     say(_summary(wanted))
-    shared = _Shares.of(wanted, where, workers, per_gpu, cpus, ray)
+    shared = Shares.of(wanted, where, workers, per_gpu, cpus, ray)
     if dry_run:
         _print_estimates(wanted, shared, json)
         return
@@ -105,44 +104,6 @@ def _device(name: str, ray: str | None, here: bool) -> str:
     if name != "cuda":
         raise InputError(f"on a cluster, --device is auto, cpu or cuda, not '{name}': Ray chooses the GPU")
     return name
-
-
-@dataclass
-class _Shares:
-    """How cores and GPUs are shared out: numbers do not depend on ``workers``, as ``threads`` does not."""
-
-    workers: int | None
-    threads: int
-    gpus: tuple[str, ...]
-    per_gpu: int
-    device: str
-    cpus: int | None
-    ray: str | None
-
-    @classmethod
-    def of(
-        cls, wanted: "Sweep", device: str, workers: int | None, per_gpu: int, cpus: int | None, ray: str | None
-    ) -> "_Shares":
-        import torch
-
-        from normscope.sweeps import visible_gpus
-
-        tasks = sum(max(1, point.job.parts) for point in wanted.points)
-        cores, gpus = len(os.sched_getaffinity(0)), visible_gpus(device)
-        threads = cpus or max(1, min(torch.get_num_threads(), cores // tasks))
-        if ray is None:
-            workers = min(workers or (per_gpu * len(gpus) if gpus else max(1, cores // threads)), tasks)
-        return cls(workers, threads, gpus, per_gpu, device.partition(":")[0], cpus, ray)
-
-    def executor(self, folder: Path) -> "Executor":
-        """Worker processes here, or a cluster."""
-        from normscope.sweeps import LocalExecutor, Needs, RayExecutor
-
-        if self.ray is None:
-            assert self.workers is not None
-            return LocalExecutor(folder, self.workers, self.threads, self.gpus)
-        needs = Needs(self.threads, self.per_gpu if self.device == "cuda" else None)
-        return RayExecutor(folder, self.ray, needs, self.workers, self.gpus)
 
 
 def _summary(wanted: "Sweep") -> str:
@@ -161,7 +122,7 @@ def _folder(wanted: "Sweep", name: str) -> Path:
     return next(path for path, folder in folders if folder.empty or holds(folder, wanted))
 
 
-def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
+def _print_estimates(wanted: "Sweep", shared: "Shares", json: bool) -> None:
     """The plan with the time of each shape, from one timed step."""
     records: list[dict[str, Any]] = []
     timed: dict[str, float] = {}
@@ -182,7 +143,7 @@ def _print_estimates(wanted: "Sweep", shared: _Shares, json: bool) -> None:
     typer.echo(f"{len(wanted.points)} run{'s' * (len(wanted.points) > 1)}, about {total} with {places} at a time{where}")
 
 
-def _run(wanted: "Sweep", target: "SweepFolder", shared: _Shares, retry_failed: bool, formats: list[str], json: bool) -> None:
+def _run(wanted: "Sweep", target: "SweepFolder", shared: "Shares", retry_failed: bool, formats: list[str], json: bool) -> None:
     from normscope.report.sweep import write_sweep_report
     from normscope.results import grown_run, open_run, plain_rows
     from normscope.sweeps import begin, check_folder, run_sweep, sweep_tables, telling_a_full_disk
@@ -228,6 +189,8 @@ def _live(total: int) -> "Iterator[Callable[[Standing], None]]":
     """A bar for the sweep and a line for each run that is running, on stderr."""
     from rich import progress as bars
 
+    from normscope.sweeps import STATES
+
     columns: tuple[Any, ...] = (
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
@@ -242,7 +205,7 @@ def _live(total: int) -> "Iterator[Callable[[Standing], None]]":
         lines: dict[str, bars.TaskID] = {}
 
         def watch(standing: "Standing") -> None:
-            counts = {state: standing.count(state) for state in ("finished", "diverged", "failed", "running", "waiting")}
+            counts = {state: standing.count(state) for state in STATES}
             note = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
             bar.update(whole, completed=standing.done, note=note)
             shown = dict(list(standing.running.items())[:_SHOWN_RUNS])

@@ -7,10 +7,12 @@ from normscope.sweeps.local import LocalExecutor, visible_gpus
 from normscope.sweeps.on_ray import RayExecutor, check_cluster
 from normscope.sweeps.plan import SWEEPS, Point, Sweep, read_sweep, sweep_from
 from normscope.sweeps.ray_process import Needs
-from normscope.sweeps.state import Progress, SweepFolder
+from normscope.sweeps.shares import Shares
+from normscope.sweeps.state import STATES, Progress, SweepFolder
 from normscope.sweeps.tables import sweep_tables
 
 __all__ = [
+    "STATES",
     "SWEEPS",
     "Event",
     "Executor",
@@ -21,6 +23,7 @@ __all__ = [
     "Point",
     "Progress",
     "RayExecutor",
+    "Shares",
     "Standing",
     "Sweep",
     "SweepFolder",

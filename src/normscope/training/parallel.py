@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -96,6 +96,8 @@ def joined(device: str) -> Iterator[Team | None]:
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         yield Team(dist.get_rank(), dist.get_world_size())
+        with suppress(RuntimeError):  # its own share is done; who leaves first would break connections that others still read
+            dist.barrier()
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "gloo" in str(error):  # gloo's errors have no class of their own
             raise ConnectionError(f"another process of this training has ended, so this one ends too; {_GO_ON}") from error
