@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.attention import Attention
+from normscope.core import Attention
 from normscope.dynamics.ensemble import PANELS, PLAIN, Ensemble, Kernels, run_chunk
 from normscope.dynamics.motion import Motion
 from normscope.dynamics.starts import make_start

@@ -14,8 +14,8 @@ import time
 
 import torch
 
-from normscope.tasks import MASK
 from normscope.training import Recipe, Training, read_recipe
+from normscope.training.tasks import MASK
 from peers import PEERS, Shape, train_rate
 
 _LENGTH = 32

@@ -12,17 +12,17 @@ import torch.nn.functional as F
 from scipy.linalg import expm
 from scipy.stats import rankdata
 
-from normscope.attention import Attention
 from normscope.audit import Advice, AdviceSetting, Spectrum, advice_findings, advise, fitting_width
 from normscope.audit.advise_facts import NOT_TRAINED, theory_table, trained_table
 from normscope.audit.advise_findings import agreement
 from normscope.audit.advise_layers import LayerAttention, RandomLayers
 from normscope.audit.advise_ranks import CRITERIA, chosen_criteria, rank, ranks_of
 from normscope.audit.advise_run import angles, apart, measure_run
+from normscope.core import Attention
+from normscope.core.norms import unit
 from normscope.dynamics import Motion, SymmetricFlow, make_start
 from normscope.errors import InputError
 from normscope.models import open_model
-from normscope.norms import unit
 from normscope.schemes import NAMED, Scheme, Slots
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope import InputError
-from normscope.attention import Attention, HeadWeights, attend, attention_weights
-from normscope.attention import core as attention_core
+from normscope.core import Attention, HeadWeights, attend, attention_weights
+from normscope.core import core as attention_core
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -80,7 +80,7 @@ def test_half_precision_products_keep_the_state_as_it_is() -> None:
 def test_memory_does_not_grow_with_the_square_of_the_tokens(weights: str) -> None:
     """16,384 tokens: their score matrix alone would be 1 GiB; the peak stays far below."""
     code = (
-        "import resource, torch; from normscope.attention import Attention, HeadWeights\n"
+        "import resource, torch; from normscope.core import Attention, HeadWeights\n"
         "x = torch.randn(16_384, 8); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"Attention(1.0, {weights})(x)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
@@ -133,7 +133,7 @@ def test_beta_must_be_finite() -> None:
 
 TILE = """
 import torch
-from normscope.attention import attend, attention_weights
+from normscope.core import attend, attention_weights
 
 generator = torch.Generator("cuda").manual_seed(0)
 for shape, causal in (((7, 128, 512), False), ((7, 100, 128), True), ((3, 256, 64), False), ((3, 5, 64), True)):

@@ -22,7 +22,7 @@ from normscope.audit.quantities import AUDITED
 from normscope.errors import InputError
 from normscope.models import ModelView, open_model
 from normscope.report.compare import number_cell
-from normscope.results import KeptTables, open_run
+from normscope.runs import KeptTables, open_run
 
 gpt2 = test_cli_words.gpt2
 OURS = "builtin:addition-small-pre"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_run import run
-from normscope.results import RunFolder, open_run
+from normscope.runs import RunFolder, open_run
 from normscope.schemes import NAMED
 
 SHAPE = ("--depth", "2", "--width", "32", "--heads", "4", "--context", "16", "--runs", "2")

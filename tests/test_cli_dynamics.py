@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_run import run
-from normscope.results import open_run
+from normscope.runs import open_run
 
 FIGURES = ("cosine", "rate", "phase")
 

@@ -11,7 +11,7 @@ import pytest
 
 from cli_run import run
 from normscope.cli import main
-from normscope.results import RunFolder, open_run
+from normscope.runs import RunFolder, open_run
 from normscope.stability import MEASURES
 from test_models import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 

@@ -14,7 +14,7 @@ from cli_run import run
 from normscope.cli import main
 from normscope.report.charts import Chart, Line
 from normscope.report.circuit import draw_circuit
-from normscope.results import RunFolder, open_run
+from normscope.runs import RunFolder, open_run
 from normscope.subspaces import MEASURES
 from test_models import GROUPED, built, opened_smollm2, word_tokenizer
 

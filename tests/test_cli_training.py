@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from cli_run import run
-from normscope.results import open_run
+from normscope.runs import open_run
 from normscope.transformer import load_model
 
 QUICK = ("--preset", "tiny", "--set", "batch=32", "--set", "epoch=8", "--set", "layers=1", "--set", "test_examples=64")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli_run import run
-from normscope.results import open_run
+from normscope.runs import open_run
 from normscope.theorems import LEDGER, VERDICTS
 from test_report import Reader
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from normscope import InputError
-from normscope.attention import Attention
+from normscope.core import Attention
+from normscope.core.norms import length
 from normscope.dynamics import (
     SCHEDULES,
     FeedForward,
@@ -29,7 +30,6 @@ from normscope.dynamics import (
     simulate,
 )
 from normscope.dynamics.motion import Motion
-from normscope.norms import length
 from normscope.schemes import NAMED, Scheme, Slots
 
 SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")
@@ -106,7 +106,7 @@ def test_energy_never_rises_in_the_gradient_case(name: str) -> None:
 
 LONG_RUN = """
 import sys, torch
-from normscope.attention import Attention
+from normscope.core import Attention
 from normscope.dynamics import Motion, make_start
 from normscope.schemes import NAMED
 

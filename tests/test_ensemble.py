@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from normscope import InputError
-from normscope.attention import Attention
+from normscope.core import Attention
 from normscope.dynamics import PANELS, Ensemble, EnsembleRun, make_start, random_weights, simulate
 from normscope.dynamics.ensemble import chunk_seeds, plan, run_chunk
-from normscope.results import Parts, open_run
+from normscope.runs import Parts, open_run
 from normscope.schemes import NAMED, Scheme
 
 SIX = tuple(NAMED[name] for name in ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling"))

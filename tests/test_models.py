@@ -16,7 +16,7 @@ import transformers as library
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from normscope.attention import Causal
+from normscope.core import Causal
 from normscope.errors import InputError
 from normscope.models import AttentionStep, ModelView, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceView

@@ -11,12 +11,12 @@ from torch import Tensor
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
 from normscope.audit.motion import token_rank
 from normscope.audit.replay import replayed_speeds
+from normscope.core.norms import degrees_between, length, unit
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import open_model
 from normscope.models.hugging_face import HuggingFaceView
-from normscope.norms import degrees_between, length, unit
 from normscope.schemes import NAMED, derive
-from normscope.schemes.flow import coefficients, kept_part, layer, read, settle, written
+from normscope.schemes.update import coefficients, kept_part, layer, read, settle, written
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
 from test_models import FAMILIES, OWN, untouched

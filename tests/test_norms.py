@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope import InputError
-from normscope.norms import (
+from normscope.core.norms import (
     centre,
     hyperplane_basis,
     layer_ellipsoid,

@@ -19,7 +19,7 @@ from browser import CHROMIUM, Browser, chromium
 from normscope.cli import main
 from normscope.models import open_model
 from normscope.report.stability import write_stability_report
-from normscope.results import RunFolder, open_run
+from normscope.runs import RunFolder, open_run
 from normscope.stability import findings, measure_clean, measure_noise
 from normscope.stability.noise import disturbances
 

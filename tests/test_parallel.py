@@ -18,14 +18,14 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from cli_run import run
-from normscope.attention import tile_for
+from normscope.core import tile_for
 from normscope.errors import InputError
-from normscope.results import open_run
-from normscope.tasks import MASK
+from normscope.runs import open_run
 from normscope.training import Checkpoints, DivergedError, Training, loop, parallel, read_recipe
 from normscope.training.batches import PackedFeed, PaddedFeed, draw_batches
 from normscope.training.parallel import Team, check_devices
 from normscope.training.steps import stepper_for
+from normscope.training.tasks import MASK
 
 SHORT = {
     "examples": 20 * 32,

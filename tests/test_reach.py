@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normscope.attention import Causal, HeadNorm, Packed, Present, Reach, has_kernel, pack_tiles, tile_for
+from normscope.core import Causal, HeadNorm, Packed, Present, Reach, has_kernel, pack_tiles, tile_for
 
 HEADS, HEAD = 3, 4
 SCALE = torch.tensor(0.7, dtype=torch.float64)
@@ -245,8 +245,8 @@ def test_a_gpu_has_a_kernel_for_half_precision_and_usual_heads() -> None:
 
 KERNEL = """
 import torch
-from normscope.attention import HeadNorm, pack_tiles
-from normscope.attention.packed import _attend_plainly, attend_packed
+from normscope.core import HeadNorm, pack_tiles
+from normscope.core.packed import _attend_plainly, attend_packed
 
 generator = torch.Generator("cuda").manual_seed(0)
 scale = torch.tensor(0.3, device="cuda")

@@ -12,7 +12,7 @@ from PIL import Image
 from normscope.errors import InputError
 from normscope.report import Finding, PageTable, Picture, Section, render_markdown, render_page
 from normscope.report.figures import findings_of, write_page
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 from test_report import Reader
 
 ODD = [

@@ -15,7 +15,7 @@ from normscope.errors import InputError
 from normscope.report.charts import HeatMap, save_chart
 from normscope.report.heat_png import draw_heat_png
 from normscope.report.stability import stability_sections, write_stability_report
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 from test_report import Reader, traces
 
 LEVELS = [0.0, 0.003, 0.01, 0.03, 0.12, 0.3]

@@ -21,7 +21,7 @@ from normscope.report.sweep import write_sweep_report
 from normscope.report.sweep_curves import training_charts
 from normscope.report.sweep_fields import Sweep, read_sweep
 from normscope.report.sweep_final import final_charts, measures_of
-from normscope.results import Parts, RunFolder, new_run, open_run
+from normscope.runs import Parts, RunFolder, new_run, open_run
 from normscope.schemes import NAMED
 from normscope.training import DivergedError, Training
 from normscope.training.recipe import read_recipe

@@ -15,7 +15,7 @@ from normscope.report.training import (
     write_evaluation_report,
     write_training_report,
 )
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 from test_report import Reader, traces
 
 ACCURACY = pd.DataFrame(

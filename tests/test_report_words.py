@@ -20,7 +20,7 @@ from normscope.report.scene import camera, frame, wire_sphere
 from normscope.report.scene_png import draw_scene_png
 from normscope.report.tables import token_name
 from normscope.report.words import words_sections, write_words_report
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 from test_report import Reader, traces
 
 WORDS = [" time", " life", " world", " year"]

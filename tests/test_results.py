@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normscope import InputError, __version__
-from normscope.results import fresh_path, new_run, open_run, resumable_path, unfinished_folder
+from normscope.runs import fresh_path, new_run, open_run, resumable_path, unfinished_folder
 
 TABLE = pd.DataFrame({"scheme": ["pre", "peri"], "speed": [1.0, float("nan")]})
 
@@ -134,7 +134,7 @@ def test_a_file_in_the_way_is_an_input_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_killed_process_leaves_no_folder_under_the_final_name(tmp_path: Path, signal_number: signal.Signals) -> None:
     script = (
-        "import sys, time; from normscope.results import new_run\n"
+        "import sys, time; from normscope.runs import new_run\n"
         f"with new_run({str(tmp_path / 'run')!r}, 'demo', {{}}) as run:\n"
         "    run.write_text('half', 'x'); print('writing', flush=True); time.sleep(60)\n"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope import InputError
 from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, derive, draw_block, scheme_record
-from normscope.schemes.flow import coefficients, kept_part, layer, normalise, read, stack, velocity, written
+from normscope.schemes.update import coefficients, kept_part, layer, normalise, read, stack, velocity, written
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
     "post": ("Ẋ = P_X A(X)", "1", "0"),

@@ -31,7 +31,7 @@ from normscope.stability import (
 )
 from normscope.stability.noise import NON_SPARSE, SPARSE, Disturbance, disturbances
 from normscope.stability.spread import spread_rows
-from normscope.tasks import stream_seed
+from normscope.training.tasks import stream_seed
 from test_models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"

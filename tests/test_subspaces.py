@@ -10,7 +10,7 @@ import torch
 from scipy.linalg import null_space, subspace_angles
 from torch import Tensor
 
-from normscope.attention import HeadWeights
+from normscope.core import HeadWeights
 from normscope.errors import InputError
 from normscope.models import AttentionStep, ModelView, open_model
 from normscope.schemes import NAMED, Scheme, Slots

@@ -10,7 +10,7 @@ import pytest
 from cli_run import run
 from normscope import InputError
 from normscope.dynamics import PANELS
-from normscope.results import new_run
+from normscope.runs import new_run
 from normscope.sweeps import SWEEPS, Sweep, SweepFolder, begin, read_sweep, sweep_from
 
 GRID = """

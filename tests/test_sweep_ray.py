@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from normscope.errors import InputError
-from normscope.results import open_run
+from normscope.runs import open_run
 from normscope.sweeps import Needs, RayExecutor, SweepFolder, Task, on_ray
 from normscope.sweeps.job import OnePiece
 from test_sweep_run import ENSEMBLE, EVERY_STEP, TINY, _alive, _wait, assert_same, sweep

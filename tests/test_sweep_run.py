@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from normscope.audit import Question, audit
 from normscope.cli import main
 from normscope.models import open_model
-from normscope.results import open_run
+from normscope.runs import open_run
 from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
 from normscope.transformer.files import model_folder
 

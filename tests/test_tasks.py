@@ -10,7 +10,7 @@ import torch
 from scipy.stats import chi2_contingency, chisquare
 
 from normscope import InputError
-from normscope.tasks import CHARACTERS, MASK, Addition, AdditionTask, Examples, as_text, encode, stream_seed
+from normscope.training.tasks import CHARACTERS, MASK, Addition, AdditionTask, Examples, as_text, encode, stream_seed
 
 PUBLISHED = Addition((3, 4, 6), (2, 3))
 SENTENCE = re.compile(r"\[(N?\d+(?:[+-]N?\d+)*)=(N?\d+)\](\**)")

@@ -15,11 +15,11 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
+from normscope.core.norms import layer_norm, length, unit
 from normscope.dynamics import SCHEDULES, Motion, make_start, simulate
 from normscope.errors import InputError
-from normscope.norms import layer_norm, length, unit
-from normscope.results import open_run
+from normscope.runs import open_run
 from normscope.schemes import NAMED, Scheme
 from normscope.subspaces import factors, head_scores, look
 from normscope.subspaces.spaces import Factors

@@ -13,12 +13,12 @@ import torch
 
 from normscope.errors import InputError
 from normscope.schemes import NAMED
-from normscope.tasks import MASK, AdditionTask, encode
 from normscope.training import PRESETS, Checkpoints, DivergedError, Training, evaluate, read_recipe, recipe_from
 from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, draw_batches, one_batch
 from normscope.training.evaluation import Tally
 from normscope.training.loop import Metrics, epoch_losses, plateaus
 from normscope.training.recipe import parse_change, task_of
+from normscope.training.tasks import MASK, AdditionTask, encode
 
 CPU = torch.device("cpu")
 SHORT = {"examples": 20 * 32, "batch": 32, "epoch": 10, "layers": 2, "dim": 32, "head": 8, "test_examples": 64}

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from normscope import InputError
-from normscope.attention import Causal, HeadNorm, Packed, Present, Reach
+from normscope.core import Causal, HeadNorm, Packed, Present, Reach
 from normscope.schemes import NAMED, Scheme, Slots
-from normscope.tasks import MASK, Addition, Examples, as_text, encode
 from normscope.training import Training, evaluate, read_recipe
 from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
 from normscope.training.recipe import task_of
+from normscope.training.tasks import MASK, Addition, Examples, as_text, encode
 from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
 from normscope.transformer.model import Norm
 

@@ -14,9 +14,9 @@ from normscope.audit.advise_layers import RandomLayers, Spectrum
 from normscope.audit.advise_ranks import BAND, CRITERIA, Ranking, chosen_criteria, criteria_of, rank
 from normscope.audit.advise_run import RunMeasures, measure_run
 from normscope.audit.advise_setting import LEVELS, AdviceSetting
+from normscope.core.threads import one_thread
 from normscope.dynamics.motion import check_schemes
 from normscope.schemes import Scheme
-from normscope.threads import one_thread
 
 _POWERS = 300.0  # of ten that a number holds
 

@@ -10,7 +10,7 @@ from normscope.audit.advise import Advice
 from normscope.audit.advise_facts import BETA, NOT_TRAINED
 from normscope.audit.advise_ranks import CRITERIA, Criterion, ranks_of
 from normscope.audit.advise_setting import SPECTRUM, AdviceSetting
-from normscope.results import plain_rows
+from normscope.runs import plain_rows
 
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
-from normscope.attention.core import Backend, attend, normalise_heads
-from normscope.attention.heads import project, unproject
 from normscope.audit.advise_setting import GAUSSIAN, LEVELS, SPECTRUM, AdviceSetting
+from normscope.core import Attention, HeadWeights
+from normscope.core.attention import Backend, attend, normalise_heads
+from normscope.core.heads import project, unproject
 from normscope.dynamics import FeedForward, make_start, random_weights
 from normscope.errors import InputError
 from normscope.models import ModelView
-from normscope.tasks import stream_seed
+from normscope.training.tasks import stream_seed
 from normscope.words import head_factors, singular_factors
 
 Factors = Float[Tensor, "variants letters heads tokens 1"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from normscope.audit.advise_layers import Block, RandomLayers
 from normscope.audit.advise_setting import LEVELS
+from normscope.core.norms import length, unit
 from normscope.dynamics import Motion, measure
 from normscope.dynamics.trajectory import NotFiniteError
-from normscope.norms import length, unit
 from normscope.schemes import Scheme
 
 Numbers = npt.NDArray[np.float64]

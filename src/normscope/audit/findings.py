@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normscope.models import ModelView
-from normscope.results import plain_rows
+from normscope.runs import plain_rows
 
 if TYPE_CHECKING:
     from normscope.audit.parts import Question

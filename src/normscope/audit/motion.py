@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.audit.replay import replay_table
+from normscope.core.norms import degrees_between, length, tangent, unit
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import AttentionStep, ModelView, NormView, Sample
-from normscope.norms import degrees_between, length, tangent, unit
 from normscope.schemes import NormKind, Scheme, derive
-from normscope.schemes.flow import kept_part
+from normscope.schemes.update import kept_part
 from normscope.subspaces.spaces import effective_rank
 
 Tokens = Float[Tensor, "tokens dim"]

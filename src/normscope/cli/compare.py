@@ -71,7 +71,7 @@ def compare(
     from normscope.audit.compare import check_common, check_names
     from normscope.report.compare import write_comparison_report
     from normscope.report.figures import FORMATS
-    from normscope.results import check_writable, fresh_path, new_run, plain_rows, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, plain_rows, run_path
 
     formats = chosen_names(format, FORMATS, "format")
     where = chosen_device(device)
@@ -112,7 +112,7 @@ class _Side:
     def of(cls, subject: str, name: str, ask: "Callable[[str], Question]") -> "_Side":
         """Read the run, and open the model if there is one."""
         from normscope.audit.quantities import AUDITED
-        from normscope.results import is_run, open_run
+        from normscope.runs import is_run, open_run
 
         run = open_run(subject) if is_run(subject) else None
         tables = {table: run.table(table) for table in run.tables} if run else {}
@@ -152,7 +152,7 @@ def _check_read(questions: "list[Question]", **given: Any) -> None:
 
 def _place(subject: str) -> str:
     """The full path of a file or folder, so that two ways to write it are one; other names as they are."""
-    from normscope.results import run_path
+    from normscope.runs import run_path
 
     return str(run_path(subject)) if os.path.exists(os.path.expanduser(subject)) else subject
 

@@ -23,7 +23,7 @@ from normscope.cli.output import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.results import RunFolder
+    from normscope.runs import RunFolder
     from normscope.training import Recipe
 
 EXAMPLES = examples(
@@ -44,7 +44,7 @@ def demo(
     """Audit a model, compare six schemes, train two of them a little, check the ledger: one report page."""
     from normscope.report.demo import write_demo_report
     from normscope.report.figures import FORMATS
-    from normscope.results import check_writable, new_run, run_path
+    from normscope.runs import check_writable, new_run, run_path
     from normscope.theorems import LEDGER
     from normscope.training import read_recipe
 
@@ -84,7 +84,7 @@ def _compared(part: "RunFolder", seed: int) -> dict[str, str]:
     import pandas as pd
 
     from normscope.dynamics import PANELS, EnsembleRun, Simulation, SimulationSetting
-    from normscope.results import Parts
+    from normscope.runs import Parts
     from normscope.schemes import block_records, scheme_record
 
     six = tuple(named_schemes(SIX_SCHEMES))

@@ -79,7 +79,7 @@ def ensemble(
     from its last chunk when the same command is given again, and ends with the same numbers.
     """
     from normscope.dynamics.ensemble_run import ensemble_from
-    from normscope.results import resumable_path
+    from normscope.runs import resumable_path
 
     given = {
         "tokens": tokens, "dim": dim, "heads": heads, "beta": beta, "weights": weights, "gain": gain,
@@ -94,7 +94,7 @@ def ensemble(
 
 def _run(job: "EnsembleRun", folder: Path, overwrite: bool, json: bool) -> None:
     from normscope.report.dynamics import write_ensemble_report
-    from normscope.results import Parts, check_writable, new_run, run_path
+    from normscope.runs import Parts, check_writable, new_run, run_path
 
     check_writable(folder, overwrite=overwrite)
     parts = Parts.of(folder, job.record)

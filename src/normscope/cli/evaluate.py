@@ -48,7 +48,7 @@ def evaluate(
 ) -> None:
     """Accuracy per character with its standard error, by place in the answer, and the rate of exact answers."""
     from normscope.report.training import write_evaluation_report
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
     from normscope.training import evaluate as evaluate_model
     from normscope.training.recipe import task_of
     from normscope.transformer import load_model

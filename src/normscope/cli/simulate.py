@@ -92,7 +92,7 @@ def simulate(
 ) -> None:
     """Integrate schemes from one start: how tokens cluster, grow and slow down."""
     from normscope.dynamics.settings import Simulation, SimulationSetting
-    from normscope.results import check_writable, fresh_path
+    from normscope.runs import check_writable, fresh_path
 
     stride = step if step is not None else (1.0 if layers else 0.025)
     last, reported = _times(time, times, stride if layers else None)
@@ -128,7 +128,7 @@ def simulate(
 
 def _run(simulation: "Simulation", folder: Path, overwrite: bool, json: bool) -> None:
     from normscope.report.dynamics import write_simulation_report
-    from normscope.results import new_run, run_path
+    from normscope.runs import new_run, run_path
 
     setting = simulation.setting
     with new_run(folder, "simulate", setting.record, seed=setting.seed, device=setting.device, overwrite=overwrite) as run:

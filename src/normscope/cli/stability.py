@@ -67,7 +67,7 @@ def stability(
     from normscope.models import open_model
     from normscope.report.figures import FORMATS
     from normscope.report.stability import write_stability_report
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
     from normscope.stability import MEASURES, StabilitySetting, chosen_sample, measure_stability
 
     formats = chosen_names(format, FORMATS, "format")
@@ -110,7 +110,7 @@ def _levels(text: str, what: str) -> tuple[float, ...]:
 
 def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
     """A record for every row: its measure, layer and head, null for totals, and its own fields."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     records = []
     for name, measure in _RECORDS.items():
@@ -122,7 +122,7 @@ def _records(tables: "dict[str, pd.DataFrame]") -> list[dict[str, Any]]:
 
 def _print(tables: "dict[str, pd.DataFrame]", said: list[str]) -> None:
     """A line for each layer, the noise curve, and what it comes to."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     columns = _by_layer({name: plain_rows(table) for name, table in tables.items()})
     layers = sorted({layer for column in columns.values() for layer in column})

@@ -71,7 +71,7 @@ def subspaces(
     json: JsonOption = False,
 ) -> None:
     """What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores."""
-    from normscope.results import check_writable, fresh_path
+    from normscope.runs import check_writable, fresh_path
 
     if model == WORLD:
         _refuse(f"'{WORLD}' reads its own tokens", text=text, tokens=tokens, examples=examples, measure=measure)
@@ -172,7 +172,7 @@ def _write(
     import pandas as pd
 
     from normscope.report.subspaces import write_subspaces_report
-    from normscope.results import new_run
+    from normscope.runs import new_run
 
     with new_run(folder, "subspaces", configuration, seed=seed, device=device, overwrite=overwrite, started=started) as run:
         for name, table in {"findings": pd.DataFrame({"text": said}), **tables}.items():
@@ -181,7 +181,7 @@ def _write(
 
 
 def _end(said: list[str], folder: Path) -> None:
-    from normscope.results import run_path
+    from normscope.runs import run_path
 
     out = console()
     for sentence in said:
@@ -191,7 +191,7 @@ def _end(said: list[str], folder: Path) -> None:
 
 def _records(tables: "dict[str, pd.DataFrame]", names: dict[str, str]) -> list[dict[str, Any]]:
     """A record for every row: its measure, layer and head where it has them, and its own fields."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     records = []
     for name, measure in names.items():
@@ -228,7 +228,7 @@ def _print_layers(tables: "dict[str, pd.DataFrame]") -> None:
 
 
 def _print_world(tables: "dict[str, pd.DataFrame]") -> None:
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
     from normscope.subspaces import in_words
 
     means = tables["worlds"].groupby(["world", "scheme"], as_index=False, sort=False)[["before", "predicted", "after"]].mean()

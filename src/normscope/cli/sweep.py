@@ -115,7 +115,7 @@ def _summary(wanted: "Sweep") -> str:
 
 def _folder(wanted: "Sweep", name: str) -> Path:
     """The first of ``name``, ``name-2``, ... that holds this sweep or nothing."""
-    from normscope.results import numbered
+    from normscope.runs import numbered
     from normscope.sweeps import SweepFolder, holds
 
     folders = ((path, SweepFolder.of(path)) for path in numbered(name))
@@ -145,7 +145,7 @@ def _print_estimates(wanted: "Sweep", shared: "Shares", json: bool) -> None:
 
 def _run(wanted: "Sweep", target: "SweepFolder", shared: "Shares", retry_failed: bool, formats: list[str], json: bool) -> None:
     from normscope.report.sweep import write_sweep_report
-    from normscope.results import grown_run, open_run, plain_rows
+    from normscope.runs import grown_run, open_run, plain_rows
     from normscope.sweeps import begin, check_folder, run_sweep, sweep_tables, telling_a_full_disk
 
     started = datetime.now(UTC)
@@ -255,7 +255,7 @@ def _status(path: Path, json: bool) -> None:
 
 
 def _print_runs(runs: "pd.DataFrame") -> None:
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     def cell(value: Any) -> str:
         return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -74,7 +74,7 @@ def train(
     The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
     with the curves. Stopped at any moment, the same command goes on from the last checkpoint and ends with the same weights.
     """
-    from normscope.results import resumable_path
+    from normscope.runs import resumable_path
     from normscope.training import TrainingRun
     from normscope.training.parallel import check_devices, check_shares, joined, launch, launched
     from normscope.training.recipe import parse_change, read_recipe
@@ -113,7 +113,7 @@ def _help(recipe: "Recipe", device: str, team: "Team") -> None:
 
 def _run(job: "TrainingRun", overwrite: bool, every: float, json: bool, team: "Team | None") -> None:
     from normscope.report.training import write_training_report
-    from normscope.results import check_writable, run_path, unfinished_runs
+    from normscope.runs import check_writable, run_path, unfinished_runs
     from normscope.training import Training
 
     recipe, folder, checkpoints = job.recipe, job.folder, job.checkpoints

@@ -47,7 +47,7 @@ def verify(
 ) -> None:
     """Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails."""
     from normscope.report.theorems import write_theorems_report
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
     from normscope.theorems import THOROUGH, check_all, find_statements, record, tables
 
     chosen = find_statements(statements or [])

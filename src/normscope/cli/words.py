@@ -90,7 +90,7 @@ def words(
     """A model's words on the sphere, what its heads do to them, and their journeys through the layers."""
     from normscope.models import open_model
     from normscope.report.words import write_words_report
-    from normscope.results import check_writable, fresh_path, new_run, run_path
+    from normscope.runs import check_writable, fresh_path, new_run, run_path
 
     given = {
         "text": text, "layer": layer, "head": head, "word": word, "nearest": nearest, "matrix": matrix, "vectors": vectors,
@@ -300,7 +300,7 @@ _FOUND = ("token", "text", "score")
 
 def _records(probe: str, tables: "dict[str, pd.DataFrame]", request: _Request) -> list[dict[str, Any]]:
     """A record for every word, vector or state with its nearest tokens; then one for every score of a head."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     rows = {name: plain_rows(table) for name, table in tables.items() if name != "notes"}
     whose: dict[str, Any] = {"probe": probe, "layer": None, "head": None, "word": None, "nearest": []}
@@ -333,7 +333,7 @@ def _grouped(whose: dict[str, Any], rows: list[dict[str, Any]], names: tuple[str
 
 def _print(probe: str, tables: "dict[str, pd.DataFrame]", request: _Request) -> None:
     """The tables that people read, then what has no meaning for the model."""
-    from normscope.results import plain_rows
+    from normscope.runs import plain_rows
 
     rows = {name: plain_rows(table) for name, table in tables.items()}
     _PRINTED[probe](rows, request)

@@ -1,6 +1,6 @@
 """Tokens as particles: flows, layers, ensembles, the symmetric reduction, measures and rates, for any scheme."""
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
 from normscope.dynamics.ensemble import PANELS, Ensemble
 from normscope.dynamics.ensemble_run import EnsembleRun
 from normscope.dynamics.gradients import gradient_by_depth

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.attention import Attention, steady_backend
+from normscope.core import Attention, steady_backend
 from normscope.dynamics.integrators import time_grid
 from normscope.dynamics.measures import mean_cosine
 from normscope.dynamics.motion import check_schemes
@@ -22,7 +22,7 @@ from normscope.dynamics.starts import make_start
 from normscope.dynamics.weights import WEIGHTS, random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Scheme
-from normscope.schemes.flow import Coefficients, coefficients, read, settle, stack, velocity, written
+from normscope.schemes.update import Coefficients, coefficients, read, settle, stack, velocity, written
 
 _MOST_STEPS = 1_000_000
 Cosines = npt.NDArray[np.float32]

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention
+from normscope.core import Attention
+from normscope.core.norms import length, unit
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.starts import check_start
 from normscope.errors import InputError
-from normscope.norms import length, unit
 from normscope.schemes import Scheme
 
 

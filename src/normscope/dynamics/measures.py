@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.norms import length, tangent
+from normscope.core.norms import length, tangent
 
 Tokens = Float[Tensor, "*batch tokens dim"]
 Number = Float[Tensor, "*batch"]

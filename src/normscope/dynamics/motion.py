@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention
+from normscope.core import Attention
+from normscope.core.norms import tangent
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError
-from normscope.norms import tangent
 from normscope.schemes import Scheme, Slots
-from normscope.schemes.flow import (
+from normscope.schemes.update import (
     Coefficients,
     coefficients,
     kept_part,

@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
+from normscope.core.threads import one_thread
 from normscope.dynamics.gradients import gradient_by_depth
 from normscope.dynamics.integrators import check_solver
 from normscope.dynamics.motion import FeedForward, Motion, check_schemes
@@ -22,7 +23,6 @@ from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.dynamics.weights import WEIGHTS, random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Expression, Scheme
-from normscope.threads import one_thread
 
 _WORTH_THREADS = 4_000_000
 _PROBES = 32

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention
+from normscope.core import Attention
 from normscope.dynamics.integrators import solve
 from normscope.dynamics.measures import Measures, mean_cosine, measure
 from normscope.dynamics.motion import FeedForward, Motion

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import tangent, unit
 from normscope.errors import InputError, did_you_mean
-from normscope.norms import tangent, unit
 
 STARTS = ("orthogonal", "uniform", "gaussian", "cone")
 Start = Float[Tensor, "*runs tokens dim"]

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.errors import InputError
-from normscope.norms import length
 
 
 class NotFiniteError(ArithmeticError):

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from normscope.attention import HeadWeights
+from normscope.core import HeadWeights
 from normscope.errors import InputError, did_you_mean
 
 WEIGHTS = ("kaiming", "gaussian")

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from normscope.core.norms import NORMS
 from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import before, given_states, watch_states
@@ -19,7 +20,6 @@ from normscope.models.layouts import messages_matrix, projections_of
 from normscope.models.placement import placement_of, scheme_of
 from normscope.models.probe import Probe, run
 from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
-from normscope.norms import NORMS
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15

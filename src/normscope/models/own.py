@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.attention import Causal, HeadNorm, Reach
+from normscope.core import Causal, HeadNorm, Reach
+from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import before, given_states, watch_states
 from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
-from normscope.norms import EPSILON
-from normscope.tasks import MASK, as_text
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
+from normscope.training.tasks import MASK, as_text
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.model import Attention, Norm, Sublayer
 

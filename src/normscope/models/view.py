@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.norms import NORMS
+from normscope.core.norms import NORMS
 from normscope.schemes import Scheme
 
 NOTHING = -100  # a target that is not predicted

@@ -9,7 +9,7 @@ from normscope.report.charts import Chart, Drawing, HeatMap, Line
 from normscope.report.figures import charts_section, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import cell, dots, floats, spans_decades
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 
 @dataclass(frozen=True)

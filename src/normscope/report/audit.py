@@ -11,7 +11,7 @@ from normscope.report.page import Section
 from normscope.report.stability import stability_sections
 from normscope.report.subspaces import subspaces_sections
 from normscope.report.tables import floats, spans_decades, table_of
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 
 def write_audit_report(run: RunFolder, model: str, settings: str, formats: Sequence[str] = ("html",)) -> None:

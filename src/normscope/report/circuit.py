@@ -11,7 +11,7 @@ from normscope.report.figures import FIGURES
 from normscope.report.lettering import font, printable
 from normscope.report.lines import traces
 from normscope.report.page import Picture
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 if TYPE_CHECKING:
     import matplotlib.axes

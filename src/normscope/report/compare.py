@@ -10,7 +10,7 @@ from normscope.report.charts import Chart, Drawing, HeatMap, Line
 from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import cell, floats, spans_decades, table_of
-from normscope.results import RunFolder, plain_rows
+from normscope.runs import RunFolder, plain_rows
 
 
 def write_comparison_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:

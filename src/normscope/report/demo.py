@@ -11,7 +11,7 @@ from normscope.report.figures import save_blocks, with_findings, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.theorems import theorem_sections
 from normscope.report.training import training_section
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _SLOTS = ("input", "heads", "output", "step", "carry", "stream")
 

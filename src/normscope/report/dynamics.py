@@ -7,7 +7,7 @@ import pandas as pd
 from normscope.report.charts import Chart, Line
 from normscope.report.figures import save_picture, write_page
 from normscope.report.page import PageTable, Section
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 
 def write_simulation_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:

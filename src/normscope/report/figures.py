@@ -13,7 +13,7 @@ from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
 from normscope.report.sections import Finding, PageTable, Picture, Section
 from normscope.report.tables import table_of
-from normscope.results import RunFolder, plain_rows
+from normscope.runs import RunFolder, plain_rows
 
 FIGURES = "figures"
 _RENDER: Mapping[str, Callable[[str, str, Sequence[Section], str, Path], str]] = {

@@ -9,7 +9,7 @@ from normscope.report.figures import charts_section
 from normscope.report.page import PageTable, Section
 from normscope.report.scene import Point
 from normscope.report.tables import cell, floats, spans_decades, table_of, token_name
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _LONGEST = 24  # characters of a token in a table
 # Column → heading and form of a number in the table of the journey.

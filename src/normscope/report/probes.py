@@ -6,7 +6,7 @@ from normscope.report.charts import Chart, Drawing, Line
 from normscope.report.figures import charts_section
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import a_few, cell, dots, floats, head_map, joined_tokens, spans_decades, table_of, token_name
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _WORDS = 3  # that tables of nearest tokens show
 _HEADS = 20  # rows of a table of heads

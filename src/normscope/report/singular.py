@@ -6,7 +6,7 @@ from normscope.report.charts import Chart, Drawing, Line
 from normscope.report.figures import charts_section
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import a_few, cell, floats, joined_tokens, spans_decades, table_of, together
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _VECTORS = 3  # of each head in a table
 _DRAWN_HEADS = 12  # of more heads than these single lines could not be told apart

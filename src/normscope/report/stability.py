@@ -9,7 +9,7 @@ from normscope.report.charts import Chart, Drawing, HeatMap, Line
 from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.page import Section
 from normscope.report.tables import floats, grid, head_map, spans_decades, table_of, together, token_name
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _LEVEL = 0.1  # RMS noise at which heads are compared
 _DRAWN_HEADS = 12  # of more heads than these single lines could not be told apart

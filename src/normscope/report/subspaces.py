@@ -10,7 +10,7 @@ from normscope.report.circuit import save_circuit
 from normscope.report.figures import charts_section, save_picture, with_findings, write_page
 from normscope.report.page import PageTable, Section
 from normscope.report.tables import floats, head_map, spans_decades, table_of
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _ROUNDING = 1e-4  # a change of scores below this is rounding
 _KNOBS = {

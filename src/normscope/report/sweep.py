@@ -15,7 +15,7 @@ from normscope.report.sweep_curves import cosine_charts, training_charts
 from normscope.report.sweep_fields import ACROSS, NONE, UP, Sweep, read_sweep, word
 from normscope.report.sweep_final import final_charts, measures_of, points_table
 from normscope.report.tables import cell, floats
-from normscope.results import RunFolder, plain_rows
+from normscope.runs import RunFolder, plain_rows
 
 _STATES = ("finished", "diverged", "failed")
 _FIGURES = 24  # of one section; more would hide each other

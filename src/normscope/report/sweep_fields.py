@@ -13,7 +13,7 @@ import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from normscope.report.tables import table_of
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 SEED = "seed"
 ACROSS, UP = "dim", "rate"  # the axes of a map where these vary

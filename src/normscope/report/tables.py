@@ -8,7 +8,7 @@ import pandas as pd
 
 from normscope.report.heat import HeatMap
 from normscope.report.lines import Line
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _NAME = 12  # characters of a token that a label shows
 _LAYERS = 3  # that have tables of tokens

@@ -8,7 +8,7 @@ import pandas as pd
 from normscope.report.charts import Chart, Line
 from normscope.report.figures import save_picture, write_page
 from normscope.report.page import PageTable, Picture, Section
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _FEW = 8  # so many statements are shown with all their evidence
 _FAILS = "fails as printed"

@@ -10,7 +10,7 @@ import pandas as pd
 from normscope.report.charts import Chart, Line
 from normscope.report.figures import save_picture, write_page
 from normscope.report.page import PageTable, Section
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 POINTS = 400  # more than these would not show in a picture 1200 pixels wide
 

@@ -11,7 +11,7 @@ from normscope.report.page import PageTable, Section
 from normscope.report.probes import heads_section, nearest_sections
 from normscope.report.singular import singular_section
 from normscope.report.tables import cell, floats, table_of, token_name
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 
 _SMALL = 0.0005  # would read as zero
 _LONGEST = 24  # characters of a token in a table

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from normscope.schemes.derived import block_radius, derive, flow_text, update_text
+from normscope.schemes.law import block_radius, derive, flow_text, update_text
 from normscope.schemes.scheme import NORM_TITLES, Scheme, Slots
 
 

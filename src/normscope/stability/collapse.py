@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.threads import one_thread
 from normscope.errors import InputError, did_you_mean
-from normscope.threads import one_thread
 
 NOISES = ("uniform", "gaussian")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.models import ModelView
-from normscope.results import plain_rows
+from normscope.runs import plain_rows
 
 _AT = 0.1  # the noise that sentences speak of, where it was measured
 _NAMED = 5

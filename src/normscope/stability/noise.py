@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.models import NOTHING, AttentionStep, ModelView, Observer, Sample
-from normscope.tasks import stream_seed
+from normscope.training.tasks import stream_seed
 
 SPARSE, NON_SPARSE = 0.95, 0.70  # a distribution is sparse from here on, and not at all below there
 PLACES = ("all", "sparse", "non-sparse")

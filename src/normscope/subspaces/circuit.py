@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.attention import HeadWeights, unproject
+from normscope.core import HeadWeights, unproject
+from normscope.core.norms import length
 from normscope.errors import InputError
-from normscope.norms import length
 from normscope.schemes import Scheme
-from normscope.schemes.flow import layer, settle, written
+from normscope.schemes.update import layer, settle, written
 from normscope.subspaces.worlds import Subspaces, gram, look, slots_at
 
 HEADS = ("previous-token", "prefix-matching")

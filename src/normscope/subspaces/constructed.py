@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.norms import unit
+from normscope.core.norms import unit
 from normscope.schemes import Scheme
 from normscope.subspaces.circuit import KNOBS, InductionCircuit, breaking_points
 from normscope.subspaces.interference import partners

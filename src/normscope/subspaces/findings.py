@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.models import ModelView
-from normscope.results import plain_rows
+from normscope.runs import plain_rows
 from normscope.subspaces.circuit import KNOBS
 
 NOTHING = 1e-4  # a change of scores that rounding may bring about; what a norm brings about is far larger

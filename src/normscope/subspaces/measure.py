@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.core.threads import one_thread
 from normscope.models import AttentionStep, HeadProjections, ModelView, NormView, Sample
 from normscope.subspaces.interference import PLACES, interference_rows, partners
 from normscope.subspaces.reading import Reading, reading_of
@@ -24,7 +25,6 @@ from normscope.subspaces.spaces import (
     visible,
     weighted_cosine,
 )
-from normscope.threads import one_thread
 
 MEASURES = ("rank", "spheres", "angles", "interference")
 SIDES = ("queries", "keys")

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import centre
 from normscope.errors import InputError
 from normscope.models import AttentionStep, ModelView, NormView
-from normscope.norms import centre
 
 _FITS = 1e-3
 

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.attention import normalise_heads, project, unproject
+from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample
 from normscope.models.checksum import checksum
 from normscope.models.view import Watcher
 from normscope.schemes import Scheme
-from normscope.schemes.flow import layer, read, settle, written
+from normscope.schemes.update import layer, read, settle, written
 from normscope.subspaces.worlds import World, slots_at
 
 

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import HeadWeights, normalise_heads, project
+from normscope.core import HeadWeights, normalise_heads, project
+from normscope.core.norms import hyperplane_basis, length
 from normscope.errors import InputError
-from normscope.norms import hyperplane_basis, length
 from normscope.schemes import Scheme
-from normscope.schemes.flow import Coefficients, coefficients, read, settle
+from normscope.schemes.update import Coefficients, coefficients, read, settle
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from normscope.audit import Question, audit
 from normscope.models import open_model
-from normscope.results import RunFolder, fingerprint, new_run
+from normscope.runs import RunFolder, fingerprint, new_run
 from normscope.sweeps.job import OnePiece, Outcome
 from normscope.sweeps.reading import READING, Reading, totals
 from normscope.sweeps.state import Report

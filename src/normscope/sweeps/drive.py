@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.results import fingerprint
+from normscope.runs import fingerprint
 from normscope.sweeps.execute import Event, Executor, Task, is_disk_full
 from normscope.sweeps.plan import Sweep
 from normscope.sweeps.state import Progress, SweepFolder

@@ -12,7 +12,7 @@ import pandas as pd
 from normscope.dynamics import Ensemble, EnsembleRun
 from normscope.dynamics.ensemble_run import ensemble_from
 from normscope.errors import InputError
-from normscope.results import Parts, RunFolder, fingerprint, new_run
+from normscope.runs import Parts, RunFolder, fingerprint, new_run
 from normscope.sweeps.job import Outcome
 from normscope.sweeps.state import Report
 from normscope.training.recipe import checked_value

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from normscope.results import RunFolder
+from normscope.runs import RunFolder
 from normscope.sweeps.state import Report
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, did_you_mean
-from normscope.results import fingerprint
+from normscope.runs import fingerprint
 from normscope.sweeps.job import Job
 from normscope.sweeps.kinds import Kind, find_kind
 

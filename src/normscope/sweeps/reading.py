@@ -9,7 +9,7 @@ from typing import Any
 from normscope.errors import InputError
 from normscope.models import ModelView, Sample, open_model
 from normscope.models.open import check_model, model_digest
-from normscope.results import RunFolder, plain_rows
+from normscope.runs import RunFolder, plain_rows
 from normscope.stability import chosen_sample
 from normscope.training.recipe import checked_value
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from normscope.errors import InputError
-from normscope.results import RunFolder, fingerprint, new_run
+from normscope.runs import RunFolder, fingerprint, new_run
 from normscope.stability import MEASURES, StabilitySetting, measure_stability
 from normscope.stability.noise import disturbances
 from normscope.sweeps.job import OnePiece, Outcome

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.results import RunFolder, open_run, run_path
+from normscope.runs import RunFolder, open_run, run_path
 
 PLAN = "sweep.json"
 STATES = ("finished", "diverged", "failed", "running", "waiting")

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from normscope.errors import InputError
-from normscope.results import RunFolder, fingerprint
+from normscope.runs import RunFolder, fingerprint
 from normscope.sweeps.job import OnePiece, Outcome
 from normscope.sweeps.state import Report
 from normscope.training import DivergedError, Recipe, Training, TrainingRun, read_recipe

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from normscope.core.threads import one_thread
 from normscope.theorems.cases import Case, Choice, draw, edges, near, simpler
 from normscope.theorems.statement import Conclusion, Statement
-from normscope.threads import one_thread
 
 HOLDS, IN_RANGE, FAILS = "holds", "holds in the tested range", "fails as printed"
 VERDICTS = (HOLDS, IN_RANGE, FAILS)

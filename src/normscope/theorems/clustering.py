@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention
+from normscope.core import Attention
+from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import Motion, interaction_energy
-from normscope.norms import length, tangent, unit
 from normscope.schemes import NAMED, derive
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison

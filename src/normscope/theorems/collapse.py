@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.norms import unit
+from normscope.core.norms import unit
 from normscope.stability import collapse_margin, collapse_probability
 from normscope.theorems.cases import Case, Range, Space, whole
 from normscope.theorems.comparison import Comparison

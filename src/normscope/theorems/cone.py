@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from normscope.core.norms import length
 from normscope.dynamics import SCHEDULES, Motion
-from normscope.norms import length
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison

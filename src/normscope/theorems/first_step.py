@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
+from normscope.core.norms import length, unit
 from normscope.dynamics import Motion
-from normscope.norms import length, unit
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
+from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import Motion
 from normscope.dynamics.integrators import TABLEAUS, runge_kutta_step
-from normscope.norms import length, tangent, unit
 from normscope.schemes import NAMED, derive
-from normscope.schemes.flow import coefficients
+from normscope.schemes.update import coefficients
 from normscope.theorems.cases import Case
 
 SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")

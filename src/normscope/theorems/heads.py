@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from normscope.attention import Attention, HeadWeights
-from normscope.norms import unit
+from normscope.core import Attention, HeadWeights
+from normscope.core.norms import unit
 from normscope.subspaces import factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison

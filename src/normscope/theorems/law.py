@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights
+from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import SCHEDULES, Motion, interaction_energy
-from normscope.norms import length, tangent, unit
 from normscope.schemes import NAMED, Slots
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison

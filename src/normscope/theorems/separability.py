@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import HeadWeights
-from normscope.norms import NORMS, hyperplane_basis, length, unit
+from normscope.core import HeadWeights
+from normscope.core.norms import NORMS, hyperplane_basis, length, unit
 from normscope.schemes import NAMED
 from normscope.subspaces import Subspaces, World, factors, head_scores, look
 from normscope.theorems.cases import Case, Range, Space, choice, whole

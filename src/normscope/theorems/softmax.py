@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from normscope.norms import length
+from normscope.core.norms import length
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.norms import centre, hyperplane_basis, layer_ellipsoid, layer_norm, length, rms_ellipsoid, rms_norm
+from normscope.core.norms import centre, hyperplane_basis, layer_ellipsoid, layer_norm, length, rms_ellipsoid, rms_norm
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Statement

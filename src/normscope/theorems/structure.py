@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import HeadWeights
-from normscope.norms import hyperplane_basis, layer_norm, length, rms_norm, unit
+from normscope.core import HeadWeights
+from normscope.core.norms import hyperplane_basis, layer_norm, length, rms_norm, unit
 from normscope.schemes import NAMED
 from normscope.subspaces import Subspaces, World, look
 from normscope.theorems.cases import Case, choice, whole

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from normscope.attention import Attention
+from normscope.core import Attention
 from normscope.dynamics import SCHEDULES, Motion, SymmetricFlow, measure
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention import attention_weights
+from normscope.core import attention_weights
 
 
 def jacobian(f: Callable[[Tensor], Tensor], x: Float[Tensor, " inputs"]) -> Float[Tensor, "outputs inputs"]:

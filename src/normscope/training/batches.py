@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from normscope.attention import Causal, Packed, Present, has_kernel, pack_tiles, tile_for
-from normscope.tasks import MASK, Addition, Examples
+from normscope.core import Causal, Packed, Present, has_kernel, pack_tiles, tile_for
+from normscope.training.tasks import MASK, Addition, Examples
 from normscope.transformer import Row, Transformer
 
 Batches = dict[str, Tensor]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.results import fingerprint, unfinished_folder
+from normscope.runs import fingerprint, unfinished_folder
 
 _KEPT = 2
 

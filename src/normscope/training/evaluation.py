@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from normscope.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
 from normscope.training.batches import Feed, PaddedFeed, SplitFeed, one_batch
+from normscope.training.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
 from normscope.transformer import Transformer
 
 _ROWS = {"cpu": 512, "cuda": 8192}

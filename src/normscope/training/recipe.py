@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Scheme, find_scheme
-from normscope.tasks import CHARACTERS, AdditionTask
+from normscope.training.tasks import CHARACTERS, AdditionTask
 from normscope.transformer import TransformerConfig
 
 PRESETS = ("tiny", "small", "baseline", "alternative", "large")

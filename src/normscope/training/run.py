@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.results import RunFolder, new_run
+from normscope.runs import RunFolder, new_run
 from normscope.training.checkpoints import Checkpoints
 from normscope.training.evaluation import Evaluation, evaluate
 from normscope.training.log import FOLDER

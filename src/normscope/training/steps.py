@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from normscope.tasks import MASK
 from normscope.training.batches import Batches, Feed, one_batch
 from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
+from normscope.training.tasks import MASK
 from normscope.transformer import Transformer
 
 _WARMUPS = 3

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.attention import HeadNorm, HeadWeights, Reach, unproject
+from normscope.core import HeadNorm, HeadWeights, Reach, unproject
+from normscope.core.norms import EPSILON, NORMS
 from normscope.errors import InputError
-from normscope.norms import EPSILON, NORMS
 from normscope.schemes import At, Scheme, Slots
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import NORMS, length
 from normscope.models import ModelView
-from normscope.norms import NORMS, length
 from normscope.schemes import NormKind
 
 EXTREMES = 5

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import NORMS, centre, layer_norm, length, rms_norm, unit
 from normscope.models import ModelView
-from normscope.norms import NORMS, centre, layer_norm, length, rms_norm, unit
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import updates_of
 

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import degrees_between, length
 from normscope.errors import InputError
 from normscope.models import NOTHING, ModelView, Sample
-from normscope.norms import degrees_between, length
-from normscope.schemes.flow import normalise
+from normscope.schemes.update import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
 from normscope.words.search import nearest

@@ -7,10 +7,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from normscope.core.norms import length, unit
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.models import ModelView
-from normscope.norms import length, unit
-from normscope.schemes.flow import normalise
+from normscope.schemes.update import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.journey import Journey
 

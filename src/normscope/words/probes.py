@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import centre
 from normscope.errors import InputError
 from normscope.models import ModelView, NormView
-from normscope.norms import centre
 from normscope.schemes import At
-from normscope.schemes.flow import coefficients
+from normscope.schemes.update import coefficients
 from normscope.words.search import Nearest, nearest, top_scores
 
 _READ = 4096  # tokens of the vocabulary that are projected together

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import unit
 from normscope.models import AttentionStep, ModelView, Sample
-from normscope.norms import unit
 from normscope.words.search import distinct
 
 _OPENING = "the"

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.models import ModelView
-from normscope.results import plain_rows
+from normscope.runs import plain_rows
 from normscope.words.probes import Found, Turn, haar, nearest_keys, nearest_values, updates_of
 from normscope.words.reference import Reference, read_alone
 from normscope.words.search import distinct

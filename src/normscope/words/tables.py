@@ -5,8 +5,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.models import ModelView
-from normscope.norms import length
 from normscope.words.probes import Found, Updates
 from normscope.words.search import distinct
 from normscope.words.vocabulary import Word

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.attention.core import Backend, attend, normalise_heads
+from normscope.core.attention import Backend, attend, normalise_heads
 from normscope.errors import InputError
 
 

@@ -52,6 +52,6 @@ def _has_triton() -> bool:
 @cache
 def _kernel() -> Any:
     """The compiled kernel; triton is imported only where there is a GPU for it."""
-    from normscope.attention.tile_kernel import tile_kernel
+    from normscope.core.tile_kernel import tile_kernel
 
     return tile_kernel

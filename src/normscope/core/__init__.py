@@ -1,10 +1,10 @@
 """One attention call for everyone: the fast path, the path that returns scores, weights by head, norms on q, k and v."""
 
-from normscope.attention.core import attend, attention_weights, fastest_backend, normalise_heads, steady_backend
-from normscope.attention.head_norm import HeadNorm
-from normscope.attention.heads import Attention, HeadWeights, project, unproject
-from normscope.attention.packed import has_kernel, pack_tiles, tile_for
-from normscope.attention.reach import Causal, Packed, Present, Reach
+from normscope.core.attention import attend, attention_weights, fastest_backend, normalise_heads, steady_backend
+from normscope.core.head_norm import HeadNorm
+from normscope.core.heads import Attention, HeadWeights, project, unproject
+from normscope.core.masks import Causal, Packed, Present, Reach
+from normscope.core.packed import has_kernel, pack_tiles, tile_for
 
 __all__ = [
     "Attention",

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.norms import EPSILON, NORMS
+from normscope.core.norms import EPSILON, NORMS
 
 
 @dataclass(frozen=True)

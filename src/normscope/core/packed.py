@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.attention.head_norm import HeadNorm
+from normscope.core.head_norm import HeadNorm
 
 TILES = (32, 64, 128)
 _FUSED_HEADS = (16, 32, 64, 128)
@@ -99,6 +99,6 @@ def _attend_plainly(qkv: Tensor, segments: Tensor, tiles: Tensor, scale: Tensor,
 
 def _fused() -> Any:
     """The fused operator; Triton is imported only where there is a GPU for it."""
-    from normscope.attention.packed_kernel import packed_attention
+    from normscope.core.packed_kernel import packed_attention
 
     return packed_attention

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-from normscope.norms import EPSILON
+from normscope.core.norms import EPSILON
 
 _LETTERS = {"q": 1, "k": 2, "v": 4}
 

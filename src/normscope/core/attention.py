@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from normscope.attention.tile import attend_in_tiles, tile_serves, tile_takes
-from normscope.norms import unit
+from normscope.core.norms import unit
+from normscope.core.tile import attend_in_tiles, tile_serves, tile_takes
 
 Heads = Float[Tensor, "*batch tokens head"]
 

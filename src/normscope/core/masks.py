@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.attention.head_norm import HeadNorm
-from normscope.attention.packed import attend_packed, in_tiles
+from normscope.core.head_norm import HeadNorm
+from normscope.core.packed import attend_packed, in_tiles
 
 Heads = Float[Tensor, "rows heads tokens head"]
 ByToken = Float[Tensor, "rows tokens 3 heads head"]

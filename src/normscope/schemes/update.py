@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import centre, tangent, unit
 from normscope.errors import InputError
-from normscope.norms import centre, tangent, unit
 from normscope.schemes.scheme import At, NormKind, Slots
 
 Tokens = Float[Tensor, "*batch tokens dim"]
