@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from normscope.models import AttentionStep, ModelView, Sample, open_model
+from normscope.models import AttentionStep, Model, Sample, open_model
 from normscope.stability import collapse_probability, measure_clean, sample_text, sampled_collapse
 
 _LEVELS = [0.005 * 60 ** (i / 24) for i in range(25)]  # from 0.005 to 0.3
@@ -31,7 +31,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def noisy_pass(view: ModelView, sample: Sample, generator: torch.Generator, noise: str) -> None:
+def noisy_pass(view: Model, sample: Sample, generator: torch.Generator, noise: str) -> None:
     """One draw at one level: in every layer, which distributions select another key; the model goes on with clean values."""
 
     def observe(step: AttentionStep) -> None:

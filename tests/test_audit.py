@@ -20,7 +20,7 @@ from normscope.audit.advise_ranks import CRITERIA
 from normscope.audit.parts import PARTS
 from normscope.audit.quantities import AUDITED
 from normscope.errors import InputError
-from normscope.models import ModelView, open_model
+from normscope.models import Model, open_model
 from normscope.report.compare import number_cell
 from normscope.runs import KeptTables, open_run
 
@@ -30,12 +30,12 @@ FEW = ("--examples", "8")
 
 
 @pytest.fixture(scope="module")
-def view() -> ModelView:
+def view() -> Model:
     return open_model(OURS)
 
 
 @pytest.fixture(scope="module")
-def tables(view: ModelView) -> dict[str, pd.DataFrame]:
+def tables(view: Model) -> dict[str, pd.DataFrame]:
     return audit(Question(view, view.sample(None, 8, 0))).tables
 
 
@@ -85,7 +85,7 @@ def test_a_scheme_that_the_model_has_is_replayed_as_it_was_measured(tables: dict
     assert list(replay["radius"]) == pytest.approx(list(tables["motion"]["radius"][:-1]), rel=1e-6)
 
 
-def test_every_part_speaks_and_names_its_figure(tables: dict[str, pd.DataFrame], view: ModelView) -> None:
+def test_every_part_speaks_and_names_its_figure(tables: dict[str, pd.DataFrame], view: Model) -> None:
     assert view.summary == tables["findings"]["text"][0]
     figures = set(tables["findings"]["figure"])
     assert {"block", "motion-radius", "motion-angle", "motion-speed", "motion-cosine", "motion-rank"} <= figures
@@ -96,7 +96,7 @@ def test_every_part_speaks_and_names_its_figure(tables: dict[str, pd.DataFrame],
 # What is kept
 
 
-def test_what_is_unchanged_is_not_measured_again_and_is_the_same(view: ModelView, tmp_path: Path) -> None:
+def test_what_is_unchanged_is_not_measured_again_and_is_the_same(view: Model, tmp_path: Path) -> None:
     kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 4, 0))
     first = audit(question, kept)
     again = audit(question, kept)
@@ -111,9 +111,7 @@ def test_what_is_unchanged_is_not_measured_again_and_is_the_same(view: ModelView
     ("change", "reused"),
     [("weights", ()), ("text", ("journey",)), ("seed", ("motion", "stability")), ("damage", ("journey",))],
 )
-def test_what_depends_on_a_change_is_measured_again(
-    view: ModelView, tmp_path: Path, change: str, reused: tuple[str, ...]
-) -> None:
+def test_what_depends_on_a_change_is_measured_again(view: Model, tmp_path: Path, change: str, reused: tuple[str, ...]) -> None:
     kept, sample = KeptTables(tmp_path / "kept"), view.sample(None, 2, 0)
     question = Question(view, sample)
     audit(question, kept)
@@ -133,7 +131,7 @@ def test_what_depends_on_a_change_is_measured_again(
 
 
 @pytest.mark.parametrize("damage", ["description", "one table", "all tables", "everything"])
-def test_what_is_left_of_damaged_tables_is_measured_and_kept_again(view: ModelView, tmp_path: Path, damage: str) -> None:
+def test_what_is_left_of_damaged_tables_is_measured_and_kept_again(view: Model, tmp_path: Path, damage: str) -> None:
     kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
     audit(question, kept)
     files = {"description": "*/run.json", "one table": "*/writes.parquet", "all tables": "*/*.parquet", "everything": "*/*"}
@@ -161,7 +159,7 @@ def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> N
     assert not list(tmp_path.glob(".*"))
 
 
-def test_an_interrupted_audit_keeps_what_it_has(view: ModelView, tmp_path: Path) -> None:
+def test_an_interrupted_audit_keeps_what_it_has(view: Model, tmp_path: Path) -> None:
     kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
 
     def stop(part: str, done: int, total: int) -> None:

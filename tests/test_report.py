@@ -31,7 +31,7 @@ from normscope.report import (
 )
 from normscope.report.chart_html import write_script
 from normscope.report.chart_png import draw_png
-from normscope.report.lines import Look
+from normscope.results.lines import Look
 from normscope.schemes import NAMED, block_records
 
 LAYERS = [float(layer) for layer in range(20)]

@@ -16,10 +16,10 @@ from normscope.report.chart_png import draw_png
 from normscope.report.charts import Chart, Cloud, Line, Scene, Trail, save_chart
 from normscope.report.labels import Box, place_labels
 from normscope.report.page import Section
-from normscope.report.scene import camera, frame, wire_sphere
 from normscope.report.scene_png import draw_scene_png
 from normscope.report.tables import token_name
 from normscope.report.words import words_sections, write_words_report
+from normscope.results.scene import camera, frame, wire_sphere
 from normscope.runs import RunFolder
 from test_report import Reader, traces
 

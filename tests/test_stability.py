@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models import NOTHING, AttentionStep, ModelView, Sample, open_model
-from normscope.models.hugging_face import HuggingFaceView
-from normscope.models.own import OwnView
+from normscope.models import NOTHING, AttentionStep, Model, Sample, open_model
+from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.own import NormscopeModel
 from normscope.stability import (
     CLEAN_MEASURES,
     SAMPLE_TOKENS,
@@ -39,7 +39,7 @@ LEVELS = (0.01, 0.1, 0.3)
 
 
 @cache
-def view_of(name: str) -> ModelView:
+def view_of(name: str) -> Model:
     return open_model(name)
 
 
@@ -57,7 +57,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def captured(view: ModelView, sample: Sample) -> list[AttentionStep]:
+def captured(view: Model, sample: Sample) -> list[AttentionStep]:
     steps: list[AttentionStep] = []
     view.forward(sample, lambda step: steps.append(step))
     return steps
@@ -303,7 +303,7 @@ def test_standard_errors_are_those_of_other_examples() -> None:
         assert row[f"{name}_stderr"] == pytest.approx(float((sums[drawn].sum(1) / counts).std()), rel=0.3)
 
 
-class AllOrNothing(OwnView):
+class AllOrNothing(NormscopeModel):
     """Right about every token of the first rows, and about none of the others."""
 
     def __init__(self, right: int) -> None:
@@ -351,7 +351,7 @@ def later_than_first(sample: Sample) -> Tensor:
 
 
 def agree_with_hand(
-    view: ModelView, sample: Sample, levels: tuple[float, ...], draws: int, layers: slice, noise: str = "uniform"
+    view: Model, sample: Sample, levels: tuple[float, ...], draws: int, layers: slice, noise: str = "uniform"
 ) -> int:
     """How often exact and drawn collapse were compared; every time within 3 standard errors."""
     table = measure_clean(view, sample, ["collapse"], levels, noise, draws=0)["collapse"]
@@ -379,7 +379,7 @@ def test_exact_collapse_is_what_noise_does_to_smollm2() -> None:
 
 
 def test_an_encoder_is_measured_too() -> None:
-    view = HuggingFaceView("bert", sharpened("BertConfig", COMMON, "AutoModelForMaskedLM"))
+    view = HuggingFaceModel("bert", sharpened("BertConfig", COMMON, "AutoModelForMaskedLM"))
     sample = sample_of(some_tokens(4, 20))
     assert agree_with_hand(view, sample, (0.1, 0.3), 200, slice(None)) >= 1
     tables = measure_clean(view, sample)
@@ -427,7 +427,7 @@ def test_the_strict_total_does_not_depend_on_how_many_were_sampled() -> None:
 def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
     """Gemma 2: two keys that have both reached the cap share the attention."""
     options = {**WIDE, "attn_logit_softcapping": 12.0}
-    view = HuggingFaceView("gemma2", sharpened("Gemma2Config", options, by=150.0))
+    view = HuggingFaceModel("gemma2", sharpened("Gemma2Config", options, by=150.0))
     sample = sample_of(some_tokens(20, 8))
     table = measure_clean(view, sample, ["collapse"], (0.5,), draws=200, sampled=10_000)["collapse"]
     table = table[table["head"].isna() & table["layer"].notna() & (table["definition"] == "strict")].set_index("layer")
@@ -562,7 +562,7 @@ def test_only_what_is_asked_for_is_measured() -> None:
 
 def test_no_layers_scores_outlive_the_pass_but_in_small_maps() -> None:
     assert clean_tables()["maps"]["query"].max() < 64
-    view = HuggingFaceView("llama", built("LlamaConfig", {**COMMON, "max_position_embeddings": 128}))
+    view = HuggingFaceModel("llama", built("LlamaConfig", {**COMMON, "max_position_embeddings": 128}))
     tables = measure_clean(view, sample_of(some_tokens(1, 100)), draws=0)
     assert len(tables["maps"]) == 6 * 64 * 64
 
@@ -595,7 +595,7 @@ def test_findings_say_that_qkv_norm_is_safe() -> None:
 
 
 def test_a_model_without_sparse_attention_is_told_so() -> None:
-    view = HuggingFaceView("llama", built("LlamaConfig", COMMON))
+    view = HuggingFaceModel("llama", built("LlamaConfig", COMMON))
     tables = measure_clean(view, sample_of(some_tokens(2, 30)[:, :30]), levels=LEVELS)
     assert tables["sparsity"]["sparse"].iloc[-1] == 0
     assert tables["collapse"]["probability"].isna().all()
@@ -610,7 +610,7 @@ def test_a_model_that_predicts_nothing_has_everything_but_noise(name: str) -> No
         view = view_of("package:minilm")
         sample = view.sample(sample_text(), 100, 0)
     else:
-        view, sample = HuggingFaceView("bert", built("BertConfig", COMMON, "AutoModel")), sample_of(some_tokens())
+        view, sample = HuggingFaceModel("bert", built("BertConfig", COMMON, "AutoModel")), sample_of(some_tokens())
     with pytest.raises(InputError, match="predicts no tokens here"):
         measure_noise(view, sample, [Disturbance(0.1)])
     tables = measure_clean(view, sample)

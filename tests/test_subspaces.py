@@ -12,7 +12,7 @@ from torch import Tensor
 
 from normscope.core import HeadWeights
 from normscope.errors import InputError
-from normscope.models import AttentionStep, ModelView, open_model
+from normscope.models import AttentionStep, Model, open_model
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.stability import sample_text
 from normscope.subspaces import (
@@ -565,7 +565,7 @@ def test_heads_that_share_keys_are_no_pairs() -> None:
     assert len(angles.query("layer == 0 and side == 'queries'")) == known.view.heads * (known.view.heads - 1) // 2
 
 
-def captured(view: ModelView, sample: object) -> AttentionStep:
+def captured(view: Model, sample: object) -> AttentionStep:
     return steps_of(view, sample)[-1]  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from normscope.core.attention import Backend, attend, normalise_heads
 from normscope.core.heads import project, unproject
 from normscope.dynamics import FeedForward, make_start, random_weights
 from normscope.errors import InputError
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.training.tasks import stream_seed
 from normscope.words import head_factors, singular_factors
 
@@ -63,7 +63,7 @@ class Spectrum:
     vo: Float[Tensor, "layers heads value_rank"]
 
     @classmethod
-    def of(cls, view: ModelView) -> "Spectrum":
+    def of(cls, view: Model) -> "Spectrum":
         """The spectrum of an opened model."""
 
         def values(matrix: str) -> Tensor:

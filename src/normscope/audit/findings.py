@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.runs import plain_rows
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _listed(replay: list[Row], layers: range, column: str, unit: str) -> str:
 
 
 def of_lab(
-    said: Callable[[ModelView, Tables], list[str]], figures: Mapping[str, Sequence[str]]
+    said: Callable[[Model, Tables], list[str]], figures: Mapping[str, Sequence[str]]
 ) -> Callable[["Question", Tables], Iterator[Finding]]:
     """A lab's sentences on each measure with the figures that show them; the first, which names the model, is left out."""
 

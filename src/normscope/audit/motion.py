@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.audit.replay import replay_table
 from normscope.core.norms import degrees_between, length, tangent, unit
 from normscope.dynamics.measures import mean_cosine
-from normscope.models import AttentionStep, ModelView, NormView, Sample
+from normscope.models import AttentionStep, BlockNorm, Model, Sample
 from normscope.schemes import NormKind, Scheme, derive
 from normscope.schemes.update import kept_part
 from normscope.subspaces.spaces import effective_rank
@@ -44,7 +44,7 @@ def token_rank(x: Tokens) -> float:
 
 
 def measure_motion(
-    view: ModelView, sample: Sample, schemes: Sequence[Scheme], progress: Callable[[int], None] = lambda done: None
+    view: Model, sample: Sample, schemes: Sequence[Scheme], progress: Callable[[int], None] = lambda done: None
 ) -> dict[str, pd.DataFrame]:
     """Where the tokens of a sample are in front of every layer, and what the layers do to them.
 
@@ -69,7 +69,7 @@ def measure_motion(
 class _Watched:
     """States and attention of a forward pass, token by token."""
 
-    view: ModelView
+    view: Model
     sample: Sample
     progress: Callable[[int], None]
     states: list[Tokens] = field(default_factory=list)
@@ -172,5 +172,5 @@ class _Watched:
         return rows
 
 
-def _through(norm: NormView | None, x: Tensor) -> Tensor:
+def _through(norm: BlockNorm | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)

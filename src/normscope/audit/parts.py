@@ -12,8 +12,8 @@ from normscope import stability, subspaces
 from normscope.audit.findings import Finding, journey_findings, motion_findings, of_lab
 from normscope.audit.motion import measure_motion
 from normscope.errors import InputError
-from normscope.models import ModelView, Sample
-from normscope.models.own import OwnView
+from normscope.models import Model, Sample
+from normscope.models.own import NormscopeModel
 from normscope.runs import KeptTables, code_fingerprint
 from normscope.schemes import NAMED, block_records
 from normscope.words import follow, places
@@ -44,7 +44,7 @@ class Question:
         seed: of what is drawn.
     """
 
-    view: ModelView
+    view: Model
     sample: Sample
     sentence: str | None = None
     seed: int = 0
@@ -52,7 +52,7 @@ class Question:
     @classmethod
     def of(
         cls,
-        view: ModelView,
+        view: Model,
         content: str | None = None,
         tokens: int | None = None,
         examples: int | None = None,
@@ -61,7 +61,7 @@ class Question:
     ) -> "Question":
         """A text or examples for the model to read, by default some of ours, and a sentence unless it only adds."""
         sample = stability.chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
-        if isinstance(view, OwnView):
+        if isinstance(view, NormscopeModel):
             return cls(view, sample, None, seed)
         sentence = SENTENCE if sentence is None else sentence
         try:

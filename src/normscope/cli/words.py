@@ -29,7 +29,7 @@ from normscope.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.models import ModelView
+    from normscope.models import Model
     from normscope.words import Word
 
 EXAMPLES = examples(
@@ -147,7 +147,7 @@ def _check(probe: str, given: dict[str, Any]) -> None:
 class _Request:
     """What a probe is asked for, resolved for the model."""
 
-    view: "ModelView"
+    view: "Model"
     probe: str
     given: dict[str, Any]
     seed: int

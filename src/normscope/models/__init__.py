@@ -1,6 +1,6 @@
-"""Models that people have, of the transformers library and our own, behind one ``ModelView``."""
+"""Models that people have, of the transformers library and our own, behind one ``Model``."""
 
 from normscope.models.open import open_model
-from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample
+from normscope.models.view import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample
 
-__all__ = ["NOTHING", "AttentionStep", "HeadProjections", "ModelView", "NormView", "Observer", "Sample", "open_model"]
+__all__ = ["NOTHING", "AttentionStep", "BlockNorm", "HeadProjections", "Model", "Observer", "Sample", "open_model"]

@@ -1,4 +1,4 @@
-"""Models of the ``transformers`` library behind a ``ModelView``."""
+"""Models of the ``transformers`` library behind a ``Model``."""
 
 import inspect
 import sys
@@ -19,7 +19,7 @@ from normscope.models.interface import IMPLEMENTATION, attend_plainly, looked_at
 from normscope.models.layouts import messages_matrix, projections_of
 from normscope.models.placement import placement_of, scheme_of
 from normscope.models.probe import Probe, run
-from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
+from normscope.models.view import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, Watcher
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -27,7 +27,7 @@ _FEWEST = 3
 _NOT_ONE = 1e-3
 
 
-class HuggingFaceView(ModelView):
+class HuggingFaceModel(Model):
     """A decoder or encoder of the ``transformers`` library."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
@@ -158,7 +158,7 @@ class HuggingFaceView(ModelView):
         return "".join(x for x in "qkv" if all(by_head(layer, x) for layer in range(self.layers)))
 
     @property
-    def norms(self) -> list[NormView]:
+    def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
         found = []
         for layer, placement in enumerate(self.placements):
@@ -278,7 +278,7 @@ class _SeenError(Exception):
 class _Observed:
     """Hands every layer's attention to an observer, with what the layer has read."""
 
-    def __init__(self, view: HuggingFaceView, observe: Observer) -> None:
+    def __init__(self, view: HuggingFaceModel, observe: Observer) -> None:
         self.view, self.observe = view, observe
         self.layers = {id(module): layer for layer, module in enumerate(view.attentions)}
         self.stream = self.read = torch.empty(0)
@@ -303,7 +303,7 @@ class _Observed:
         return attend_plainly(q, k, v, seen, scale, softcap) if mixed is None else mixed
 
 
-def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> NormView:
+def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> BlockNorm:
     """Kind, gain and bias of a norm from what it does to a vector, its opposite, and one that is shifted.
 
     Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm does not notice a constant that is added to all components. Families
@@ -319,7 +319,7 @@ def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, subl
     eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(parameter), bias.to(parameter)
-    return NormView(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
 
 
 def _width(module: nn.Module) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
-from normscope.models.view import ModelView
+from normscope.models.view import Model
 from normscope.transformer import load_model
 from normscope.transformer.files import model_folder
 
@@ -27,7 +27,7 @@ _UNUSED = "pooler"  # what an encoder's sentence vector is made with; nothing he
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
-def open_model(name: str | Path, device: torch.device | str = "cpu") -> ModelView:
+def open_model(name: str | Path, device: torch.device | str = "cpu") -> Model:
     """The model that a path or name stands for, in float32.
 
     Args:
@@ -41,9 +41,9 @@ def open_model(name: str | Path, device: torch.device | str = "cpu") -> ModelVie
     """
     text, path = str(name), check_model(name)
     if text.startswith(_OWN) or _is_own(path):
-        from normscope.models.own import OwnView
+        from normscope.models.own import NormscopeModel
 
-        return OwnView(text, load_model(name, device))
+        return NormscopeModel(text, load_model(name, device))
     if path.is_file():
         return _from_library(text, path.parent, device, gguf_file=path.name)
     return _from_library(text, path if path.is_dir() else text, device)
@@ -114,11 +114,11 @@ def _is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _from_library(name: str, where: str | Path, device: torch.device | str, **file: str) -> ModelView:
+def _from_library(name: str, where: str | Path, device: torch.device | str, **file: str) -> Model:
     """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
     from transformers import AutoConfig
 
-    from normscope.models.hugging_face import HuggingFaceView
+    from normscope.models.hugging_face import HuggingFaceModel
 
     if file:
         need_gguf()
@@ -144,7 +144,7 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     try:
         with _quietly():
-            return HuggingFaceView(name, model.to(device), tokenizer)
+            return HuggingFaceModel(name, model.to(device), tokenizer)
     except InputError:
         raise
     except Exception as error:  # a make that nobody thought of breaks in its own way

@@ -1,4 +1,4 @@
-"""Models that normscope trained, behind a ``ModelView``."""
+"""Models that normscope trained, behind a ``Model``."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,7 +14,7 @@ from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import before, given_states, watch_states
-from normscope.models.view import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample, Watcher
+from normscope.models.view import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, Watcher
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, as_text
@@ -24,7 +24,7 @@ from normscope.transformer.model import Attention, Norm, Sublayer
 _EXAMPLES = 256
 
 
-class OwnView(ModelView):
+class NormscopeModel(Model):
     """A decoder that ``normscope train`` wrote, or one that comes with the package."""
 
     causal, position_kind, scheme_note, context = True, "cyclic", "", None
@@ -101,7 +101,7 @@ class OwnView(ModelView):
         return "".join(letter for letter in "qkv" if all(letter in letters for letters in kept))
 
     @property
-    def norms(self) -> list[NormView]:
+    def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix stand here as 1, those of outputs size the write."""
         found = []
         for layer, block in enumerate(self.model.decoder):
@@ -114,7 +114,7 @@ class OwnView(ModelView):
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
-                found += [NormView(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
+                found += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
         return found + self._norm_views(self.model.readout.norm, "final", None, "")
 
     @property
@@ -156,12 +156,12 @@ class OwnView(ModelView):
         known = self.words(torch.arange(self.vocabulary))
         return known.index(text) if text in known else None
 
-    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[NormView]:
+    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
         """The norm in a slot, if there is one."""
         if not isinstance(module, Norm):
             return []
         gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
-        return [NormView(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
+        return [BlockNorm(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
 
     def _sublayer(self, layer: int) -> Sublayer:
         block: Any = self.model.decoder[layer]
@@ -177,7 +177,7 @@ class OwnView(ModelView):
 class _Observed:
     """A reach that hands q, k and v of every layer to an observer."""
 
-    def __init__(self, view: OwnView, observe: Observer | None) -> None:
+    def __init__(self, view: NormscopeModel, observe: Observer | None) -> None:
         self.view, self.observe, self.layer = view, observe, -1
         self._causal: Reach = Causal()
         self.stream = self.read = torch.empty(0)

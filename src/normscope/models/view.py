@@ -56,7 +56,7 @@ class HeadProjections:
 
 
 @dataclass(frozen=True)
-class NormView:
+class BlockNorm:
     """A norm with its parameters: gain · √d x/|x| + bias, of the centred x for ``layer``.
 
     Attributes:
@@ -131,7 +131,7 @@ class AttentionStep:
 Observer = Callable[[AttentionStep], Tensor | None]
 
 
-class ModelView(ABC):
+class Model(ABC):
     """A model of any make.
 
     Attributes:
@@ -206,7 +206,7 @@ class ModelView(ABC):
 
     @property
     @abstractmethod
-    def norms(self) -> list[NormView]:
+    def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
 
     @property
@@ -265,11 +265,11 @@ class ModelView(ABC):
         )
 
     @property
-    def final_norm(self) -> NormView | None:
+    def final_norm(self) -> BlockNorm | None:
         """The norm in front of the unembedding."""
         return next((norm for norm in self.norms if norm.slot == "final"), None)
 
-    def read_norm(self, layer: int) -> NormView | None:
+    def read_norm(self, layer: int) -> BlockNorm | None:
         """The norm between the stream and what a layer's attention reads.
 
         That at its input; where there is none, the last norm that the stream itself went through. None if there is neither.

@@ -9,7 +9,7 @@ from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.charts import Chart, Cloud, Line, Scene, Trail, save_chart
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
-from normscope.report.sections import Finding, PageTable, Picture, Section
+from normscope.results.sections import Finding, PageTable, Picture, Section
 
 __all__ = [
     "Chart",

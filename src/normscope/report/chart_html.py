@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import MissingExtraError
-from normscope.report.drawing import Drawing
-from normscope.report.lines import Chart, Look, Trace, traces
-from normscope.report.scene import ORDER_COLOURS, ORDER_COLOURS_ON_DARK
+from normscope.results.drawing import Drawing
+from normscope.results.lines import Chart, Look, Trace, traces
+from normscope.results.scene import ORDER_COLOURS, ORDER_COLOURS_ON_DARK
 
 PAPER, INK, SOFT, GRID, WIRE, EMPTY = "#ffffff", "#1f2328", "#57606a", "#e4e7eb", "#c3cad2", "#dfe3e8"
 # What these and the darkest colours of lines and trails become on a dark screen, so that they still stand out.

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from normscope.report.drawing import Drawing
 from normscope.report.lettering import FONT, broken, font, text_width
-from normscope.report.lines import Chart, Trace, traces
+from normscope.results.drawing import Drawing
+from normscope.results.lines import Chart, Trace, traces
 
 if TYPE_CHECKING:
     import matplotlib.axes

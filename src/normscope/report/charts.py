@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from normscope.errors import InputError
 from normscope.report.chart_html import draw_html, write_script
 from normscope.report.chart_png import draw_png, words_of
-from normscope.report.data import figure_data
-from normscope.report.drawing import Drawing
-from normscope.report.heat import HeatMap
 from normscope.report.heat_html import draw_heat_html
 from normscope.report.heat_png import draw_heat_png
-from normscope.report.lines import Chart, Line
-from normscope.report.scene import Cloud, Scene, Trail
 from normscope.report.scene_html import draw_scene_html
 from normscope.report.scene_png import draw_scene_png
+from normscope.results.data import figure_data
+from normscope.results.drawing import Drawing
+from normscope.results.heat import HeatMap
+from normscope.results.lines import Chart, Line
+from normscope.results.scene import Cloud, Scene, Trail
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -9,8 +9,8 @@ from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, new_sheet
 from normscope.report.charts import Chart
 from normscope.report.figures import FIGURES
 from normscope.report.lettering import font, printable
-from normscope.report.lines import traces
 from normscope.report.page import Picture
+from normscope.results.lines import traces
 from normscope.runs import RunFolder
 
 if TYPE_CHECKING:

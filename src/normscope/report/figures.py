@@ -11,8 +11,8 @@ from normscope.report.blocks import draw_blocks, save_figure
 from normscope.report.charts import Drawing, save_chart
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
-from normscope.report.sections import Finding, PageTable, Picture, Section
 from normscope.report.tables import table_of
+from normscope.results.sections import Finding, PageTable, Picture, Section
 from normscope.runs import RunFolder, plain_rows
 
 FIGURES = "figures"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from normscope.report.chart_html import EMPTY, axis, bar_style, markup, new_figure, page
-from normscope.report.heat import HeatMap, cells, colour_limits, label_step
+from normscope.results.heat import HeatMap, cells, colour_limits, label_step
 
 _ROOM_ACROSS, _ROOM_UP = 64, 32  # so many labels find room on the page
 _BAR_LABELS = 5

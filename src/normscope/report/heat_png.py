@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, new_sheet
-from normscope.report.heat import HeatMap, cells, colour_limits, label_step
 from normscope.report.lettering import FONT, font, printable, text_width
+from normscope.results.heat import HeatMap, cells, colour_limits, label_step
 
 if TYPE_CHECKING:
     import matplotlib.axes

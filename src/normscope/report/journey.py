@@ -7,8 +7,8 @@ import pandas as pd
 from normscope.report.charts import Chart, Cloud, Drawing, Line, Scene, Trail
 from normscope.report.figures import charts_section
 from normscope.report.page import PageTable, Section
-from normscope.report.scene import Point
 from normscope.report.tables import cell, floats, spans_decades, table_of, token_name
+from normscope.results.scene import Point
 from normscope.runs import RunFolder
 
 _LONGEST = 24  # characters of a token in a table

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from normscope.report.sections import Finding, Outline, PageTable, Picture, Section, link_to
+from normscope.results.sections import Finding, Outline, PageTable, Picture, Section, link_to
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~$&#!])")
 _LIST = re.compile(r"^(\d*)([-+.)=])")  # would begin a list or underline a heading

@@ -6,8 +6,8 @@ import pandas as pd
 from normscope.report.charts import Chart, Cloud, Drawing, Line, Scene
 from normscope.report.figures import charts_section
 from normscope.report.page import Section
-from normscope.report.scene import Point
 from normscope.report.tables import floats, table_of
+from normscope.results.scene import Point
 from normscope.runs import RunFolder
 
 _VIEW = (25.0, -20.0)  # from here the plane of the centred points, orthogonal to (1, 1, 1), looks neither flat nor round

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
-from normscope.report.sections import Finding, Outline, PageTable, Picture, Section
+from normscope.results.sections import Finding, Outline, PageTable, Picture, Section
 
 __all__ = ["Finding", "PageTable", "Picture", "Section", "render_page"]
 

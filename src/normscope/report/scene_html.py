@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from normscope.report.chart_html import GRID, INK, SOFT, WIRE, bar_style, markup, new_figure, page
-from normscope.report.scene import (
+from normscope.results.scene import (
     MANY,
     ORDER_COLOURS,
     SYMBOLS,

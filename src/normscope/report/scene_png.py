@@ -14,7 +14,7 @@ import numpy.typing as npt
 from normscope.report.chart_png import INK, MARGIN, SOFT, TEXT, WIDTH, Sheet, new_sheet
 from normscope.report.labels import Box, Spot, nearest_spot, place_labels
 from normscope.report.lettering import FONT, font, printable, text_width
-from normscope.report.scene import (
+from normscope.results.scene import (
     MANY,
     ORDER_COLOURS,
     SYMBOLS,

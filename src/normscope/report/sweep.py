@@ -10,11 +10,11 @@ import pandas as pd
 
 from normscope.report.charts import Chart, Drawing
 from normscope.report.figures import charts_section, with_findings, write_page
-from normscope.report.sections import PageTable, Section
 from normscope.report.sweep_curves import cosine_charts, training_charts
 from normscope.report.sweep_fields import ACROSS, NONE, UP, Sweep, read_sweep, word
 from normscope.report.sweep_final import final_charts, measures_of, points_table
 from normscope.report.tables import cell, floats
+from normscope.results.sections import PageTable, Section
 from normscope.runs import RunFolder, plain_rows
 
 _STATES = ("finished", "diverged", "failed")

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from normscope.report.charts import Chart, Drawing, HeatMap, Line
-from normscope.report.heat import colour_limits
-from normscope.report.sections import PageTable
 from normscope.report.sweep_fields import NONE, Panel, Sweep, panels, plain, words_of
 from normscope.report.tables import dots, floats, spans_decades
+from normscope.results.heat import colour_limits
+from normscope.results.sections import PageTable
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.report.heat import HeatMap
-from normscope.report.lines import Line
+from normscope.results.heat import HeatMap
+from normscope.results.lines import Line
 from normscope.runs import RunFolder
 
 _NAME = 12  # characters of a token that a label shows

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.models import AttentionStep, ModelView, Sample
+from normscope.models import AttentionStep, Model, Sample
 from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
 from normscope.stability.noise import NON_SPARSE, SPARSE
 from normscope.stability.spread import spread_rows
@@ -23,7 +23,7 @@ _MAPS = 6
 
 
 def measure_clean(
-    view: ModelView,
+    view: Model,
     sample: Sample,
     measures: Collection[str] = CLEAN_MEASURES,
     levels: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
@@ -61,7 +61,7 @@ def measure_clean(
 class _Tables:
     """Rows of the tables, a layer at a time; no layer's scores outlive it."""
 
-    view: ModelView
+    view: Model
     sample: Sample
     measures: set[str]
     levels: list[float]

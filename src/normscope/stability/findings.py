@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.runs import plain_rows
 
 _AT = 0.1  # the noise that sentences speak of, where it was measured
@@ -17,7 +17,7 @@ _WIDE = 0.2  # the published spread of Pre-Norm, ± 20 %
 Tables = Mapping[str, pd.DataFrame]
 
 
-def findings(view: ModelView, tables: Tables) -> list[str]:
+def findings(view: Model, tables: Tables) -> list[str]:
     """Sentences on the scheme, spread, noise, collapse and sparsity, as far as they were measured."""
     said = [view.summary]
     for name, speak in (("spread", _spread), ("noise", _noise), ("collapse", _collapse), ("sparsity", _sparsity)):
@@ -26,7 +26,7 @@ def findings(view: ModelView, tables: Tables) -> list[str]:
     return said
 
 
-def _spread(view: ModelView, tables: Tables) -> Iterator[str]:
+def _spread(view: Model, tables: Tables) -> Iterator[str]:
     layers = [row for row in _rows(tables["spread"]) if row["head"] is None]
     widest = max(layers, key=lambda row: float(row["high90"] - row["low90"]))
     within = sum(row["high90"] <= 1 + _WIDE and row["low90"] >= 1 - _WIDE for row in layers)
@@ -37,7 +37,7 @@ def _spread(view: ModelView, tables: Tables) -> Iterator[str]:
     )
 
 
-def _noise(view: ModelView, tables: Tables) -> Iterator[str]:
+def _noise(view: Model, tables: Tables) -> Iterator[str]:
     if set("qkv") <= set(view.normalised_heads):
         yield "Norm noise does nothing to this model: q, k and v are normalised after their projections, which removes it."
         return
@@ -64,7 +64,7 @@ def _noise(view: ModelView, tables: Tables) -> Iterator[str]:
         yield "Disturbed one at a time, no layer costs loss beyond the error of the measurement."
 
 
-def _collapse(view: ModelView, tables: Tables) -> Iterator[str]:
+def _collapse(view: Model, tables: Tables) -> Iterator[str]:
     if "k" in view.normalised_heads:
         yield "Circuits cannot collapse by the norms of keys: keys are normalised after their projection."
         return
@@ -97,7 +97,7 @@ def _collapse(view: ModelView, tables: Tables) -> Iterator[str]:
         )
 
 
-def _sparsity(view: ModelView, tables: Tables) -> Iterator[str]:
+def _sparsity(view: Model, tables: Tables) -> Iterator[str]:
     rows = _rows(tables["sparsity"])
     whole = next(row for row in rows if row["layer"] is None)
     sparsest = sorted((row for row in rows if row["head"] is not None), key=lambda row: -float(row["share"]))[:_NAMED]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models import NOTHING, AttentionStep, ModelView, Observer, Sample
+from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
 from normscope.training.tasks import stream_seed
 
 SPARSE, NON_SPARSE = 0.95, 0.70  # a distribution is sparse from here on, and not at all below there
@@ -77,7 +77,7 @@ def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers:
 
 
 def measure_noise(
-    view: ModelView,
+    view: Model,
     sample: Sample,
     planned: Sequence[Disturbance],
     draws: int = 1,
@@ -103,13 +103,13 @@ def measure_noise(
     return table.astype({"layer": "Int64"})
 
 
-def need_predictions(view: ModelView, sample: Sample) -> None:
+def need_predictions(view: Model, sample: Sample) -> None:
     """Refuse a model that predicts nothing."""
     if not view.predicts or not bool((sample.targets != NOTHING).any()):
         raise InputError(f"'{view.name}' predicts no tokens here: noise is measured by what predictions lose")
 
 
-def _scores(view: ModelView, sample: Sample, observe: Observer | None) -> Float[Tensor, "2 predicted"]:
+def _scores(view: Model, sample: Sample, observe: Observer | None) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss."""
     wanted = sample.targets != NOTHING
     logits, targets = view.forward(sample, observe)[wanted].float(), sample.targets[wanted]

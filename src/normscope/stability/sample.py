@@ -3,8 +3,8 @@
 from importlib.resources import files
 
 from normscope.errors import InputError
-from normscope.models import ModelView, Sample
-from normscope.models.own import OwnView
+from normscope.models import Model, Sample
+from normscope.models.own import NormscopeModel
 
 SAMPLE_TOKENS = 512
 
@@ -15,14 +15,14 @@ def sample_text() -> str:
 
 
 def chosen_sample(
-    view: ModelView, content: str | None, tokens: int | None, examples: int | None, seed: int, ours: int | None = None
+    view: Model, content: str | None, tokens: int | None, examples: int | None, seed: int, ours: int | None = None
 ) -> Sample:
     """What a model reads: some tokens of a text, by default ``ours`` of the package's own, or examples of its task."""
-    if isinstance(view, OwnView) and tokens is not None:
+    if isinstance(view, NormscopeModel) and tokens is not None:
         raise InputError(f"'{view.name}' adds integers: it reads examples of its task (--examples), not tokens of a text")
-    if not isinstance(view, OwnView) and examples is not None:
+    if not isinstance(view, NormscopeModel) and examples is not None:
         raise InputError(f"'{view.name}' reads a text (--text, --tokens), not examples of a task")
-    if isinstance(view, OwnView):
+    if isinstance(view, NormscopeModel):
         return view.sample(content, examples, seed)
     if content is None:
         fits = min(SAMPLE_TOKENS, view.context or SAMPLE_TOKENS)

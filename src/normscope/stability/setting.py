@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.errors import InputError, did_you_mean
-from normscope.models import ModelView, Sample
+from normscope.models import Model, Sample
 from normscope.stability.clean import CLEAN_MEASURES, measure_clean
 from normscope.stability.collapse import NOISES
 from normscope.stability.findings import findings
@@ -69,13 +69,13 @@ class StabilitySetting:
         if self.draws < 1:
             raise InputError(f"draws are at least 1, not {self.draws}")
 
-    def wanted(self, view: ModelView) -> list[str]:
+    def wanted(self, view: Model) -> list[str]:
         """The measures; where all are wanted, noise only of a model whose predictions can suffer."""
         if self.measures is not None:
             return list(self.measures)
         return [name for name in MEASURES if view.predicts or name != "noise"]
 
-    def record(self, view: ModelView, sample: Sample) -> dict[str, Any]:
+    def record(self, view: Model, sample: Sample) -> dict[str, Any]:
         """What was done, for ``run.json``."""
         return {
             "model": view.name,
@@ -91,7 +91,7 @@ class StabilitySetting:
         }
 
 
-def measure_stability(view: ModelView, sample: Sample, setting: StabilitySetting, bar: Bar) -> dict[str, pd.DataFrame]:
+def measure_stability(view: Model, sample: Sample, setting: StabilitySetting, bar: Bar) -> dict[str, pd.DataFrame]:
     """Tables by name, ``findings`` among them; ``bar(what, total)`` opens something that is told how much is done."""
     wanted, seed, tables = setting.wanted(view), setting.seed, {}
     if "noise" in wanted:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.runs import plain_rows
 from normscope.subspaces.circuit import KNOBS
 
@@ -17,7 +17,7 @@ Tables = Mapping[str, pd.DataFrame]
 Row = dict[str, Any]
 
 
-def findings(view: ModelView, tables: Tables) -> list[str]:
+def findings(view: Model, tables: Tables) -> list[str]:
     """Sentences on the scheme, rank, spheres, angles and interference, as far as they were measured."""
     said = [view.summary]
     for name, speak in (("rank", _rank), ("spheres", _sphere), ("angles", _angles), ("interference", _interference)):
@@ -26,7 +26,7 @@ def findings(view: ModelView, tables: Tables) -> list[str]:
     return said
 
 
-def _rank(view: ModelView, rows: list[Row]) -> Iterator[str]:
+def _rank(view: Model, rows: list[Row]) -> Iterator[str]:
     full = sum(row["rank"] == view.head for row in rows)
     lowest = _falling(rows, "effective_rank")[-1]
     yield (
@@ -37,7 +37,7 @@ def _rank(view: ModelView, rows: list[Row]) -> Iterator[str]:
     )
 
 
-def _sphere(view: ModelView, table: list[Row]) -> Iterator[str]:
+def _sphere(view: Model, table: list[Row]) -> Iterator[str]:
     normed = _reads_norm(view)
     for side, rows in _by("side", table).items():
         places = _by("place", rows)
@@ -58,13 +58,13 @@ def _spheres(rows: Iterable[Row]) -> int:
     return sum(row["low90"] >= 1 - _WIDE and row["high90"] <= 1 + _WIDE for row in _falling(rows, "spread"))
 
 
-def _reads_norm(view: ModelView) -> bool:
+def _reads_norm(view: Model) -> bool:
     """Whether a norm of the whole token stands between the stream and what some layer's attention reads."""
     slots = {(norm.slot, norm.sublayer) for norm in view.norms}
     return ("input", "attention") in slots or bool({"stream", "embedding"} & {slot for slot, _ in slots})
 
 
-def _angles(view: ModelView, table: list[Row]) -> Iterator[str]:
+def _angles(view: Model, table: list[Row]) -> Iterator[str]:
     for side, rows in _by("side", table).items():
         closest = _falling(rows, "weighted_cosine")[0]
         yield (
@@ -76,7 +76,7 @@ def _angles(view: ModelView, table: list[Row]) -> Iterator[str]:
         )
 
 
-def _interference(view: ModelView, rows: list[Row]) -> Iterator[str]:
+def _interference(view: Model, rows: list[Row]) -> Iterator[str]:
     chosen = {
         (place, exchanged): [row for row in rows if (row["place"], row["exchanged"]) == (place, exchanged)]
         for place, exchanged in (("before", "both"), ("before", "keys"), ("after", "both"))
@@ -102,7 +102,7 @@ def _interference(view: ModelView, rows: list[Row]) -> Iterator[str]:
     yield f"Most: {listed}. Queries and keys normalised per head after their projections (QK-Norm) would take it away."
 
 
-def _in_what_is_read(view: ModelView, left: float) -> str:
+def _in_what_is_read(view: Model, left: float) -> str:
     """What an exchange behind the norm, or where there is none in what is read, does at most."""
     where = "After the norm" if _reads_norm(view) else "In what its attention reads"
     exchange = f"{where}, an exchange of what a head does not attend to changes its scores"

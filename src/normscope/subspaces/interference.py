@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.models import AttentionStep, ModelView
+from normscope.models import AttentionStep, Model
 from normscope.subspaces.reading import Reading
 from normscope.subspaces.spaces import Visible
 
@@ -44,7 +44,7 @@ def exchange(
 
 
 def interference_rows(
-    view: ModelView,
+    view: Model,
     step: AttentionStep,
     reading: Reading,
     spaces: dict[str, Visible],
@@ -70,7 +70,7 @@ def interference_rows(
 
 
 def _turned(
-    view: ModelView,
+    view: Model,
     step: AttentionStep,
     x: Float[Tensor, "rows tokens dim"],
     make: Callable[[Tensor], Tensor],

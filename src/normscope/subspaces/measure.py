@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.core.threads import one_thread
-from normscope.models import AttentionStep, HeadProjections, ModelView, NormView, Sample
+from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Sample
 from normscope.subspaces.interference import PLACES, interference_rows, partners
 from normscope.subspaces.reading import Reading, reading_of
 from normscope.subspaces.spaces import (
@@ -32,7 +32,7 @@ _SMALL = 1 << 20  # numbers in what a layer reads
 
 
 def measure_subspaces(
-    view: ModelView,
+    view: Model,
     sample: Sample,
     measures: Collection[str] = MEASURES,
     seed: int = 0,
@@ -69,9 +69,9 @@ def measure_subspaces(
 class _Tables:
     """Rows of the tables, a layer at a time."""
 
-    view: ModelView
+    view: Model
     measures: set[str]
-    norms: list[NormView]
+    norms: list[BlockNorm]
     counted: Bool[Tensor, "rows tokens"]
     partner: Int[Tensor, " tokens_of_all_rows"]
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

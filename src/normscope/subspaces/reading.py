@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.core.norms import centre
 from normscope.errors import InputError
-from normscope.models import AttentionStep, ModelView, NormView
+from normscope.models import AttentionStep, BlockNorm, Model
 
 _FITS = 1e-3
 
@@ -26,7 +26,7 @@ class Reading:
     """
 
     states: Float[Tensor, "rows tokens dim"]
-    norm: NormView | None
+    norm: BlockNorm | None
     factor: float
 
     def __call__(self, states: Float[Tensor, "rows tokens dim"]) -> Float[Tensor, "rows tokens dim"]:
@@ -41,7 +41,7 @@ class Reading:
         return centre(scaled.mT).mT if self.norm.kind == "layer" else scaled
 
 
-def reading_of(view: ModelView, step: AttentionStep, norms: Sequence[NormView]) -> Reading:
+def reading_of(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Reading:
     """How a layer reads: the norm of its input, else that of the stream, else none, whichever gives what was read.
 
     Args:
@@ -58,7 +58,7 @@ def reading_of(view: ModelView, step: AttentionStep, norms: Sequence[NormView]) 
     raise InputError(f"what layer {step.layer} of '{view.name}' reads is neither its stream nor a norm of it")
 
 
-def _candidates(view: ModelView, step: AttentionStep, norms: Sequence[NormView]) -> Iterator[tuple[Tensor, NormView | None]]:
+def _candidates(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:
     """States and a norm that may stand between them and what is read."""
     for norm in norms:
         if norm.slot == "input" and norm.sublayer == "attention" and norm.layer == step.layer:
@@ -71,10 +71,10 @@ def _candidates(view: ModelView, step: AttentionStep, norms: Sequence[NormView])
     stage = None if view.scheme is None else view.scheme.at(step.layer, view.layers)
     if stage is not None and stage.attention.stream == "norm":
         gain = torch.ones_like(step.stream[0, 0])
-        yield step.stream, NormView("stream", step.layer, "attention", stage.norm, gain, None, 0.0)
+        yield step.stream, BlockNorm("stream", step.layer, "attention", stage.norm, gain, None, 0.0)
     yield step.stream, None
 
 
-def _beside(states: Tensor, norm: NormView) -> NormView:
+def _beside(states: Tensor, norm: BlockNorm) -> BlockNorm:
     """The norm on the device and in the numbers of the states."""
     return replace(norm, gain=norm.gain.to(states), bias=None if norm.bias is None else norm.bias.to(states))

@@ -1,4 +1,4 @@
-"""A constructed world behind a ``ModelView``, so that what is measured of models can be measured where theory knows it."""
+"""A constructed world behind a ``Model``, so that what is measured of models can be measured where theory knows it."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
-from normscope.models import NOTHING, AttentionStep, HeadProjections, ModelView, NormView, Observer, Sample
+from normscope.models import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample
 from normscope.models.checksum import checksum
 from normscope.models.view import Watcher
 from normscope.schemes import Scheme
@@ -14,7 +14,7 @@ from normscope.schemes.update import layer, read, settle, written
 from normscope.subspaces.worlds import World, slots_at
 
 
-class WorldView(ModelView):
+class WorldView(Model):
     """One layer of attention over a world, a head for each part, by the slots of a scheme; norms have radius 1."""
 
     causal, position_kind, scheme_note, context, layers, predicts = True, "none", "", None, 1, False
@@ -85,7 +85,7 @@ class WorldView(ModelView):
         return self._normalised.replace("none", "")
 
     @property
-    def norms(self) -> list[NormView]:
+    def norms(self) -> list[BlockNorm]:
         """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
         assert self.scheme is not None
         stage = self.scheme.at(0, 1)
@@ -94,7 +94,7 @@ class WorldView(ModelView):
         wanted += [("embedding", 1.0, self.dim)] * bool(self._slots.stream_norm)
         wanted += [(letter, 1.0, self.head) for letter in self.normalised_heads]
         return [
-            NormView(
+            BlockNorm(
                 slot,
                 None if slot == "embedding" else 0,
                 "" if slot == "embedding" else "attention",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.models import ModelView, Sample, open_model
+from normscope.models import Model, Sample, open_model
 from normscope.models.open import check_model, model_digest
 from normscope.runs import RunFolder, plain_rows
 from normscope.stability import chosen_sample
@@ -58,7 +58,7 @@ class Reading:
         kept = run.description["configuration"]
         return all(kept.get(name) == value for name, value in self.digests.items())
 
-    def open(self) -> tuple[ModelView, Sample]:
+    def open(self) -> tuple[Model, Sample]:
         """The model, and what it reads."""
         view = open_model(self.model, self.device)
         return view, chosen_sample(view, self.content, self.tokens, self.examples, self.seed)

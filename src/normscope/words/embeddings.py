@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import NORMS, length
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.schemes import NormKind
 
 EXTREMES = 5
@@ -26,7 +26,7 @@ class OutputNorm:
     eps: float = 0.0
 
     @classmethod
-    def of(cls, view: ModelView) -> "OutputNorm":
+    def of(cls, view: Model) -> "OutputNorm":
         """The final norm; without one, the last of the stream, or RMSNorm without parameters."""
         norm = view.final_norm or view.read_norm(view.layers)
         if norm is None:
@@ -82,7 +82,7 @@ def token_scores(unembedding: Float[Tensor, "vocabulary dim"], norm: OutputNorm)
     }
 
 
-def extreme_tokens(view: ModelView, count: int = EXTREMES) -> pd.DataFrame:
+def extreme_tokens(view: Model, count: int = EXTREMES) -> pd.DataFrame:
     """The ``count`` tokens with the largest and the smallest of each of the ``token_scores``.
 
     Returns:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import NORMS, centre, layer_norm, length, rms_norm, unit
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import updates_of
 
@@ -49,7 +49,7 @@ def norm_curves() -> pd.DataFrame:
     return pd.concat([_curve("stage", stage, points) for stage, points in stages.items()], ignore_index=True)
 
 
-def strongest_head(view: ModelView, layer: int, token: int) -> int:
+def strongest_head(view: Model, layer: int, token: int) -> int:
     """The head whose update turns a word by the largest angle."""
     updates = updates_of(view, layer, torch.tensor([token], device=view.device))
     kind = OutputNorm.of(view).kind
@@ -58,7 +58,7 @@ def strongest_head(view: ModelView, layer: int, token: int) -> int:
     return int(torch.cosine_similarity(before, after, dim=-1).argmin())
 
 
-def head_update(view: ModelView, layer: int, head: int, token: int) -> pd.DataFrame:
+def head_update(view: Model, layer: int, head: int, token: int) -> pd.DataFrame:
     """One head's update of a word that attends to itself, in the plane of both, where nothing is hidden.
 
     In units of the word's length, and of the centred vectors where the norm is LayerNorm: the word on the unit circle, the word

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.core.norms import degrees_between, length
 from normscope.errors import InputError
-from normscope.models import NOTHING, ModelView, Sample
+from normscope.models import NOTHING, Model, Sample
 from normscope.schemes.update import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
@@ -39,7 +39,7 @@ class Journey:
 
 
 @torch.no_grad()
-def follow(view: ModelView, text: str, token: int) -> Journey:
+def follow(view: Model, text: str, token: int) -> Journey:
     """Follow a token of a text, counted from 0 or, if negative, from the end, through all layers.
 
     With θ_ℓ the direction of the state in front of layer ℓ: ``angle`` is that between θ_ℓ and θ_ℓ₋₁ in degrees, ``travelled``
@@ -95,7 +95,7 @@ def follow(view: ModelView, text: str, token: int) -> Journey:
     return Journey(word, told[0], told[1], pd.DataFrame(columns), path, start, end)
 
 
-def _lens(view: ModelView, stream: Float[Tensor, "states dim"], following: int) -> dict[str, list[object]]:
+def _lens(view: Model, stream: Float[Tensor, "states dim"], following: int) -> dict[str, list[object]]:
     """What the model would say after every layer, and what of that is the next word."""
     logits = view.read_out(stream)
     chances = logits.softmax(-1)

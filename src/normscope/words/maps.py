@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.core.norms import length, unit
 from normscope.errors import InputError, MissingExtraError, did_you_mean
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.schemes.update import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.journey import Journey
@@ -20,7 +20,7 @@ Map = Callable[[Tensor, Tensor, Tensor, int], Callable[[Tensor], Tensor]]  # of 
 _APART = 1e-3  # of a direction, that is left of it beside another
 
 
-def places(view: ModelView, journey: Journey, method: str, seed: int = 0) -> pd.DataFrame:
+def places(view: Model, journey: Journey, method: str, seed: int = 0) -> pd.DataFrame:
     """Where a map puts the states of a journey, its landmarks, and a cloud of other words.
 
     ``sphere`` shows the three dimensions that hold the start, the end and most of the way between, and nothing is moved in

@@ -2,7 +2,7 @@
 
 import torch
 
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
 
@@ -14,7 +14,7 @@ _POSITIONS = {
 }
 
 
-def notes_on(view: ModelView, probe: str, distance: int = 0, matrix: str = "qk") -> list[str]:
+def notes_on(view: Model, probe: str, distance: int = 0, matrix: str = "qk") -> list[str]:
     """Sentences that a reader of a probe's tables needs to know about the model."""
     said, norm = [], OutputNorm.of(view)
     if view.unembedding is None:
@@ -44,13 +44,13 @@ def notes_on(view: ModelView, probe: str, distance: int = 0, matrix: str = "qk")
     return said
 
 
-def scaled(view: ModelView) -> bool:
+def scaled(view: Model) -> bool:
     """Whether embeddings enter the model in another way than the unembedding, if tied, would have them."""
     own, output = view.embeddings[:64], view.unembedding
     return output is not None and tied(view) and not bool(torch.allclose(own, output[:64], rtol=1e-3))
 
 
-def tied(view: ModelView) -> bool:
+def tied(view: Model) -> bool:
     """Whether words are read with the table that they enter by, up to a factor."""
     if view.unembedding is None:
         return False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.core.norms import centre
 from normscope.errors import InputError
-from normscope.models import ModelView, NormView
+from normscope.models import BlockNorm, Model
 from normscope.schemes import At
 from normscope.schemes.update import coefficients
 from normscope.words.search import Nearest, nearest, top_scores
@@ -48,7 +48,7 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
-def reader(view: ModelView, layer: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def reader(view: Model, layer: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """How embeddings stand in the stream in front of a layer, and what its attention reads of them.
 
     In front of a norm at the layer's input they stand as they enter the model; where the stream itself is normalised, they
@@ -63,7 +63,7 @@ def reader(view: ModelView, layer: int) -> Callable[[Tensor], tuple[Tensor, Tens
 
 @torch.no_grad()
 def nearest_keys(
-    view: ModelView,
+    view: Model,
     layer: int,
     tokens: Int[Tensor, " words"],
     count: int,
@@ -98,7 +98,7 @@ def nearest_keys(
 
 
 @torch.no_grad()
-def updates_of(view: ModelView, layer: int, tokens: Int[Tensor, " words"], turn: Turn | None = None) -> Updates:
+def updates_of(view: Model, layer: int, tokens: Int[Tensor, " words"], turn: Turn | None = None) -> Updates:
     """What a layer's heads write for words that attend to themselves alone; ``turn`` turns what they read and write."""
     weights = view.projections(layer)
     states, read = reader(view, layer)(view.embeddings[tokens])
@@ -108,7 +108,7 @@ def updates_of(view: ModelView, layer: int, tokens: Int[Tensor, " words"], turn:
     return _sized(view, layer, _after_output_norm(view, layer, Updates(states, written, weights.b_O.expand_as(states))))
 
 
-def nearest_values(view: ModelView, layer: int, updates: Updates, count: int) -> tuple[Found, Found]:
+def nearest_values(view: Model, layer: int, updates: Updates, count: int) -> tuple[Found, Found]:
     """The tokens with the largest logits at x + update + b_O, by head and for the sum of all heads.
 
     Logits are those that the model's own last steps would give: N(x + update + b_O) W_Uᵀ with the final norm N, for most. Where
@@ -122,7 +122,7 @@ def nearest_values(view: ModelView, layer: int, updates: Updates, count: int) ->
     return Found(scores[:-1], tokens[:-1]), Found(scores[-1:], tokens[-1:])
 
 
-def output_bias(view: ModelView) -> Float[Tensor, " vocabulary"] | None:
+def output_bias(view: Model) -> Float[Tensor, " vocabulary"] | None:
     """The b of logits N(x) W_Uᵀ + b with the final norm N; None where they are made in another way."""
     if view.unembedding is None or not view.predicts:
         return None
@@ -133,7 +133,7 @@ def output_bias(view: ModelView) -> Float[Tensor, " vocabulary"] | None:
     return rest[0, : view.vocabulary] if linear else None
 
 
-def _most_probable(view: ModelView, states: Float[Tensor, "states dim"], count: int) -> tuple[Tensor, Tensor]:
+def _most_probable(view: Model, states: Float[Tensor, "states dim"], count: int) -> tuple[Tensor, Tensor]:
     """The tokens with the largest logits, in pieces that fit memory; by one product where logits are one."""
     if not view.predicts:
         return nearest(states, view.embeddings[: view.vocabulary], count)
@@ -158,7 +158,7 @@ def haar(dim: int, seed: int, device: torch.device | str = "cpu") -> Float[Tenso
     return turn.float().to(device)
 
 
-def rotations(view: ModelView, layer: int, distance: int) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+def rotations(view: Model, layer: int, distance: int) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
     """The rotations of a query and of keys ``distance`` places before it; none at distance 0, where they cancel."""
     if distance == 0:
         return None, None
@@ -177,12 +177,12 @@ def _turned(x: Tensor, turn: Tensor | None) -> Tensor:
     return x if turn is None else x @ turn
 
 
-def _stream_norm(view: ModelView, layer: int) -> NormView | None:
+def _stream_norm(view: Model, layer: int) -> BlockNorm | None:
     places = {(norm.layer, norm.sublayer, norm.slot): norm for norm in view.norms}
     return places.get((layer, "attention", "stream"))
 
 
-def _sized(view: ModelView, layer: int, updates: Updates) -> Updates:
+def _sized(view: Model, layer: int, updates: Updates) -> Updates:
     """The size of the write and of what is carried on, where the model's scheme gives them."""
     if view.scheme is None:
         return updates
@@ -190,7 +190,7 @@ def _sized(view: ModelView, layer: int, updates: Updates) -> Updates:
     return Updates(slots.carry * updates.states, slots.step * updates.by_head, slots.step * updates.rest)
 
 
-def _after_output_norm(view: ModelView, layer: int, updates: Updates) -> Updates:
+def _after_output_norm(view: Model, layer: int, updates: Updates) -> Updates:
     """Each head's share of γ∘u/rms(u) + β, where u = Σ_h u_h + b_O is what a norm at the output normalises."""
     norm = next((norm for norm in view.norms if (norm.layer, norm.sublayer, norm.slot) == (layer, "attention", "output")), None)
     if norm is None:

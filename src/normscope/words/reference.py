@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core.norms import unit
-from normscope.models import AttentionStep, ModelView, Sample
+from normscope.models import AttentionStep, Model, Sample
 from normscope.words.search import distinct
 
 _OPENING = "the"
@@ -48,7 +48,7 @@ def reference_layer(layers: int, probed: int) -> int:
 
 @torch.no_grad()
 def read_alone(
-    view: ModelView,
+    view: Model,
     tokens: Int[Tensor, " tokens"],
     columns: Int[Tensor, " columns"],
     random: Int[Tensor, " random"],

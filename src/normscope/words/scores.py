@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.runs import plain_rows
 from normscope.words.probes import Found, Turn, haar, nearest_keys, nearest_values, updates_of
 from normscope.words.reference import Reference, read_alone
@@ -44,7 +44,7 @@ class WordScores:
     precedence: Float[Tensor, "heads words"]
 
 
-def score_words(probe: str, view: ModelView, words: list[Word], found: Found, reference: Reference) -> WordScores:
+def score_words(probe: str, view: Model, words: list[Word], found: Found, reference: Reference) -> WordScores:
     """Compare what each head returned with the words."""
     own_codes, codes = _spellings(view, words, found.tokens)
     itself = codes == own_codes[:, None]
@@ -63,7 +63,7 @@ def score_words(probe: str, view: ModelView, words: list[Word], found: Found, re
 
 def head_table(
     probe: str,
-    view: ModelView,
+    view: Model,
     layer: int,
     words: list[Word],
     count: int,
@@ -104,7 +104,7 @@ def head_table(
 
 def probed(
     probe: str,
-    view: ModelView,
+    view: Model,
     layer: int,
     words: list[Word],
     count: int,
@@ -121,7 +121,7 @@ def probed(
 
 
 def _spellings(
-    view: ModelView, words: list[Word], tokens: Int[Tensor, "heads words count"]
+    view: Model, words: list[Word], tokens: Int[Tensor, "heads words count"]
 ) -> tuple[Int[Tensor, " words"], Int[Tensor, "heads words count"]]:
     """A number for every spelling without case and blanks: of the words, and of tokens."""
     texts = {token: plain_word(text) for token, text in texts_of(view, tokens).items()}

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.errors import InputError, did_you_mean
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.models.factors import Singular, singular_factors
 from normscope.words.probes import reader, rotations
 from normscope.words.search import nearest
@@ -15,7 +15,7 @@ MATRICES = ("vo", "qk")
 
 
 def head_factors(
-    view: ModelView, layer: int, matrix: str, distance: int = 0
+    view: Model, layer: int, matrix: str, distance: int = 0
 ) -> tuple[Float[Tensor, "heads dim rank"], Float[Tensor, "heads rank dim"]]:
     """The two thin factors of W_VO = W_V W_O or of W_QK = W_Q W_Kᵀ, the latter for keys ``distance`` places before q."""
     if matrix not in MATRICES:
@@ -60,7 +60,7 @@ def oriented(
 
 @torch.no_grad()
 def singular_tables(
-    view: ModelView, layer: int, matrix: str, vectors: int, count: int, distance: int = 0
+    view: Model, layer: int, matrix: str, vectors: int, count: int, distance: int = 0
 ) -> dict[str, pd.DataFrame]:
     """The singular values of every head, and the ``count`` tokens nearest to the first few left and right vectors.
 

@@ -6,15 +6,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.core.norms import length
-from normscope.models import ModelView
+from normscope.models import Model
 from normscope.words.probes import Found, Updates
 from normscope.words.search import distinct
 from normscope.words.vocabulary import Word
 
 
-def nearest_table(
-    probe: str, view: ModelView, layer: int, words: list[Word], found: Found, summed: bool = False
-) -> pd.DataFrame:
+def nearest_table(probe: str, view: Model, layer: int, words: list[Word], found: Found, summed: bool = False) -> pd.DataFrame:
     """A row for every head, word and nearest token; the head is empty for the sum of all heads.
 
     Returns:
@@ -57,7 +55,7 @@ def update_table(layer: int, words: list[Word], updates: Updates) -> pd.DataFram
     return pd.DataFrame(rows).astype({"head": "Int64"})
 
 
-def texts_of(view: ModelView, tokens: Int[Tensor, "*shape"]) -> dict[int, str]:
+def texts_of(view: Model, tokens: Int[Tensor, "*shape"]) -> dict[int, str]:
     """The text of every token among these."""
     some = distinct(tokens)
     return dict(zip(some.tolist(), view.words(some), strict=True))

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models import ModelView
+from normscope.models import Model
 
 NOUNS = 100
 
@@ -34,7 +34,7 @@ def common_nouns() -> list[str]:
     return files("normscope.words").joinpath("nouns.txt").read_text(encoding="utf-8").split()
 
 
-def probe_words(view: ModelView, names: Sequence[str] | None = None) -> list[Word]:
+def probe_words(view: Model, names: Sequence[str] | None = None) -> list[Word]:
     """The named words, or the ``NOUNS`` most common nouns that are one token of the model."""
     if names is None:
         found = _embedded(view, [word for word in (_word(view, name) for name in common_nouns()) if word is not None])
@@ -57,7 +57,7 @@ def probe_words(view: ModelView, names: Sequence[str] | None = None) -> list[Wor
     return kept
 
 
-def tokens_of(view: ModelView, words: Sequence[Word]) -> Int[Tensor, " words"]:
+def tokens_of(view: Model, words: Sequence[Word]) -> Int[Tensor, " words"]:
     """The numbers of words, where the model is."""
     return torch.tensor([word.token for word in words], device=view.device)
 
@@ -67,12 +67,12 @@ def plain_word(text: str) -> str:
     return text.strip().casefold()
 
 
-def _word(view: ModelView, name: str) -> Word | None:
+def _word(view: Model, name: str) -> Word | None:
     forms = tuple(token for token in (view.token_of(f" {name}"), view.token_of(name)) if token is not None)
     return Word(name, forms[0], tuple(dict.fromkeys(forms))) if forms else None
 
 
-def _embedded(view: ModelView, words: list[Word]) -> list[Word]:
+def _embedded(view: Model, words: list[Word]) -> list[Word]:
     """Those whose embedding is not 0: what is all zeros has no direction."""
     there = view.embeddings[tokens_of(view, words)].any(-1).tolist() if words else []
     return [word for word, is_there in zip(words, there, strict=True) if is_there]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from normscope.errors import InputError
-from normscope.report.lines import Look
+from normscope.results.lines import Look
 
 Point = tuple[float, float, float]
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.report.drawing import Drawing
-from normscope.report.heat import HeatMap
-from normscope.report.lines import Chart
-from normscope.report.scene import Cloud, Scene, Trail
+from normscope.results.drawing import Drawing
+from normscope.results.heat import HeatMap
+from normscope.results.lines import Chart
+from normscope.results.scene import Cloud, Scene, Trail
 
 _WHOLE = 2**53  # up to here a float that looks like a whole number is one
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normscope.errors import InputError
-from normscope.report.lines import drawable
+from normscope.results.lines import drawable
 
 
 @dataclass(frozen=True)
