@@ -9,6 +9,7 @@ import typer
 
 from normscope.cli.output import examples
 from normscope.errors import InputError
+from normscope.experiments import kind_of, summaries
 
 COMMANDS = {
     "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
@@ -44,7 +45,12 @@ def app(wanted: str | None = None) -> typer.Typer:
     )
     commands.callback()(options)
     for name, summary in COMMANDS.items():
-        if wanted is None or name == wanted:
+        if (wanted is None or name == wanted) and name in summaries():
+            from normscope.cli.command import command_of
+
+            kind = kind_of(name)
+            commands.command(name, epilog=examples(*kind.examples))(command_of(kind))
+        elif wanted is None or name == wanted:
             module = import_module(f"normscope.cli.{name}")
             commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))
         else:

@@ -1,0 +1,125 @@
+"""Experiments: settings in, a Result out; one file each, found by name."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from normscope.experiments.experiment import Experiment
+    from normscope.experiments.progress import Progress
+    from normscope.experiments.result import Result
+
+_FIRST = (
+    "simulate",
+    "ensemble",
+    "train",
+    "evaluate",
+    "stability",
+    "subspaces",
+    "words",
+    "verify",
+    "audit",
+    "compare",
+    "advise",
+)
+
+
+@cache
+def summaries() -> dict[str, str]:
+    """Every experiment with its summary: the files here whose first line is their own name, a colon, and the summary."""
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        with file.open(encoding="utf-8") as lines:
+            name, colon, summary = next(lines).strip().strip('"').partition(": ")
+        if colon and name == file.stem:
+            found[name] = summary
+    order = [*(name for name in _FIRST if name in found), *(name for name in found if name not in _FIRST)]
+    return {name: found[name] for name in order}
+
+
+@cache
+def kind_of(command: str) -> "type[Experiment]":
+    """The experiment of that name; only its file is imported."""
+    from normscope.experiments.experiment import Experiment
+
+    names = summaries()
+    if command not in names:
+        raise InputError(f"unknown experiment '{command}'; there are: {', '.join(names)}{did_you_mean(command, names)}")
+    module = import_module(f"normscope.experiments.{command}")
+    kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Experiment)]
+    return next(kind for kind in kinds if kind.__module__ == module.__name__ and kind.__dict__.get("command") == command)
+
+
+def execute(
+    experiment: "Experiment",
+    out: Path | str | None = None,
+    *,
+    overwrite: bool = False,
+    formats: tuple[str, ...] = ("html",),
+    progress: "Progress | None" = None,
+) -> "Result":
+    """Run an experiment; with ``out``, continue unfinished work beside it and save the result there."""
+    from normscope.experiments.progress import SILENT
+    from normscope.runs import check_writable
+
+    progress = progress or SILENT
+    if out is None:
+        return experiment.run(progress)
+    check_writable(out, overwrite=overwrite)
+    return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
+
+
+def function_of(command: str) -> "Callable[..., Result]":
+    """The Python function of an experiment: its settings as parameters, a Result back."""
+    kind = kind_of(command)
+    names = list(kind.fields())
+
+    def call(*values: Any, progress: Any = True, out: Any = None, overwrite: bool = False, **given: Any) -> "Result":
+        from normscope.experiments.progress import shown
+
+        if kind.variadic:
+            given = {kind.variadic: values, **given}
+        elif len(values) > len(names):
+            raise TypeError(f"{command}() takes at most {len(names)} positional settings, not {len(values)}")
+        else:
+            given = {**dict(zip(names, values, strict=False)), **given}
+        with shown(progress) as bar:
+            return execute(kind(**given), out, overwrite=overwrite, progress=bar)
+
+    call.__name__ = call.__qualname__ = command
+    call.__doc__ = _docstring(kind)
+    call.__signature__ = _signature(kind)  # type: ignore[attr-defined]
+    return call
+
+
+def _docstring(kind: "type[Experiment]") -> str:
+    fields = "\n".join(f"    {name}: {about.description}" for name, about in kind.fields().items())
+    common = "    progress: whether to show progress.\n    out: a run folder to save the result in.\n    overwrite: replace that folder."
+    return f"{(kind.__doc__ or '').strip()}\n\nArgs:\n{fields}\n{common}\n"
+
+
+def _signature(kind: "type[Experiment]") -> Signature:
+    parameters = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=about.annotation,
+                  default=Parameter.empty if about.is_required() else about.get_default(call_default_factory=True))
+        for name, about in kind.fields().items()
+        if name != kind.variadic
+    ]  # fmt: skip
+    first = [Parameter(kind.variadic, Parameter.VAR_POSITIONAL)] if kind.variadic else []
+    only = Parameter.KEYWORD_ONLY
+    parameters = (
+        [parameter.replace(kind=only) for parameter in parameters]
+        if first
+        else sorted(parameters, key=lambda parameter: parameter.default is not Parameter.empty)
+    )
+    common = [
+        Parameter("progress", only, default=True),
+        Parameter("out", only, default=None),
+        Parameter("overwrite", only, default=False),
+    ]
+    return Signature([*first, *parameters, *common])

@@ -1,0 +1,138 @@
+"""An experiment: frozen settings and ``run(progress) -> Result``. Function, command, sweep kind and run folder follow from it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from normscope.errors import InputError, did_you_mean
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.settings import Device, Seed, setting
+from normscope.results.sections import PageTable, Section
+from normscope.runs import fresh_path, plain_rows, resumable_path
+from normscope.schemes.files import scheme_values
+from normscope.schemes.scheme import Scheme
+
+if TYPE_CHECKING:
+    from normscope.experiments.result import Result
+
+Shown = PageTable | str
+
+
+class Experiment(BaseModel):
+    """What is computed, with everything that it depends on.
+
+    Attributes:
+        command: its name: of the Python function, the command, the sweep kind, and in ``run.json``.
+        examples: commands to try, for ``--help``.
+        resumable: whether an interrupted run continues from what it has saved.
+        variadic: the field that takes all positional arguments of the Python function and the command, if one does.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    command: ClassVar[str]
+    title: ClassVar[str]
+    examples: ClassVar[tuple[str, ...]] = ()
+    resumable: ClassVar[bool] = False
+    variadic: ClassVar[str] = ""
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise InputError(_explain(type(self), error)) from None
+
+    def begin(self, arguments: list[str]) -> bool:
+        """Called by the command before anything else; True if that was all there is to do (a printout, a launch)."""
+        return False
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> "Result":
+        """Compute the result; a resumable experiment saves its unfinished work beside ``folder``."""
+        raise NotImplementedError
+
+    @classmethod
+    def sections(cls, result: "Result") -> Iterable[Section]:
+        """The result in sections: text, findings, tables and figures, from its tables alone."""
+        raise NotImplementedError
+
+    @classmethod
+    def text(cls, result: "Result") -> Iterator[Shown]:
+        """What a terminal shows: tables and lines."""
+        raise NotImplementedError
+
+    @classmethod
+    def records(cls, result: "Result") -> list[dict[str, Any]]:
+        """What ``--json`` prints."""
+        return [{"table": name, **row} for name, table in result.tables.items() for row in plain_rows(table)]
+
+    @classmethod
+    def facts(cls, result: "Result") -> list[tuple[str, str]]:
+        """Key figures for the top of the page: a label and a value each."""
+        return []
+
+    @classmethod
+    def fields(cls) -> dict[str, FieldInfo]:
+        """The settings in the order in which they are documented: those that experiments share come last."""
+        common = Seeded.model_fields
+        return dict(sorted(cls.model_fields.items(), key=lambda item: item[0] in common))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The settings as plain values: two runs with the same record are the same."""
+        return {name: _plain(getattr(self, name)) for name in self.fields()}
+
+    @property
+    def summary(self) -> str:
+        """The settings in one line for people."""
+        return ""
+
+    def default_folder(self) -> Path:
+        """Where the command puts the run unless told otherwise: a free name, or where the same run was interrupted."""
+        name = f"runs/{self.folder_name}"
+        return Path(resumable_path(name, self.record) if self.resumable else fresh_path(name))
+
+    @property
+    def folder_name(self) -> str:
+        """The name of its run folder under ``runs``."""
+        return self.command
+
+
+class Seeded(Experiment):
+    """An experiment on a device, with a seed."""
+
+    seed: Seed = setting(0, "Seed of everything random.")
+    device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Scheme():
+            return scheme_values(value)
+        case Path():
+            return str(value)
+        case tuple() | list():
+            return [_plain(item) for item in value]
+        case Mapping():
+            return {key: _plain(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value if isinstance(value, str | int | float | bool | None) else getattr(value, "name", str(value))
+
+
+def _explain(kind: type[Experiment], error: ValidationError) -> str:
+    """The first mistake in one line that names the parameter."""
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    cause = first.get("ctx", {}).get("error")
+    if first["type"] == "extra_forbidden":
+        return f"{kind.command} has no setting '{name}'{did_you_mean(name, kind.fields())}"
+    if first["type"] == "missing":
+        return f"{kind.command} needs {name}="
+    if isinstance(cause, InputError):
+        message = str(cause)
+        return message if not name or f"{name}=" in message else f"{name}= {message}"
+    problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{name}={first['input']!r}: {problem}" if name else problem

@@ -1,0 +1,81 @@
+"""Progress of a long computation: silent by default, a bar in terminals and notebooks."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_WIDTH_OF_A_FILE = 160
+
+
+class Progress:
+    """Receives how far a computation is and what should be reported meanwhile; this one shows nothing."""
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """``done`` of ``total`` units of a stage are complete."""
+
+    def message(self, text: str) -> None:
+        """A line for people."""
+
+    def stage(self, name: str, total: float) -> Callable[[float], None]:
+        """A function for one stage that takes how much is done."""
+        self(name, 0, total)
+        return lambda done: self(name, done, total)
+
+
+SILENT = Progress()
+
+
+class ProgressBar(Progress):
+    """One bar per stage, with the time left, on stderr or in a notebook."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """Move the bar of a stage."""
+        if stage not in self._tasks:
+            for task in self._tasks.values():
+                self._bars.stop_task(task)
+            self._tasks[stage] = self._bars.add_task(stage, total=total, note=note)
+        self._bars.update(self._tasks[stage], completed=done, total=total, note=note)
+
+    def message(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[ProgressBar]:
+    """Bars on stderr; in a notebook, below the cell."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    stream = sys.stderr
+    console = Console(file=stream, width=None if stream.isatty() else _WIDTH_OF_A_FILE, highlight=False, emoji=False)
+    if console.is_jupyter or "ipykernel" in sys.modules:
+        console = Console()
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.TaskProgressColumn(),
+        bars.TextColumn("{task.completed:g}/{task.total:g} {task.fields[note]}"),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console) as bar:
+        yield ProgressBar(bar)
+
+
+@contextmanager
+def shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The progress that a caller asks for: True for a bar, False for silence, or an object of their own."""
+    if isinstance(progress, Progress):
+        yield progress
+    elif progress:
+        with progress_bar() as bar:
+            yield bar
+    else:
+        yield SILENT

@@ -1,0 +1,183 @@
+"""A result: tables, findings and figures of an experiment; saved, loaded and rendered in one way for all of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from normscope.errors import InputError, did_you_mean
+from normscope.results.figures import Figure
+from normscope.results.findings import Finding
+from normscope.results.sections import PageTable, Section
+from normscope.runs import new_run, open_run, plain_rows, run_path
+
+if TYPE_CHECKING:
+    from normscope.experiments.experiment import Experiment
+    from normscope.models import Model
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What an experiment found.
+
+    Attributes:
+        kind: the experiment's class.
+        configuration: its settings and what they resolved to, as plain values.
+        tables: tidy tables by name.
+        summary: the settings in one line.
+        seed, device: of the run.
+        problems: why the result is not whole (a scheme that became non-finite); the command then exits with status 1.
+        files: what else the run folder holds: file name → function that writes it to a path.
+        objects: live objects, such as the trained model.
+        on_saved: called once the folder is complete, to remove unfinished work.
+        path: the run folder, once saved or loaded.
+        started: when the work began.
+    """
+
+    kind: "type[Experiment]"
+    configuration: Mapping[str, Any]
+    tables: dict[str, pd.DataFrame]
+    summary: str = ""
+    seed: int | None = None
+    device: str = "cpu"
+    problems: tuple[str, ...] = ()
+    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    on_saved: Callable[[], None] = lambda: None
+    path: Path | None = None
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """Text, findings, tables and figures that belong together."""
+        return tuple(self.kind.sections(self))
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the tables come to, the most important first within each section."""
+        if "findings" in self.tables:
+            return tuple(Finding.of(row) for row in plain_rows(self.tables["findings"]))
+        return tuple(finding for section in self.sections for finding in section.findings)
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """All figures by name."""
+        return {name: figure for section in self.sections for name, figure in section.figures.items()}
+
+    @property
+    def model(self) -> "Model":
+        """The model that the experiment made."""
+        from normscope.models import open_model
+
+        if "model" in self.objects:
+            return open_model(self.objects["model"], self.device)
+        if self.path is None:
+            raise InputError(f"a result of {self.kind.command} has no model")
+        return open_model(str(self.path), self.device)
+
+    def __getitem__(self, name: str) -> Section:
+        """One section by its name."""
+        named = {section.name: section for section in self.sections}
+        if name not in named:
+            raise InputError(f"no section '{name}'; there are: {', '.join(named)}{did_you_mean(name, named)}")
+        return named[name]
+
+    def plot(self, name: str) -> "Plot":
+        """A figure by its name, shown in a notebook or saved with ``.save(path)``."""
+        if name not in self.figures:
+            raise InputError(f"no figure '{name}'; there are: {', '.join(self.figures)}{did_you_mean(name, self.figures)}")
+        return Plot(self.figures[name], name)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The result as ``--json`` prints it."""
+        return self.kind.records(self)
+
+    def to_html(self) -> str:
+        """The report: one self-contained page."""
+        from normscope.report.page import render_page
+
+        return render_page(self.kind.title, self.summary, self.sections, facts=self.kind.facts(self), findings=self.findings)
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        from normscope.report.markdown import render_markdown
+
+        return render_markdown(self.kind.title, self.summary, self.sections, findings=self.findings)
+
+    def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
+        """Write the run folder: complete or absent. ``formats``: html, md, png, csv."""
+        from normscope.report.files import write_report
+
+        options = {"seed": self.seed, "device": self.device, "overwrite": overwrite, "started": self.started}
+        with new_run(path, self.kind.command, self.configuration, **options) as run:  # type: ignore[arg-type]
+            for name, table in self.tables.items():
+                run.write_table(name, table)
+            for name, write in self.files.items():
+                write(run.path / name)
+            if self.problems:
+                run.write_text("stopped.txt", "\n".join(self.problems) + "\n")
+            write_report(
+                run.path, self.kind.title, self.summary, self.sections, formats,
+                facts=self.kind.facts(self), findings=self.findings,
+            )  # fmt: skip
+        self.on_saved()
+        object.__setattr__(self, "path", run_path(path))
+        return self
+
+    def _repr_html_(self) -> str:
+        from normscope.report.page import render_summary
+
+        return render_summary(self.kind.title, self.summary, self.findings, list(self.tables), list(self.figures))
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.kind.title}: {self.summary}"
+        yield from (f"- {finding.text}" for finding in self.findings)
+        yield f"tables: {', '.join(self.tables)}"
+        yield f"figures: {', '.join(self.figures)}"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure that a notebook shows and that can be saved as PNG, SVG, HTML or CSV."""
+
+    figure: Figure
+    name: str
+
+    def save(self, path: Path | str) -> Path:
+        """Write the figure; the ending of the path says in which form."""
+        from normscope.report.files import save_figure
+
+        return save_figure(self.figure, Path(path))
+
+    def _repr_html_(self) -> str:
+        from normscope.report.page import render_figure
+
+        return render_figure(self.figure, self.name)
+
+
+def load(path: Path | str) -> Result:
+    """A saved result: the same tables, findings and figures."""
+    from normscope.experiments import kind_of
+
+    run = open_run(path)
+    about = run.description
+    return Result(
+        kind=kind_of(about["command"]),
+        configuration=about["configuration"],
+        tables={name: run.table(name) for name in run.tables},
+        summary=about.get("summary", ""),
+        seed=about["seed"],
+        device=about["device"],
+        path=run.path,
+    )
+
+
+__all__ = ["PageTable", "Plot", "Result", "load"]

@@ -1,0 +1,91 @@
+"""Settings fields: types that accept what Python, TOML and the command line hand over, and what a help text shows of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from normscope.core.devices import chosen_device
+from normscope.errors import InputError, did_you_mean
+from normscope.schemes import Scheme, find_scheme
+
+SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
+
+
+def setting(
+    default: Any = ...,
+    help: str = "",
+    *,
+    shown: str | None = None,
+    argument: bool = False,
+    option: str | None = None,
+    factory: Any = None,
+    **limits: Any,
+) -> Any:
+    """A field of an experiment.
+
+    Args:
+        default: its default; none makes it required.
+        help: what it means, for docs and ``--help``.
+        shown: the default in words, where the value itself says little (None, or one that depends on other fields).
+        argument: whether the command takes it by position.
+        option: the name of its option where that differs from the field's.
+        factory: makes the default.
+        limits: ``ge``, ``le``, ``gt``, ``lt``, ... as in pydantic.
+    """
+    about = {"shown": shown, "argument": argument, "option": option}
+    if factory is not None:
+        return Field(default_factory=factory, description=help, json_schema_extra=about, **limits)
+    return Field(default, description=help, json_schema_extra=about, **limits)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Items from a text with commas, a sequence, or a single item."""
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",")]
+    return list(value) if isinstance(value, Sequence) else [value]
+
+
+def as_schemes(value: Any) -> tuple[Scheme, ...]:
+    """Schemes from names, paths of TOML files, and Scheme objects."""
+    return tuple(item if isinstance(item, Scheme) else find_scheme(item) for item in as_list(value))
+
+
+def as_numbers(value: Any) -> tuple[float, ...]:
+    """Numbers from a text with commas or a sequence; ``none`` is no number."""
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return ()
+    try:
+        return tuple(float(item) for item in as_list(value))
+    except (TypeError, ValueError):
+        raise InputError(f"a list of numbers such as 1,5,20 is needed, not '{value}'") from None
+
+
+def one_of(*allowed: str) -> AfterValidator:
+    """Validates a name, or names, against those that are allowed."""
+
+    def check(value: Any) -> Any:
+        for name in (value,) if isinstance(value, str) else value or ():
+            if name not in allowed:
+                raise InputError(f"unknown name '{name}'; allowed: {', '.join(allowed)}{did_you_mean(str(name), allowed)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def text_of(path: Path | None) -> str | None:
+    """The content of a text file; None where there is no path."""
+    if path is None:
+        return None
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the text '{path}': {getattr(error, 'strerror', None) or error}") from error
+
+
+Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(as_numbers)]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: tuple(dict.fromkeys(map(str, as_list(value)))))]
+Device = Annotated[str, AfterValidator(chosen_device)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]

@@ -1,0 +1,443 @@
+"""simulate: Integrate schemes from one start: how tokens cluster, grow and slow down."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import pandas as pd
+from pydantic import model_validator
+
+from normscope.errors import InputError, did_you_mean
+from normscope.experiments.experiment import Seeded, Shown
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
+from normscope.experiments.settings import SIX_SCHEMES, Numbers, Schemes, one_of, setting
+from normscope.results.figures import Chart, Line
+from normscope.results.sections import PageTable, Section
+from normscope.schemes import Scheme
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from normscope.core import Attention
+    from normscope.dynamics.motion import FeedForward
+    from normscope.dynamics.schedules import Schedule
+    from normscope.dynamics.trajectory import Trajectory
+
+Precision = Literal["float64", "float32", "bfloat16"]
+_WORTH_THREADS = 4_000_000
+_PROBES = 32
+_EXACT_UP_TO = 64
+
+
+class Simulate(Seeded):
+    """Integrate schemes from one start: how tokens cluster, grow and slow down.
+
+    Example:
+        >>> import normscope as ns
+        >>> run = ns.simulate("pre,post", tokens=16, dim=16, time=2, progress=False)
+        >>> list(run.tables)
+        ['trajectories', 'milestones']
+    """
+
+    command: ClassVar[str] = "simulate"
+    title: ClassVar[str] = "Tokens as particles"
+    examples: ClassVar[tuple[str, ...]] = (
+        "normscope simulate --tokens 256 --dim 512 --beta 5 --time 20",
+        "normscope simulate --scheme peri,./mine.toml --start cone --delta 0.01",
+        "normscope simulate --scheme pre,post --layers --time 48 --weights kaiming --gradient",
+        "normscope simulate --symmetric --tokens 1000000 --time 1000 --times 1,10,1000",
+        "normscope simulate --scheme ngpt --alpha linear --json",
+    )
+
+    scheme: Schemes = setting(SIX_SCHEMES, "Comma-separated schemes: names, or paths of TOML files.")
+    tokens: int = setting(256, "Number of tokens n.", ge=1)
+    dim: int | None = setting(None, "Dimension d.", shown="2·tokens up to 512, or tokens if orthogonal", ge=1)
+    beta: float = setting(5.0, "Inverse temperature of the attention logits.", allow_inf_nan=False)
+    start: str = setting("orthogonal", "orthogonal, uniform, gaussian, cone, or a file (.npy, .csv, .safetensors).")
+    delta: float = setting(0.01, "Width of the cone: every pairwise cosine is at least 1 - delta.")
+    radius: float = setting(1.0, "Norm of the initial tokens (its mean, for gaussian).")
+    time: float | None = setting(None, "The last time.", shown="20, or the last of --times", gt=0, allow_inf_nan=False)
+    times: Numbers | None = setting(None, "Comma-separated times to report.", shown="five between 0 and --time")
+    layers: bool = setting(False, "Apply discrete layers, one per unit of time, instead of the flow.")
+    symmetric: bool = setting(False, "Solve the two-variable reduction of the orthogonal start.")
+    solver: str = setting("rk4", "euler, midpoint, rk4, dopri5 or dopri8.")
+    step: float | None = setting(None, "Longest step in time.", shown="0.025; 1 with --layers")
+    samples: int = setting(201, "Number of times at which the curves are sampled.", ge=2)
+    norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
+    alpha: str | None = setting(None, "Step of nGPT: constant, root, linear, mixed, power, or a formula in t.", shown="1")
+    weights: str = setting("identity", "identity, kaiming, gaussian, or a .safetensors file with W_Q, W_K, W_V, W_O.")
+    heads: int = setting(1, "Number of heads of random weights.", ge=1)
+    causal: bool = setting(False, "Use a causal mask.")
+    feedforward: int = setting(0, "Width of a random feed-forward layer in every block; 0 for none.", ge=0)
+    gradient: bool = setting(False, "Also compute the gradient of the last token by depth (needs --layers).")
+    precision: Precision = setting("float64", "float64, float32, or bfloat16 (products only; the state stays float32).")
+    save_states: bool = setting(False, "Save the tokens at the reported times (states.safetensors).")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Simulate":
+        from normscope.dynamics.integrators import check_solver
+        from normscope.dynamics.motion import check_schemes
+        from normscope.dynamics.trajectory import check_times
+
+        check_schemes(self.schemes)
+        check_times(self.report_times)
+        check_solver(self.method, self.stride)
+        if self.times and self.times[-1] > self.end:
+            raise InputError(f"times= goes up to {self.times[-1]:g}, past time={self.end:g}")
+        if self.gradient and (not self.layers or self.stride != 1):
+            raise InputError("gradient=True goes back through whole layers: it needs layers=True, and step= left at 1")
+        if self.layers:
+            for t in (*self.report_times, self.end):
+                if not math.isclose(t / self.stride, round(t / self.stride), abs_tol=1e-6):
+                    raise InputError(f"with layers=True every time is a multiple of step={self.stride:g}; {t:g} is not")
+        if self.symmetric:
+            self._check_symmetric()
+        return self
+
+    def _check_symmetric(self) -> None:
+        plain = self.start == "orthogonal" and self.weights == "identity" and not self.causal and not self.feedforward
+        if not plain or self.layers or self.save_states:
+            raise InputError(
+                "symmetric=True solves the flow of the orthogonal start with identity weights; it takes no other start= or "
+                "weights=, no causal=True, feedforward=, layers=True or save_states=True"
+            )
+        if any(stage.norm != "rms" for scheme in self.schemes for stage in scheme.stages):
+            raise InputError("symmetric=True needs RMSNorm: LayerNorm moves the orthogonal start")
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes, with ``norm`` in every slot if one is given."""
+        return self.scheme if self.norm is None else tuple(scheme.with_norm(self.norm) for scheme in self.scheme)
+
+    @property
+    def method(self) -> str:
+        """The solver, or ``layers``."""
+        return "layers" if self.layers else self.solver
+
+    @property
+    def stride(self) -> float:
+        """The longest step in time."""
+        return self.step if self.step is not None else (1.0 if self.layers else 0.025)
+
+    @property
+    def end(self) -> float:
+        """The last time."""
+        return self.time if self.time is not None else (self.times[-1] if self.times else 20.0)
+
+    @property
+    def width(self) -> int:
+        """The dimension d."""
+        usual = min(2 * self.tokens, 512)
+        return self.dim or (max(self.tokens, usual) if self.start == "orthogonal" else usual)
+
+    @property
+    def report_times(self) -> list[float]:
+        """The times to report: with layers, at some of them."""
+        if self.times is not None:
+            return list(self.times)
+        times = [self.end * share for share in (0, 0.05, 0.25, 0.5, 1)]
+        if self.layers and self.stride > 0:
+            times = sorted({*(round(t / self.stride) * self.stride for t in times[:-1]), self.end})
+        return times
+
+    @cached_property
+    def grid(self) -> list[float]:
+        """The times of the curves: equally spaced, or every layer, together with those to report."""
+        count = round(self.end / self.stride) if self.layers else self.samples - 1
+        even = (self.end * i / count for i in range(count + 1))
+        report = self.report_times
+        return sorted({*report, *(t for t in even if not any(math.isclose(t, other, rel_tol=1e-9) for other in report))})
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        how = "symmetric reduction" if self.symmetric else f"{self.method}, step {self.stride:g}, {self.precision}"
+        about = [
+            f"n = {self.tokens}, d = {self.width}, β = {self.beta:g}",
+            f"start {self.start}",
+            f"weights {self.weights}",
+            how,
+        ]
+        if self.feedforward:
+            about.append(f"feed-forward width {self.feedforward}")
+        return "; ".join([*about, f"seed {self.seed}"])
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
+        """All schemes from the same start."""
+        paths, gradients = _simulated(self, progress.stage("simulating", len(self.schemes) * len(self.grid)))
+        tables = {
+            "trajectories": pd.concat([path.table for path in paths], ignore_index=True),
+            "milestones": pd.DataFrame(
+                [{"scheme": p.scheme, "half": p.milestones.half, "ninety": p.milestones.ninety} for p in paths]
+            ),
+        }
+        if gradients:
+            tables["gradients"] = pd.concat(gradients, ignore_index=True)
+        states = {
+            f"{path.scheme}/t={t:.12g}": state.detach().cpu().clone()
+            for path in paths
+            for t, state in zip(path.kept, path.states, strict=True)
+        }
+        return Result(
+            type(self),
+            {**self.record, "times": self.report_times, "time": self.end, "dim": self.width},
+            tables,
+            self.summary,
+            self.seed,
+            self.device,
+            problems=tuple(path.stopped for path in paths if path.stopped),
+            files={"states.safetensors": lambda path: _save_states(states, path)} if states else {},
+            objects={"states": states},
+        )
+
+    @classmethod
+    def records(cls, result: Result) -> list[dict[str, Any]]:
+        """The measures at the times to report."""
+        table = result.tables["trajectories"]
+        return table[table["time"].isin(result.configuration["times"])].to_dict("records")  # type: ignore[return-value]
+
+    @classmethod
+    def text(cls, result: Result) -> Iterator[Shown]:
+        """The measures at the times to report, and when collapse came near."""
+        rows = [
+            (
+                r["scheme"],
+                f"{r['time']:g}",
+                f"{r['cosine']:.6f}",
+                f"{r['variance']:.3e}",
+                f"{r['radius']:.4g}",
+                f"{r['speed']:.3e}",
+            )
+            for r in cls.records(result)
+        ]
+        yield PageTable("", ("scheme", "time", "mean cosine", "Var", "mean radius", "mean speed"), tuple(rows))
+        yield _milestones(result.tables["milestones"])
+
+    @classmethod
+    def sections(cls, result: Result) -> Iterator[Section]:
+        """Mean cosine, its rate, the phase plot, and radius and gradients where the run has them."""
+        table, settings = result.tables["trajectories"], result.summary
+        figures = {
+            name: _chart(table, x, y, title, label, caption, settings, log_y=log)
+            for name, (x, y, title, label, caption, log) in _CURVES.items()
+        }
+        if "gradients" in result.tables:
+            figures["gradient"] = _chart(
+                result.tables["gradients"], "layer", "relative", "Gradient by depth", "effect of rotating an early token",
+                "How much the last token's final direction depends on an early token's direction at each layer.",
+                settings, log_y=True,
+            )  # fmt: skip
+        text = (
+            "Tokens are particles on a sphere: attention pulls them together, and the scheme regulates how fast. A good scheme "
+            "moves them far in early layers and still moves them in late ones.",
+        )
+        yield Section(cls.title, text, (_milestones(result.tables["milestones"]),), figures, name="particles")
+
+
+_CURVES = {
+    "cosine": (
+        "time", "cosine", "Clustering over time", "mean cosine γ",
+        "At 1 all tokens point one way: rank collapse.", False,
+    ),
+    "rate": (
+        "time", "cosine_rate", "Speed of clustering over time", "γ̇",
+        "A straight line is exponential decay; a curve that flattens keeps moving late.", True,
+    ),
+    "phase": (
+        "cosine", "cosine_rate", "Phase plot", "γ̇",
+        "How fast tokens cluster when they are this clustered already.", False,
+    ),
+    "radius": (
+        "time", "radius", "Residual norm over time", "mean |x|",
+        "A growing norm is what slows a free residual stream down.", False,
+    ),
+}  # fmt: skip
+
+
+def _chart(
+    table: pd.DataFrame, x: str, y: str, title: str, label: str, caption: str, settings: str, log_y: bool = False
+) -> Chart:
+    lines = tuple(Line(str(name), list(rows[x]), list(rows[y])) for name, rows in table.groupby("scheme", sort=False))
+    x_label = {"time": "time t", "cosine": "mean cosine γ", "layer": "layer"}[x]
+    return Chart(title, x_label, label, lines, caption, settings, log_y=log_y)
+
+
+def _milestones(table: pd.DataFrame) -> PageTable:
+    rows = tuple((str(r.scheme), _reached(r.half), _reached(r.ninety)) for r in table.itertuples(index=False))
+    return PageTable("Time to collapse", ("scheme", "time to half of collapse", "to 90%"), rows)
+
+
+def _reached(time: Any) -> str:
+    return "not reached" if time != time else f"{time:.3f}"
+
+
+def _save_states(states: "Mapping[str, Tensor]", path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(dict(states), path)
+
+
+@dataclass(frozen=True)
+class _Particles:
+    """Everything that a simulation reads or draws before it starts."""
+
+    alpha: "Schedule | None"
+    start: "Tensor"
+    attention: "Attention"
+    feedforward: "FeedForward | None"
+
+
+def _simulated(settings: Simulate, advance: Callable[[float], None]) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
+    """The trajectory of every scheme, and gradients by depth where they are asked for."""
+    from normscope.core import Attention
+    from normscope.core.threads import one_thread
+    from normscope.dynamics.motion import Motion
+
+    alpha = named_schedule(settings.alpha, settings.grid)
+    if alpha is not None and not any(stage.learns_alpha for scheme in settings.schemes for stage in scheme.stages):
+        raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
+    for scheme in settings.schemes:
+        Motion(scheme, Attention(settings.beta), settings.end, None, alpha).check(settings.grid)
+    if settings.symmetric:
+        return _reduced(settings, alpha, advance), []
+    particles = _particles(settings, alpha)
+    with one_thread(particles.start.shape[-2] ** 2 * particles.start.shape[-1] < _WORTH_THREADS):
+        return _integrated(settings, particles, advance)
+
+
+def _reduced(settings: Simulate, alpha: "Schedule | None", advance: Callable[[float], None]) -> "list[Trajectory]":
+    """The two-variable reduction; a scheme that it cannot treat is refused before any is solved."""
+    from normscope.dynamics.symmetric import SymmetricFlow
+
+    flows = [SymmetricFlow(scheme, settings.tokens, settings.beta, settings.end, alpha) for scheme in settings.schemes]
+    for flow in flows:
+        flow.solve([0.0], radius=settings.radius)
+    paths = []
+    for number, flow in enumerate(flows, 1):
+        paths.append(flow.solve(settings.grid, radius=settings.radius))
+        advance(number * len(settings.grid))
+    return paths
+
+
+def _integrated(
+    settings: Simulate, particles: _Particles, advance: Callable[[float], None]
+) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
+    from normscope.dynamics.simulate import simulate
+
+    done, paths, gradients = 0, [], []
+
+    def count(t: float, numbers: dict[str, float]) -> None:
+        nonlocal done
+        done += 1
+        advance(done)
+
+    for scheme in settings.schemes:
+        paths.append(
+            simulate(
+                particles.start, scheme, particles.attention, settings.grid, solver=settings.method, step=settings.stride,
+                depth=settings.end, feedforward=particles.feedforward, alpha=particles.alpha,
+                keep_states=settings.report_times if settings.save_states else False, on_measures=count,
+            )
+        )  # fmt: skip
+        if settings.gradient:
+            gradients.append(_gradient(settings, particles, scheme))
+    return paths, gradients
+
+
+def _gradient(settings: Simulate, particles: _Particles, scheme: Scheme) -> pd.DataFrame:
+    import torch
+
+    from normscope.dynamics.gradients import gradient_by_depth
+
+    return gradient_by_depth(
+        particles.start, scheme, particles.attention, round(settings.end),
+        probes=_PROBES if particles.start.shape[-1] > _EXACT_UP_TO else None,
+        feedforward=particles.feedforward, alpha=particles.alpha,
+        generator=torch.Generator(settings.device).manual_seed(settings.seed),
+    )  # fmt: skip
+
+
+def named_schedule(text: str | None, times: list[float]) -> "Schedule | None":
+    """α_t from the name of a schedule or from a formula in t, which must have a value at all the times."""
+    from normscope.dynamics.schedules import SCHEDULES
+    from normscope.schemes import Expression
+
+    if text is None:
+        return None
+    if text in SCHEDULES:
+        return SCHEDULES[text]
+    allowed = f"alpha= is one of {', '.join(SCHEDULES)}, or a formula in t, not '{text}'{did_you_mean(text, SCHEDULES)}"
+    try:
+        formula = Expression.parse(text)
+    except InputError as error:
+        raise InputError(allowed) from error
+    if formula.names - {"t"}:
+        raise InputError(allowed)
+    for t in times:
+        try:
+            value = formula({"t": t})
+        except (ArithmeticError, ValueError):
+            value = math.nan
+        if isinstance(value, complex) or not math.isfinite(value):
+            raise InputError(f"alpha='{text}' is not a finite number at t = {t:g}")
+    return lambda t: float(formula({"t": t}))
+
+
+def _particles(settings: Simulate, alpha: "Schedule | None") -> _Particles:
+    """Start, attention and feed-forward layer, drawn on the CPU so that every device gets the same ones."""
+    import torch
+
+    from normscope.core import Attention, HeadWeights
+    from normscope.dynamics.motion import FeedForward
+
+    generator = torch.Generator().manual_seed(settings.seed)
+    dtype, products = {
+        "float64": (torch.float64, None),
+        "float32": (torch.float32, None),
+        "bfloat16": (torch.float32, torch.bfloat16),
+    }[settings.precision]
+    start = _start(settings, generator)
+    dim = start.shape[-1]
+    weights = _weights(settings, dim, generator)
+    weights = HeadWeights(**{name: None if w is None else w.to(settings.device, dtype) for name, w in vars(weights).items()})
+    feedforward = None
+    if settings.feedforward:
+        drawn = FeedForward.random(dim, settings.feedforward, generator)
+        feedforward = FeedForward(drawn.W_in.to(settings.device, dtype), drawn.W_out.to(settings.device, dtype))
+    attention = Attention(settings.beta, weights, settings.causal, products)
+    return _Particles(alpha, start.to(settings.device, dtype), attention, feedforward)
+
+
+def _start(settings: Simulate, generator: Any) -> "Tensor":
+    from normscope.dynamics.starts import STARTS, make_start, read_start
+
+    if settings.start in STARTS:
+        return make_start(
+            settings.start, settings.tokens, settings.width, delta=settings.delta, radius=settings.radius, generator=generator
+        )
+    if "." in settings.start or "/" in settings.start:
+        return settings.radius * read_start(Path(settings.start))
+    raise InputError(
+        f"unknown start='{settings.start}'; allowed: {', '.join((*STARTS, 'a file'))}{did_you_mean(settings.start, STARTS)}"
+    )
+
+
+def _weights(settings: Simulate, dim: int, generator: Any) -> Any:
+    from normscope.core import HeadWeights
+    from normscope.dynamics.weights import WEIGHTS, random_weights
+
+    if settings.weights == "identity":
+        return HeadWeights()
+    if settings.weights.endswith(".safetensors"):
+        return HeadWeights.read(Path(settings.weights), dim)
+    allowed = ("identity", *WEIGHTS)
+    if settings.weights not in allowed:
+        raise InputError(
+            f"weights= is one of {', '.join(allowed)}, or a .safetensors file, not '{settings.weights}'"
+            f"{did_you_mean(settings.weights, allowed)}"
+        )
+    return random_weights(settings.weights, dim, settings.heads, generator)
