@@ -36,7 +36,12 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     def command(context: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
-            if not experiment.begin(context.obj):
+            done = experiment.begin(context.obj)
+            if isinstance(done, str):
+                typer.echo(done, nl=False)
+            elif done is not None:
+                raise typer.Exit(done)
+            else:
                 run(experiment, out, overwrite, format, json)
         except InputError as error:
             raise type(error)(with_options(str(error), kind)) from error
@@ -86,7 +91,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
 
 def show(result: "Result") -> None:
     """Print a result for people, and where its page is."""
-    for shown in result.kind.text(result):
+    for shown in result.kind.terminal(result):
         if isinstance(shown, str):
             typer.echo(shown)
         else:
