@@ -181,10 +181,12 @@ class Measure(ABC):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Text and figures; None where the tables have nothing to show."""
 
-    def missing(self, model: "Model") -> str:
-        """Why the model cannot be measured, or an empty text."""
-        lacking = sorted(self.needs - model.offers)
-        return f"needs {', '.join(lacking)}, which {model.name} does not offer" if lacking else ""
+    def missing(self, subject: Subject) -> str:
+        """Why the subject cannot be measured, or an empty text."""
+        lacking = sorted(self.needs - subject.model.offers)
+        if lacking:
+            return f"needs {', '.join(lacking)}, which {subject.model.name} does not offer"
+        return "needs a sentence" if "sentence" in self.asks and subject.sentence is None else ""
 
     @property
     def settings(self) -> dict[str, Any]:
