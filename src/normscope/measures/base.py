@@ -87,6 +87,11 @@ class LayerAttention:
         """Attention weights (rows, heads, queries, keys); observers must not change them."""
         return self.step.soften(self.raw_scores)
 
+    @cached_property
+    def largest(self) -> "Tensor":
+        """The largest weight of every attention row (rows, heads, queries)."""
+        return self.weights.amax(-1)
+
 
 class PassObserver:
     """Receives what a clean forward pass shows and makes tables of it; a subclass overrides the methods that it needs."""
@@ -118,6 +123,7 @@ class Quantity:
         value: the number of one line of the curve.
         unit: written after the number.
         ratio: whether values are compared by their ratio, not their difference.
+        fact: what the number is called among the key figures of an audit; empty to leave it out.
     """
 
     name: str
@@ -131,6 +137,7 @@ class Quantity:
     value: Callable[[pd.DataFrame], float]
     unit: str = ""
     ratio: bool = True
+    fact: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +188,10 @@ class Measure(ABC):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Text and figures; None where the tables have nothing to show."""
 
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """Columns of the table by layer that a terminal shows: heading → layer → cell."""
+        return {}
+
     def missing(self, subject: Subject) -> str:
         """Why the subject cannot be measured, or an empty text."""
         lacking = sorted(self.needs - subject.model.offers)
@@ -215,28 +226,36 @@ def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObse
     return [observer for observer in observers if getattr(type(observer), method) is not getattr(PassObserver, method)]
 
 
-def measure_all(
+def measured(
     subject: Subject, measures: Sequence[Measure], progress: Stages = lambda stage, done, total: None
-) -> dict[str, Tables]:
-    """The tables of every measure by its name: one forward pass for all that observe one, then the others.
+) -> Iterator[tuple[Measure, Tables]]:
+    """Every measure with its tables, as they are complete: one forward pass for all that observe one, then the others.
 
     ``progress`` takes a stage, how many layers are done, and how many there are.
     """
     layers = subject.model.layers
-    observers = {measure.name: measure.observer(subject) for measure in measures}
-    watching = [observer for observer in observers.values() if observer is not None]
+    observers = [(measure, measure.observer(subject)) for measure in measures]
+    watching = [(measure, observer) for measure, observer in observers if observer is not None]
     if watching:
         progress(PASS, 0, layers)
-        observe_pass(subject, watching, lambda done: progress(PASS, done, layers))
-    tables = {}
-    for measure in measures:
-        observer, title = observers[measure.name], measure.title
-        if observer is not None:
-            tables[measure.name] = observer.tables()
-        else:
-            progress(title, 0, layers)
-            tables[measure.name] = measure.measure(subject, lambda done, title=title: progress(title, done, layers))  # type: ignore[misc]
-    return tables
+        observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
+    for measure, observer in watching:
+        yield measure, observer.tables()
+    for measure in (measure for measure, observer in observers if observer is None):
+        progress(measure.title, 0, layers)
+        yield measure, measure.measure(subject, _of_layers(progress, measure.title, layers))
+
+
+def _of_layers(progress: Stages, stage: str, layers: int) -> Advance:
+    return lambda done: progress(stage, done, layers)
+
+
+def measure_all(
+    subject: Subject, measures: Sequence[Measure], progress: Stages = lambda stage, done, total: None
+) -> dict[str, Tables]:
+    """The tables of every measure by its name, in the given order; see ``measured``."""
+    tables = {measure.name: found for measure, found in measured(subject, measures, progress)}
+    return {measure.name: tables[measure.name] for measure in measures}
 
 
 def joined(tables: Iterable[Tables]) -> Tables:
@@ -269,6 +288,7 @@ __all__ = [
     "Tables",
     "joined",
     "measure_all",
+    "measured",
     "observe_pass",
     "quantities_of",
 ]

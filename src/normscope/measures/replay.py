@@ -1,4 +1,4 @@
-"""What other schemes would make of a model's own writes, at the same depth."""
+"""A model's recorded updates, replayed through the norm placements of other schemes without retraining."""
 
 from collections.abc import Sequence
 
@@ -19,17 +19,17 @@ def replayed_turns(
     writes: Float[Tensor, "layers tokens"],
     along: Float[Tensor, "layers tokens"],
 ) -> tuple[Float[Tensor, "layers tokens"], Float[Tensor, "layers tokens"]]:
-    """Angles in degrees, and radii in front of every layer, if a scheme had to carry writes of these lengths and directions.
+    """Angles in degrees, and norms before every layer, if a scheme applied updates of these lengths and directions.
 
-    A write of length w whose cosine to the token is c turns a token of radius r by
-    atan2(step·w√(1 − c²), carry·r + step·w·c). With a norm of outputs all writes have the mean length; with a norm of the
-    stream the radius stays what it is at first; an input norm with a factor multiplies the writes by it.
+    An update of length w whose cosine to the token is c rotates a token of norm r by
+    atan2(step·w√(1 − c²), carry·r + step·w·c). With an output norm all updates have the mean length; with a stream norm r stays
+    what it is before layer 0; an input norm with a factor multiplies the updates by it.
 
     Args:
         scheme: the scheme.
-        radius: |x| in front of the first layer.
-        writes: the length of what each layer adds to each token.
-        along: the cosine between that and the token.
+        radius: |x| before layer 0.
+        writes: the length of the update of each layer to each token.
+        along: the cosine between the update and the token.
     """
     depth, mean = len(writes), writes.mean()
     angles, radii, r = [], [], radius
@@ -47,10 +47,10 @@ def replayed_turns(
 def replayed_speeds(
     scheme: Scheme, radius: Float[Tensor, " layers"], attention: Float[Tensor, " layers"], written: Float[Tensor, " layers"]
 ) -> Float[Tensor, " layers"]:
-    """The speed factor s of attention by the scheme's slots, at these radii and lengths of what attention computes and writes.
+    """The speed factor s of attention by the scheme's slots, at these norms and lengths of what attention computes and writes.
 
-    Theory's norms have radius 1. Here a normalised stream has the given radius, and normalised outputs the mean length of what
-    is written. s is told for the A that attention computes; where a model normalises it, schemes carry on with what it writes.
+    Norms in theory have radius 1. Here a normalised stream has the given norm, and normalised outputs the mean length of what
+    is written. s is that of the A which attention computes; where the model normalises it, schemes get the normalised one.
     """
     depth, mean = len(radius), float(written.mean())
     speeds = []
@@ -70,7 +70,7 @@ def replay_table(
     attention: Float[Tensor, " layers"],
     written: Float[Tensor, " layers"],
 ) -> pd.DataFrame:
-    """Mean angle and radius by scheme and layer, and the speed factor that follows from them.
+    """Mean angle and norm by scheme and layer, and the speed factor that follows from them.
 
     Args:
         schemes: the schemes.
@@ -78,7 +78,7 @@ def replay_table(
         writes: likewise.
         along: likewise.
         attention: the mean length of what attention computes in every layer.
-        written: the same behind the model's output norm, if it has one.
+        written: the same after the model's output norm, if it has one.
 
     Returns:
         Rows with scheme, layer, angle, radius, speed.
