@@ -1,5 +1,6 @@
 """A measure: what it needs of a model, the tables it makes, and the findings and figures that follow from them."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from normscope.results.sections import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from normscope.models import AttentionStep, Model, Sample
+    from normscope.models import AttentionStep, Model, Sample, SublayerStep
 
 Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
@@ -47,20 +48,31 @@ class Subject:
             "model": model.name,
             "checksum": model.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
-            "summary": model.summary,
+            "description": model.summary,
             "layers": model.layers,
             "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "head_dim": model.head_dim,
             "normalised_heads": model.normalised_heads,
             "dim": model.dim,
             "rows": sample.tokens.shape[0],
-            "tokens": int(sample.present.sum()),
+            "tokens": int(sample.attention_mask.sum()),
             "sentence": self.sentence,
         }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What tables may depend on besides the model, as plain values: ``sample``, ``sentence``, ``seed``."""
+        digest, sample = hashlib.sha256(), self.sample
+        for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions):
+            digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
+        read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
+        return {"sample": read, "sentence": self.sentence, "seed": self.seed}
 
     @cached_property
     def counted(self) -> "Tensor":
         """Tokens (rows, tokens) that means are taken over: all but padding and the first of every row, the attention sink."""
-        counted = self.sample.present.clone()
+        counted = self.sample.attention_mask.clone()
         counted[:, 0] = False
         return counted
 
@@ -99,8 +111,8 @@ class PassObserver:
     def attention(self, attention: LayerAttention) -> None:
         """The attention of a layer."""
 
-    def sublayer(self, step: Any) -> None:
-        """A sublayer: the states before it, what it computed, its update, and the states after it (``SublayerStep``)."""
+    def sublayer(self, step: "SublayerStep") -> None:
+        """A sublayer: the states before it, what it computed, its update, and the states after it."""
 
     def state(self, layer: int, x: "Tensor") -> None:
         """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
@@ -192,6 +204,10 @@ class Measure(ABC):
         """Columns of the table by layer that a terminal shows: heading → layer → cell."""
         return {}
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Plain numbers of the whole model by name, for the table of a sweep."""
+        return {}
+
     def missing(self, subject: Subject) -> str:
         """Why the subject cannot be measured, or an empty text."""
         lacking = sorted(self.needs - subject.model.offers)
@@ -207,19 +223,27 @@ class Measure(ABC):
 
 def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
     """One clean forward pass of the sample; ``advance`` takes how many layers are done."""
-    attending, standing = (_overriding(observers, name) for name in ("attention", "state"))
+    from normscope.models import Observer
 
-    def attend(step: "AttentionStep") -> None:
-        attention = LayerAttention(step)
-        for observer in attending:
-            observer.attention(attention)
+    on_attention, on_sublayer, on_state = (_overriding(observers, name) for name in ("attention", "sublayer", "state"))
 
-    def stand(layer: int, x: "Tensor") -> None:
-        for observer in standing:
+    def attention(step: "AttentionStep") -> None:
+        shared = LayerAttention(step)
+        for observer in on_attention:
+            observer.attention(shared)
+
+    def sublayer(step: "SublayerStep") -> None:
+        for observer in on_sublayer:
+            observer.sublayer(step)
+
+    def state(layer: int, x: "Tensor") -> None:
+        for observer in on_state:
             observer.state(layer, x)
         advance(layer)
 
-    subject.model.forward(subject.sample, attend if attending else None, stand)
+    subject.model.forward(
+        subject.sample, Observer(attention if on_attention else None, sublayer if on_sublayer else None, state)
+    )
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:

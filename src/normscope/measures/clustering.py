@@ -80,6 +80,12 @@ class Clustering(Measure):
         cells = {} if motion is None else {int(r.layer): f"{r.cosine:.2f}" for r in motion.itertuples()}
         return {"mean cosine before": cells}
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Mean cosine and effective rank after the last layer."""
+        if "motion" not in tables:
+            return {}
+        return {column: last(columns("layer", column)(tables["motion"])) for column in ("cosine", "rank")}
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Where tokens align, and what that means for their use."""
         motion = plain_rows(tables["motion"])

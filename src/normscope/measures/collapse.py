@@ -233,6 +233,10 @@ class Collapse(Measure):
             "possible from (bound)": {layer: f"±{100 * margin:.2g} %" for layer, margin in margins.items()},
         }
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """The share of all near-one-hot rows that switches at every level of noise."""
+        return {f"collapse_at_{row['noise']:g}": row["probability"] for row in _loose(tables) if row["layer"] is None}
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Whether near-one-hot rows survive noise, and which heads do not."""
         if "k" in about["normalised_heads"]:

@@ -57,6 +57,10 @@ class Growth(Measure):
         cells = {} if motion is None else {int(r.layer): f"{r.radius:.3g}" for r in motion.itertuples()}
         return {"residual norm before": cells}
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """The norm after the last layer over that before layer 0."""
+        return {"growth": growth(columns("layer", "radius")(tables["motion"]))} if "motion" in tables else {}
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much the norm grows, and how much of that in the first layer."""
         radius = floats(tables["motion"]["radius"])

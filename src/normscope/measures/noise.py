@@ -202,6 +202,15 @@ class Noise(Measure):
                 shown.setdefault(f"loss at {percent(row['noise'])} noise here alone", {})[row["layer"]] = cell
         return shown
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Accuracy and loss under noise everywhere, at every level."""
+        return {
+            f"{column}_at_{row['noise']:g}": row[column]
+            for row in _rows(tables)
+            if row["layer"] is None and (row["perturbed"], row["where"]) == ("q,k,m", "all")
+            for column in ("accuracy", "loss")
+        }
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """What noise in all layers costs, and which layers cost most."""
         if set("qkv") <= set(about["normalised_heads"]):

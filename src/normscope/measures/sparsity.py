@@ -147,6 +147,11 @@ class Sparsity(Measure):
         whole = [row for row in rows if row["head"] is None and row["layer"] is not None]
         return {"near-one-hot rows": {row["layer"]: f"{100 * row['share']:.1f} %" for row in whole}}
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """The share of all rows that is near-one-hot."""
+        table = table_of(tables, "sparsity")
+        return {} if table is None else {"sparse": float(table[table["layer"].isna()]["share"].iloc[0])}
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much of attention is near-one-hot, and in which heads."""
         rows = plain_rows(tables["sparsity"])

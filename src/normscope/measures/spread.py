@@ -102,6 +102,11 @@ class Spread(Measure):
         rows = [] if table is None else plain_rows(_whole_layers(table))
         return {"norms / median, 90 % band": {row["layer"]: f"{row['low90']:.2f} … {row['high90']:.2f}" for row in rows}}
 
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """The widest band of a layer."""
+        table = table_of(tables, "spread")
+        return {} if table is None else {"widest_spread": float(_width(table)["y"].max())}
+
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers have norm outliers, and how far they are out."""
         layers = plain_rows(_whole_layers(tables["spread"]))
