@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import SphereNorm, degrees_between, length
 from normscope.schemes import Scheme, derive
-from normscope.schemes.update import coefficients
+from normscope.schemes.update import Update
 
+_SMALLEST = 1e-30  # what is not there at all still has a direction
 _COLUMNS = ["scheme", "layer", "angle", "radius", "speed"]
 
 
@@ -19,28 +21,31 @@ def replayed_turns(
     writes: Float[Tensor, "layers tokens"],
     along: Float[Tensor, "layers tokens"],
 ) -> tuple[Float[Tensor, "layers tokens"], Float[Tensor, "layers tokens"]]:
-    """Angles in degrees, and norms before every layer, if a scheme applied updates of these lengths and directions.
+    """Angles in degrees, and norms before every layer, if a scheme updated tokens with what a model's layers added.
 
-    An update of length w whose cosine to the token is c rotates a token of norm r by
-    atan2(step·w√(1 − c²), carry·r + step·w·c). With an output norm all updates have the mean length; with a stream norm r stays
-    what it is before layer 0; an input norm with a factor multiplies the updates by it.
+    Each token is carried through the scheme's update in the plane of its direction and of what is added. A norm of the stream
+    keeps the norm that the token has when it first meets one; a norm of outputs gives all of them their mean norm; a factor on
+    the input multiplies what is added.
 
     Args:
         scheme: the scheme.
-        radius: |x| before layer 0.
-        writes: the length of the update of each layer to each token.
-        along: the cosine between the update and the token.
+        radius: |x| before the first layer.
+        writes: the norm of what each layer adds to each token.
+        along: the cosine between that and the token.
     """
-    depth, mean = len(writes), writes.mean()
-    angles, radii, r = [], [], radius
-    for t, (w, c) in enumerate(zip(writes, along, strict=True)):
-        stage = scheme.at(t, depth)
-        slots = coefficients(stage.attention, stage.norm, stage.place(t, depth))
-        w = mean.expand_as(w) if slots.output_norm else w * (slots.input_factor if slots.reads_norm else 1.0)
-        across, forward = slots.step * w * (1 - c.square()).clamp(min=0).sqrt(), slots.carry * r + slots.step * w * c
-        radii.append(r)
-        angles.append(torch.atan2(across, forward).rad2deg())
-        r = r if slots.stream_norm else torch.hypot(across, forward)
+    depth, mean = len(writes), float(writes.mean())
+    angles, radii = [], []
+    x = torch.stack((radius, torch.zeros_like(radius)), -1)
+    for t, (size, cosine) in enumerate(zip(writes, along, strict=True)):
+        stage, radius = scheme.at(t, depth), length(x)
+        norms = {"input": SphereNorm(), "output": SphereNorm(radius=mean), "stream": SphereNorm(radius=radius)}
+        update = Update.of(stage.attention, stage.place(t, depth), norms)
+        x = torch.cat((radius, torch.zeros_like(radius)), -1)
+        added = size.clamp(min=_SMALLEST)[:, None] * torch.stack((cosine, (1 - cosine.square()).clamp(min=0).sqrt()), -1)
+        moved = update.state(x, update.factor * added)
+        radii.append(radius.squeeze(-1))
+        angles.append(degrees_between(x, moved))
+        x = moved
     return torch.stack(angles), torch.stack(radii)
 
 

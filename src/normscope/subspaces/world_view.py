@@ -10,8 +10,7 @@ from normscope.models import NOTHING, AttentionStep, BlockNorm, HeadProjections,
 from normscope.models.checksum import checksum
 from normscope.models.view import Watcher
 from normscope.schemes import Scheme
-from normscope.schemes.update import layer, read, settle, written
-from normscope.subspaces.worlds import World, slots_at
+from normscope.subspaces.worlds import World, update_at
 
 
 class WorldView(Model):
@@ -22,7 +21,7 @@ class WorldView(Model):
     def __init__(self, world: World, scheme: Scheme) -> None:
         self.name, self.world, self.scheme = "world", world, scheme
         self._weights = world.weights
-        self._slots, self._normalised = slots_at(scheme, 0, 1)
+        self._update, self._normalised = update_at(scheme, 0, 1), scheme.at(0, 1).attention.heads
         self.heads, self.dim, self.head = self._projections[0].shape
         self.vocabulary = len(world.coordinates[0])
 
@@ -53,14 +52,14 @@ class WorldView(Model):
             put = None if watch is None else watch(layer, x)
             return x if put is None else put
 
-        x = watched(0, settle(self._slots, self.embeddings[sample.tokens]))
-        states = read(self._slots, x)
+        x = watched(0, self._update.settle(self.embeddings[sample.tokens]))
+        states = self._update.read(x)
         q, k, v = self.heads_of(0, states)
         seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
         step = AttentionStep(0, x, states, q, k, v, 1.0, seen, self._projections[3])
         mixed = None if observe is None else observe(step)
         mixed = step.weights() @ v if mixed is None else mixed
-        return watched(1, layer(self._slots, x, written(self._slots, unproject(mixed, self._weights.W_O))))
+        return watched(1, self._update.state(x, unproject(mixed, self._weights.W_O)))
 
     def projections(self, layer: int) -> HeadProjections:
         """The matrices of the heads; there are no biases."""
@@ -89,9 +88,9 @@ class WorldView(Model):
         """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
         assert self.scheme is not None
         stage = self.scheme.at(0, 1)
-        factor = float(self._slots.input_factor)
-        wanted = [("input", factor, self.dim)] * bool(self._slots.reads_norm)
-        wanted += [("embedding", 1.0, self.dim)] * bool(self._slots.stream_norm)
+        factor = float(self._update.factor)
+        wanted = [("input", factor, self.dim)] * (self._update.input is not None)
+        wanted += [("embedding", 1.0, self.dim)] * (self._update.stream is not None)
         wanted += [(letter, 1.0, self.head) for letter in self.normalised_heads]
         return [
             BlockNorm(
