@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, length
+from normscope.core.norms import degrees_between, length, visible_part
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, late, late_layers, layers_named
 from normscope.measures.replay import replay_table
@@ -20,7 +20,6 @@ from normscope.results.sections import Section
 from normscope.results.tables import floats, table_of
 from normscope.runs import plain_rows
 from normscope.schemes import NAMED
-from normscope.schemes.update import kept_part
 
 Row = dict[str, Any]
 REPLAYED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")
@@ -57,7 +56,7 @@ class _Observer(PassObserver):
         mixed = (attention.weights @ step.v).transpose(1, 2)[self.subject.counted]
         A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
         norm = output_norm(model, step.layer)
-        A, u = (float(length(kept_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
+        A, u = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
         self.outputs.append((A, u))
 
     def tables(self) -> Tables:

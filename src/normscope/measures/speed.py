@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import length, tangent, unit
+from normscope.core.norms import length, tangent, unit, visible_part
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import late, late_layers
 from normscope.measures.rotation import replayed_lines
@@ -22,7 +22,6 @@ from normscope.results.sections import Section
 from normscope.results.tables import floats, spans_decades, table_of
 from normscope.runs import plain_rows
 from normscope.schemes import derive
-from normscope.schemes.update import kept_part
 
 
 def effective_speed(
@@ -60,7 +59,7 @@ class _Observer(PassObserver):
         if stream is not None:
             unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
         after = step.carry * x + update if step.after is None else step.after[self.counted]
-        before, A, after = (kept_part(y, self.kind).double() for y in (unmoved, A, after))
+        before, A, after = (visible_part(y, self.kind).double() for y in (unmoved, A, after))
         speed = float(effective_speed(before, after, A).median())
         theory = self._theory(step, length(before).squeeze(-1), length(A).squeeze(-1))
         self.rows.append({"layer": step.layer, "speed": speed if speed > 0 else None, "theory": theory})
@@ -90,7 +89,7 @@ class _Observer(PassObserver):
         """The length of what attention writes after its output norm, before its step."""
         norm, output = output_norm(self.model, step.layer), step.output[self.counted]
         written: Tokens = output if norm is None else norm(output)
-        return length(kept_part(written, self.kind).double()).squeeze(-1)
+        return length(visible_part(written, self.kind).double()).squeeze(-1)
 
     def tables(self) -> Tables:
         return {"writes": pd.DataFrame(self.rows).astype({"speed": float, "theory": float})}

@@ -6,7 +6,7 @@ from torch import Tensor
 from normscope.measures.base import Subject
 from normscope.models import BlockNorm, Model
 from normscope.schemes import NormKind
-from normscope.schemes.update import kept_part
+from normscope.core.norms import visible_part
 
 Tokens = Float[Tensor, "tokens dim"]
 
@@ -45,4 +45,4 @@ class TokenStates:
 
     def __call__(self, x: Float[Tensor, "rows tokens dim"]) -> Tokens:
         """All tokens; index with ``counted`` to leave out the first of every row."""
-        return kept_part(x, self.kind)[self._mask].double().cpu()
+        return visible_part(x, self.kind)[self._mask].double().cpu()
