@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.audit.advise_ranks import CRITERIA, Criterion
-from normscope.audit.findings import late_layers
+from normscope.measures.curves import late_layers
 
 Frame = pd.DataFrame
 LAYER = "layer"

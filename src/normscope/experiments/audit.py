@@ -1,4 +1,4 @@
-"""audit: Find out which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference."""
+"""audit: Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference."""
 
 import os
 import time
@@ -21,6 +21,7 @@ from normscope.results.figures import Blocks
 from normscope.results.findings import card_text, most_important
 from normscope.results.sections import PageTable, Section
 from normscope.runs import KeptTables, code_fingerprint, plain_rows
+from normscope.schemes.drawing import draw_records
 
 if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject, Tables
@@ -31,7 +32,7 @@ _SAVED_SETS = 400  # tables of measures that stay in the cache
 
 
 class Audit(OnModel):
-    """Find out which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference.
+    """Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference.
 
     Measured values stand beside theory for the model's scheme and beside other schemes. Measures that were taken before, of
     the same weights, text, settings and code, come from a cache.
@@ -107,14 +108,19 @@ class Audit(OnModel):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """All measures that the model offers; one forward pass for those that observe one."""
-        started, subject = datetime.now(UTC), self.subject(progress)
+        started = datetime.now(UTC)
+        return self.measure(self.subject(progress), progress, started)
+
+    def measure(self, subject: "Subject", progress: Progress = SILENT, started: datetime | None = None) -> Result:
+        """The audit of a subject that is open already."""
+        started = started or datetime.now(UTC)
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
         skipped = [{"measure": measure.name, "reason": reason} for measure, reason in reasons.items() if reason]
         if skipped:
             tables["skipped"] = pd.DataFrame(skipped)
-        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started)
+        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
 
     def seconds(self) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole."""
@@ -157,8 +163,8 @@ class Audit(OnModel):
     def terminal(cls, result: Result) -> Iterator[Shown]:
         """The block, key figures, a row for each layer, and the findings that matter most."""
         yield f"{result.configuration['description']}\n"
-        if "drawing" in result.configuration:
-            yield f"{result.configuration['drawing']}\n"
+        if "blocks" in result.tables:
+            yield f"{draw_records(plain_rows(result.tables['blocks']))}\n"
         yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
         yield layer_table(audit_measures(), result)
         yield from map(card_text, most_important(result.findings))

@@ -1,6 +1,7 @@
 """Experiments on a model: the model, the sample that it reads, and how both are opened."""
 
 import hashlib
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
+_HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
 
@@ -99,7 +101,7 @@ class OnModel(Seeded):
         measures: "Sequence[Measure]",
         tables: dict[str, pd.DataFrame],
         started: datetime,
-        **settings: Any,
+        settings: Mapping[str, Any],
     ) -> Result:
         """The result of measures of a subject: their tables, findings, and what ``run.json`` reports of both."""
         about = subject.about
@@ -117,9 +119,7 @@ class OnModel(Seeded):
         )
 
 
-def findings_of(
-    measures: "Iterable[Measure]", tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]
-) -> list[Finding]:
+def findings_of(measures: "Iterable[Measure]", tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> list[Finding]:
     """The findings of all measures: cards first, the most important first, then those that are only listed."""
     findings = [finding for measure in measures for finding in measure.findings(tables, about)]
     cards = most_important(findings, len(findings))
@@ -143,7 +143,7 @@ def layer_table(measures: "Iterable[Measure]", result: Result) -> PageTable:
         (str(layer) if layer < depth else "output", *(cells.get(layer, "–") for cells in columns.values()))
         for layer in sorted({layer for cells in columns.values() for layer in cells})
     )
-    return PageTable("", ("layer", *columns), rows)
+    return PageTable("", ("layer", *(textwrap.fill(heading, _HEADING) for heading in columns)), rows)
 
 
 def measure_outcome(measures: "Iterable[Measure]", result: Result) -> Outcome:

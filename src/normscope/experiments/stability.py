@@ -68,7 +68,9 @@ class Stability(OnModel):
     measures: Annotated[Names | None, one_of(*_MEASURES)] = setting(
         None, f"Comma-separated measures: {', '.join(_MEASURES)}.", shown="all that the model offers", option="--measure"
     )
-    levels: Levels = setting(help="RMS noise levels of the collapse curve.", factory=_default_levels, shown="25 from 0.005 to 0.3")
+    levels: Levels = setting(
+        help="RMS noise levels of the collapse curve.", factory=_default_levels, shown="25 from 0.005 to 0.3"
+    )
     noise_levels: Levels = setting("0.003,0.01,0.03,0.1,0.3", "RMS noise levels at which the model is run.")
     layer_noise: Levels = setting("0.1", "RMS noise levels for one layer at a time; none to leave it out.")
     noise: Annotated[str, one_of("uniform", "gaussian")] = setting(
@@ -131,7 +133,7 @@ class Stability(OnModel):
             "noise": self.noise,
             "draws": self.draws,
         }
-        return self.measured_result(subject, measures, tables, started, **settings)
+        return self.measured_result(subject, measures, tables, started, settings)
 
     def seconds(self) -> float:
         """Opening the model and one level of noise, times the number of levels and layers."""

@@ -61,7 +61,8 @@ class Clustering(Measure):
     order: ClassVar[int | None] = 40
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
-            "cosine", "Mean cosine between tokens", LAYER, "cosine", "Near 1 all tokens point one way; without the first token.",
+            "cosine", "Mean cosine between tokens", LAYER, "cosine",
+            "Near 1 all tokens point one way; without the first token.",
             "motion", columns("layer", "cosine"), "mean cosine after the last layer", last, ratio=False,
         ),
         Quantity(
@@ -77,8 +78,8 @@ class Clustering(Measure):
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The mean cosine."""
         motion = table_of(tables, "motion")
-        cells = {} if motion is None else {int(r.layer): f"{r.cosine:.2f}" for r in motion.itertuples()}
-        return {"mean cosine before": cells}
+        rows = [] if motion is None else plain_rows(motion)
+        return {"mean cosine before": {row["layer"]: f"{row['cosine']:.2f}" for row in rows if "cosine" in row}}
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         """Mean cosine and effective rank after the last layer."""
@@ -110,8 +111,8 @@ class Clustering(Measure):
         lowest = min(motion, key=lambda row: float(row["rank"]))
         if lowest["cosine"] <= _ALIGNED:  # at higher cosines the rank restates them: it is at most 1/cosine²
             yield Finding(
-                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} before layer 0 and smallest "
-                f"{place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
+                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} before layer 0 and "
+                f"smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
                 "rank", severity="ok", number=lowest["rank"],
             )  # fmt: skip
 
@@ -130,8 +131,8 @@ class Clustering(Measure):
             lines = (Line("without the first token", layers, without), Line("with the first token", layers, every))
             figures[column] = Chart(title, "layer", unit_name, lines, caption, settings)
         text = (
-            "Tokens cluster if they point the same way: their mean pairwise cosine goes to 1 (rank collapse). The effective rank "
-            "is the participation ratio (Σσ²)²/Σσ⁴ of the directions; with a mean cosine c it is at most about 1/c².",
+            "Tokens cluster if they point the same way: their mean pairwise cosine goes to 1 (rank collapse). The effective "
+            "rank is the participation ratio (Σσ²)²/Σσ⁴ of the directions; with a mean cosine c it is at most about 1/c².",
         )
         return Section(self.title, text, (), figures, name=self.name)
 

@@ -275,11 +275,11 @@ class Collapse(Measure):
         if collapse is None and margins is None:
             return None
         text = (
-            f"An attention row is near-one-hot (sparse) if its largest weight is at least {NEAR_ONE_HOT}. Its circuit collapses "
-            "if noise on the norms of q and k makes it switch to another key (loose), and be near-one-hot there too (strict). "
-            "Noise is in one layer at a time, on clean inputs, and is given as an RMS; a margin is the smallest bound on the "
-            "noise at which a row can switch at all. Published for Pre-Norm: 1 % of the rows switch at 11 % RMS noise. Bands "
-            "are one standard error; a logarithmic axis leaves out points at zero.",
+            f"An attention row is near-one-hot (sparse) if its largest weight is at least {NEAR_ONE_HOT}. Its circuit "
+            "collapses if noise on the norms of q and k makes it switch to another key (loose), and be near-one-hot there too "
+            "(strict). Noise is in one layer at a time, on clean inputs, and is given as an RMS; a margin is the smallest "
+            "bound on the noise at which a row can switch at all. Published for Pre-Norm: 1 % of the rows switch at 11 % RMS "
+            "noise. Bands are one standard error; a logarithmic axis leaves out points at zero.",
         )
         if all(table is None or not table["sparse"].any() for table in (collapse, margins)):
             return Section(self.title, (*text, "No attention row was near-one-hot, so none could collapse."), name=self.name)
@@ -333,8 +333,8 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
     count = f"{last['sparse']:,} near-one-hot attention rows"
     if reached is None or reached >= published:
         return Finding(
-            f"{percent(last['probability'])} of {count} switch to another key at {percent(last['noise'])} RMS noise on the norms "
-            "of keys.",
+            f"{percent(last['probability'])} of {count} switch to another key at {percent(last['noise'])} RMS noise on the "
+            "norms of keys.",
             "collapse", "Near-one-hot attention is robust", "ok", last["probability"],
             f"{comparison[0].upper()}{comparison[1:]}", weight=60,
         )  # fmt: skip
@@ -347,7 +347,7 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
         "warning" if reached < _FRAGILE else "notice",
         reached,
         f"{comparison[0].upper()}{comparison[1:]}",
-        f"QK-Norm removes this in a new model; when you quantise this one, keep the keys precise{f' in {named}' * bool(named)}.",
+        f"QK-Norm removes this in a new model; quantising this one, keep the keys{f' of {named}' * bool(named)} precise.",
         weight=60,
     )
 

@@ -16,6 +16,7 @@ from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, spans_decades, table_of
+from normscope.runs import plain_rows
 
 
 class _Observer(PassObserver):
@@ -54,8 +55,8 @@ class Growth(Measure):
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The mean norm."""
         motion = table_of(tables, "motion")
-        cells = {} if motion is None else {int(r.layer): f"{r.radius:.3g}" for r in motion.itertuples()}
-        return {"residual norm before": cells}
+        rows = [] if motion is None else plain_rows(motion)
+        return {"residual norm before": {row["layer"]: f"{row['radius']:.3g}" for row in rows if "radius" in row}}
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         """The norm after the last layer over that before layer 0."""
@@ -68,8 +69,8 @@ class Growth(Measure):
         total = radius[-1] / radius[0]
         parts = f": {radius[1] / radius[0]:.3g} times in layer 0, {radius[-1] / radius[1]:.3g} times in layers 1–{last}"
         yield Finding(
-            f"The mean residual norm is {radius[0]:.3g} before layer 0 and {radius[-1]:.3g} after layer {last}, {total:.3g} times "
-            f"as much{parts if last > 0 else ''}.",
+            f"The mean residual norm is {radius[0]:.3g} before layer 0 and {radius[-1]:.3g} after layer {last}, {total:.3g} "
+            f"times as much{parts if last > 0 else ''}.",
             "radius", severity="ok", number=total,
         )  # fmt: skip
 

@@ -240,10 +240,10 @@ class Noise(Measure):
             name = f"noise-layers-{perturbed}-{where}".replace(",", "")
             figures[name] = _layer_chart(rows, clean, f"{perturbed}, {where}", settings)
         text = (
-            "The norms of queries q, keys k and messages m (values times W_O) are multiplied by 1 + κ with random κ of the given "
-            f"RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or only "
-            f"in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of accuracy or "
-            "more. Bands are one standard error.",
+            "The norms of queries q, keys k and messages m (values times W_O) are multiplied by 1 + κ with random κ of the "
+            f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
+            f"only in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of "
+            "accuracy or more. Bands are one standard error.",
         )
         shown = {name: figure for name, figure in figures.items() if figure is not None}
         return Section(self.title, text, (), shown, name=self.name)
@@ -268,7 +268,8 @@ def _cost(rows: list[dict[str, Any]]) -> Finding:
         f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
         severity,
         row["accuracy_change"],
-        f"Published Pre-Norm model: {percent(published)} RMS noise costs {100 * drop:g} points or more{listed and '; here, '}{listed}.",
+        f"Published Pre-Norm model: {percent(published)} RMS noise costs {100 * drop:g} points or more."
+        f"{f' Other levels here: {listed}.' if listed else ''}",
         "" if severity == "ok" else "Keep norms and attention scores in full precision; QKV-Norm removes this in a new model.",
         weight=95,
     )
@@ -295,7 +296,9 @@ def _layers_alone(rows: list[dict[str, Any]]) -> Iterator[Finding]:
             advice="Keep these layers in full precision first, and check them when a change to the norms hurts.",
         )
     elif alone:
-        text = f"With {percent(level)} RMS noise in one layer at a time, no layer costs loss beyond the error of the measurement."
+        text = (
+            f"With {percent(level)} RMS noise in one layer at a time, no layer costs loss beyond the error of the measurement."
+        )
         yield Finding(text, figure, severity="ok")
 
 

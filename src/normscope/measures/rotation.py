@@ -56,8 +56,8 @@ class _Observer(PassObserver):
         mixed = (attention.weights @ step.v).transpose(1, 2)[self.subject.counted]
         A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
         norm = output_norm(model, step.layer)
-        A, u = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
-        self.outputs.append((A, u))
+        before, after = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
+        self.outputs.append((before, after))
 
     def tables(self) -> Tables:
         lengths, along = torch.stack(self.lengths), torch.stack(self.along)
@@ -95,7 +95,8 @@ class Rotation(Measure):
         Quantity(
             "angle", "Rotation by every layer", LAYER, "degrees",
             "Lines that stay up keep moving tokens in late layers; a line that falls to 0 wastes its depth.",
-            "motion", columns("layer", "angle"), "rotation per layer in the last third", late, "°", fact="late rotation per layer",
+            "motion", columns("layer", "angle"), "rotation per layer in the last third", late, "°",
+            fact="late rotation per layer",
         ),
     )  # fmt: skip
 
@@ -121,8 +122,8 @@ class Rotation(Measure):
             listed = ", ".join(f"{_title(name)} {value:.3g}°" for name, value in means.items())
             yield Finding(
                 "Replaying this model's recorded updates through other norm placements, without retraining, the last third of "
-                f"layers rotates tokens per layer by: {listed} (this model: {fmean(angles[i] for i in late_third):.3g}°). A model "
-                "trained with that placement would learn other updates.",
+                f"layers rotates tokens per layer by: {listed} (this model: {fmean(angles[i] for i in late_third):.3g}°). A "
+                "model trained with that placement would learn other updates.",
                 "angle",
             )
 
@@ -140,10 +141,10 @@ class Rotation(Measure):
             settings,
         )
         text = (
-            "The angle between the residual stream before and after a layer: 0° is no change, 90° an unrelated direction. Other "
-            "schemes get the lengths and directions of this model's updates, layer by layer: with an output norm all updates "
-            "have the mean length, with a stream norm the residual norm stays what it is before layer 0. Trained models of "
-            "these schemes would learn other updates; this is what the norm placement alone makes of these.",
+            "The angle between the residual stream before and after a layer: 0° is no change, 90° an unrelated direction. "
+            "Other schemes get the lengths and directions of this model's updates, layer by layer: with an output norm all "
+            "updates have the mean length, with a stream norm the residual norm stays what it is before layer 0. Trained "
+            "models of these schemes would learn other updates; this is what the norm placement alone makes of these.",
         )
         return Section(self.title, text, (), {"angle": chart}, name=self.name)
 
@@ -176,7 +177,9 @@ def _verdict(angles: list[float], radius: list[float]) -> Finding:
         severity,
         number,
         f"{comparison[0].upper()}{comparison[1:]}.",
-        "" if severity == "ok" else f"Test whether {layers_named(still)} can be pruned; in a new model, smaller residual growth "
+        ""
+        if severity == "ok"
+        else f"Test whether {layers_named(still)} can be pruned; in a new model, smaller residual growth "
         "(output norm, scaled residual) keeps late layers active.",
         weight=70,
     )

@@ -157,7 +157,9 @@ class Sparsity(Measure):
         rows = plain_rows(tables["sparsity"])
         whole = next(row for row in rows if row["layer"] is None)
         sparsest = sorted((row for row in rows if row["head"] is not None), key=lambda row: -float(row["share"]))[:_NAMED]
-        listed = ", ".join(f"layer {row['layer']} head {row['head']} ({percent(row['share'])})" for row in sparsest if row["share"])
+        listed = ", ".join(
+            f"layer {row['layer']} head {row['head']} ({percent(row['share'])})" for row in sparsest if row["share"]
+        )
         most = f", most in {listed}" if listed else ""
         yield Finding(
             f"{percent(whole['share'])} of {whole['distributions']:,} attention rows are near-one-hot (largest weight at least "
@@ -219,7 +221,7 @@ def _map_figures(table: pd.DataFrame | None, tokens: pd.DataFrame | None, settin
         return {}
     names = {} if tokens is None else dict(zip(tokens["position"], map(token_name, tokens["text"]), strict=True))
     maps = {}
-    for (layer, head), rows in table.groupby(["layer", "head"], sort=False):
+    for (layer, head), rows in table.astype({"layer": int, "head": int}).groupby(["layer", "head"], sort=False):
         queries, keys, weights = grid(rows, "query", "key", "weight")
         maps[f"map-{layer}-{head}"] = HeatMap(
             f"Attention of layer {layer} head {head}",
@@ -233,6 +235,6 @@ def _map_figures(table: pd.DataFrame | None, tokens: pd.DataFrame | None, settin
             settings,
             limits=(0.0, 1.0),
             from_top=True,
-            of_head=(int(layer), int(head)),
+            of_head=(int(str(layer)), int(str(head))),
         )
     return maps

@@ -67,8 +67,8 @@ class _Observer(PassObserver):
     def _theory(self, step: SublayerStep, r: Float[Tensor, " tokens"], a: Float[Tensor, " tokens"]) -> float | None:
         """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
 
-        Norms in theory have radius 1; those of a model have that of their output, which multiplies the update and is the norm of
-        a normalised stream. Theory takes A before a factor on the input, the model after it.
+        Norms in theory have radius 1; those of a model have that of their output, which multiplies the update and is the norm
+        of a normalised stream. Theory takes A before a factor on the input, the model after it.
         """
         scheme = self.model.schemes[step.layer]
         if scheme is None:
@@ -143,12 +143,12 @@ class Speed(Measure):
         if known and all(row.get("theory") is not None for row in in_late):
             ratio = median(row["speed"] / row["theory"] for row in known)
             comparison = (
-                f"Theory, from the slots of {about['scheme'] or 'each layer'}: {fmean(row['theory'] for row in in_late):.3g}; in the "
-                f"median layer the measured s is {ratio:.3g} times that of theory."
+                f"Theory, from the slots of {about['scheme'] or 'each layer'}: {fmean(row['theory'] for row in in_late):.3g}; "
+                f"in the median layer the measured s is {ratio:.3g} times that of theory."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the speed factor "
-            f"s (damping): s = {number:.3g} in the last third of layers.",
+            "The part of attention's output perpendicular to the residual rotates it by that length divided by the speed "
+            f"factor s (damping): s = {number:.3g} in the last third of layers.",
             "speed", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -173,10 +173,8 @@ class Speed(Measure):
             log_y=spans_decades([value for line in lines for value in line.y]),
         )
         text = (
-            "The speed factor s is the divisor between an update and the rotation it causes: a perpendicular update of 5 at s = "
-            "500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the forward "
-            "pass; theory follows from the norm placement alone. In Pre-LN theory's s is the residual norm.",
+            "The speed factor s is the divisor between an update and the rotation it causes: a perpendicular update of 5 at s "
+            "= 500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the "
+            "forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is the residual norm.",
         )
         return Section(self.title, text, (), {"speed": chart}, name=self.name)
-
-

@@ -3,10 +3,10 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import visible_part
 from normscope.measures.base import Subject
 from normscope.models import BlockNorm, Model
 from normscope.schemes import NormKind
-from normscope.core.norms import visible_part
 
 Tokens = Float[Tensor, "tokens dim"]
 

@@ -57,4 +57,6 @@ def card_text(finding: Finding, width: int = 100) -> str:
     wrapped = [
         textwrap.fill(f"{label}{text}", width, initial_indent="  ", subsequent_indent="  ") for label, text in parts if text
     ]
-    return "\n".join([f"{finding.severity.upper()}  {finding.title}" if finding.title else finding.severity.upper(), *wrapped, ""])
+    return "\n".join(
+        [f"{finding.severity.upper()}  {finding.title}" if finding.title else finding.severity.upper(), *wrapped, ""]
+    )
