@@ -60,7 +60,7 @@ class Question:
         seed: int = 0,
     ) -> "Question":
         """A text or examples for the model to read, by default some of ours, and a sentence unless it only adds."""
-        sample = stability.chosen_sample(view, content, tokens, examples, seed, ours=TOKENS)
+        sample = stability.chosen_sample(view, content, tokens, examples, seed, bundled=TOKENS)
         if isinstance(view, NormscopeModel):
             return cls(view, sample, None, seed)
         sentence = SENTENCE if sentence is None else sentence

@@ -49,7 +49,7 @@ def app(wanted: str | None = None) -> typer.Typer:
             from normscope.cli.command import command_of
 
             kind = kind_of(name)
-            commands.command(name, epilog=examples(*kind.examples))(command_of(kind))
+            commands.command(name, epilog=examples(*kind.usage))(command_of(kind))
         elif wanted is None or name == wanted:
             module = import_module(f"normscope.cli.{name}")
             commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))

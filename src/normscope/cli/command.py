@@ -33,10 +33,15 @@ _PLAIN = (bool, int, float, str, Path)
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(ctx: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
+    def command(context: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
-            if not experiment.begin(ctx.obj):
+            done = experiment.begin(context.obj)
+            if isinstance(done, str):
+                typer.echo(done, nl=False)
+            elif done is not None:
+                raise typer.Exit(done)
+            else:
                 run(experiment, out, overwrite, format, json)
         except InputError as error:
             raise type(error)(with_options(str(error), kind)) from error
@@ -51,7 +56,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("json", False, JsonOption),
         )
     ]
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in (context, *parameters, *common)}
     command.__name__ = kind.command
@@ -86,7 +91,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
 
 def show(result: "Result") -> None:
     """Print a result for people, and where its page is."""
-    for shown in result.kind.text(result):
+    for shown in result.kind.terminal(result):
         if isinstance(shown, str):
             typer.echo(shown)
         else:

@@ -110,7 +110,7 @@ def _model(
     )
     with console(stderr=True).status(f"opening {model}"):
         view = open_model(model, where)
-        sample = chosen_sample(view, content, tokens, examples, seed, ours=_TOKENS)
+        sample = chosen_sample(view, content, tokens, examples, seed, bundled=_TOKENS)
     with progress("looking at subspaces", total=view.layers) as advance:
         tables = measure_subspaces(view, sample, wanted, seed, advance)
     configuration = {

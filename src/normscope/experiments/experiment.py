@@ -1,10 +1,11 @@
 """An experiment: frozen settings and ``run(progress) -> Result``. Function, command, sweep kind and run folder follow from it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -13,7 +14,7 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
-from normscope.runs import fresh_path, plain_rows, resumable_path
+from normscope.runs import fingerprint, fresh_path, plain_rows, resumable_path
 from normscope.schemes.files import scheme_values
 from normscope.schemes.scheme import Scheme
 
@@ -23,12 +24,21 @@ if TYPE_CHECKING:
 Shown = PageTable | str
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to: plain numbers by name, its curves, and why it cannot be trusted, if so."""
+
+    numbers: dict[str, Any]
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    note: str | None = None
+
+
 class Experiment(BaseModel):
     """What is computed, with everything that it depends on.
 
     Attributes:
         command: its name: of the Python function, the command, the sweep kind, and in ``run.json``.
-        examples: commands to try, for ``--help``.
+        usage: commands to try, for ``--help``.
         resumable: whether an interrupted run continues from what it has saved.
         variadic: the field that takes all positional arguments of the Python function and the command, if one does.
         quantities: the curves and numbers of its tables by which runs are compared.
@@ -37,7 +47,7 @@ class Experiment(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
     command: ClassVar[str]
     title: ClassVar[str]
-    examples: ClassVar[tuple[str, ...]] = ()
+    usage: ClassVar[tuple[str, ...]] = ()
     resumable: ClassVar[bool] = False
     variadic: ClassVar[str] = ""
     quantities: ClassVar[tuple[Quantity, ...]] = ()
@@ -48,9 +58,9 @@ class Experiment(BaseModel):
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
 
-    def begin(self, arguments: list[str]) -> bool:
-        """Called by the command before anything else; True if that was all there is to do (a printout, a launch)."""
-        return False
+    def begin(self, arguments: list[str]) -> str | int | None:
+        """What the command does instead of running: a text to print, or the exit status of processes it launched."""
+        return None
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> "Result":
         """Compute the result; a resumable experiment saves its unfinished work beside ``folder``."""
@@ -62,7 +72,7 @@ class Experiment(BaseModel):
         raise NotImplementedError
 
     @classmethod
-    def text(cls, result: "Result") -> Iterator[Shown]:
+    def terminal(cls, result: "Result") -> Iterator[Shown]:
         """What a terminal shows: tables and lines."""
         raise NotImplementedError
 
@@ -96,6 +106,37 @@ class Experiment(BaseModel):
         """Where the command puts the run unless told otherwise: a free name, or where the same run was interrupted."""
         name = f"runs/{self.folder_name}"
         return Path(resumable_path(name, self.record) if self.resumable else fresh_path(name))
+
+    @property
+    def parts(self) -> int:
+        """How many independent parts can be computed anywhere before ``run`` merges them."""
+        return 0
+
+    def missing(self, folder: Path) -> list[int]:
+        """The parts of the run that is to end up in ``folder`` that are not saved yet."""
+        return []
+
+    def run_part(self, part: int, folder: Path) -> None:
+        """Compute one part and save it beside ``folder``."""
+        raise IndexError(f"no part {part}: {self.command} is one piece")
+
+    def fits(self, configuration: Mapping[str, Any]) -> bool:
+        """Whether a complete run of this record is still valid: of what its inputs hold now, not of what they held then."""
+        return True
+
+    @property
+    def shape(self) -> str:
+        """A text that two runs share only if they take the same time."""
+        return fingerprint({**self.record, "seed": None})
+
+    def seconds(self) -> float:
+        """How long the run takes on this device, from one timed step."""
+        raise NotImplementedError
+
+    @classmethod
+    def outcome(cls, result: "Result") -> "Outcome":
+        """What the run came to, for the table of a sweep."""
+        raise NotImplementedError
 
     @property
     def folder_name(self) -> str:

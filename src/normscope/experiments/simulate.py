@@ -45,7 +45,7 @@ class Simulate(Seeded):
 
     command: ClassVar[str] = "simulate"
     title: ClassVar[str] = "Tokens as particles"
-    examples: ClassVar[tuple[str, ...]] = (
+    usage: ClassVar[tuple[str, ...]] = (
         "normscope simulate --tokens 256 --dim 512 --beta 5 --time 20",
         "normscope simulate --scheme peri,./mine.toml --start cone --delta 0.01",
         "normscope simulate --scheme pre,post --layers --time 48 --weights kaiming --gradient",
@@ -201,7 +201,7 @@ class Simulate(Seeded):
         return table[table["time"].isin(result.configuration["times"])].to_dict("records")  # type: ignore[return-value]
 
     @classmethod
-    def text(cls, result: Result) -> Iterator[Shown]:
+    def terminal(cls, result: Result) -> Iterator[Shown]:
         """The measures at the times to report, and when collapse came near."""
         rows = [
             (

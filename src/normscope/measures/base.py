@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
@@ -11,11 +12,15 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 
 if TYPE_CHECKING:
-    from normscope.models import Model, Sample
+    from torch import Tensor
+
+    from normscope.models import AttentionStep, Model, Sample
 
 Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
+Stages = Callable[[str, float, float], None]
 LAYER = "layer"
+PASS = "one forward pass"
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,62 @@ class Subject:
             "model": model.name,
             "checksum": model.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
+            "summary": model.summary,
             "layers": model.layers,
             "heads": model.heads,
+            "normalised_heads": model.normalised_heads,
             "dim": model.dim,
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.present.sum()),
             "sentence": self.sentence,
         }
+
+    @cached_property
+    def counted(self) -> "Tensor":
+        """Tokens (rows, tokens) that means are taken over: all but padding and the first of every row, the attention sink."""
+        counted = self.sample.present.clone()
+        counted[:, 0] = False
+        return counted
+
+
+class LayerAttention:
+    """The attention of one layer in a clean forward pass; scores and weights are computed once for all observers.
+
+    Attributes:
+        step: queries, keys, values and hidden states of the layer.
+        layer: its number; the first layer is 0.
+    """
+
+    def __init__(self, step: "AttentionStep") -> None:
+        self.step = step
+        self.layer = step.layer
+
+    @cached_property
+    def raw_scores(self) -> "Tensor":
+        """q·k (rows, heads, queries, keys), -inf where a query does not attend; observers must not change it."""
+        return self.step.raw_scores()
+
+    @cached_property
+    def weights(self) -> "Tensor":
+        """Attention weights (rows, heads, queries, keys); observers must not change them."""
+        return self.step.soften(self.raw_scores)
+
+
+class PassObserver:
+    """Receives what a clean forward pass shows and makes tables of it; a subclass overrides the methods that it needs."""
+
+    def attention(self, attention: LayerAttention) -> None:
+        """The attention of a layer."""
+
+    def sublayer(self, step: Any) -> None:
+        """A sublayer: the states before it, what it computed, its update, and the states after it (``SublayerStep``)."""
+
+    def state(self, layer: int, x: "Tensor") -> None:
+        """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
+
+    def tables(self) -> Tables:
+        """The tables, after the pass."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -83,13 +137,18 @@ class Quantity:
 class Measure(ABC):
     """One measure; a subclass is a frozen dataclass whose fields are its settings.
 
+    A measure that observes one clean forward pass of the sample implements ``observer``: measures that are taken together share
+    the pass. Any other measure implements ``measure``.
+
     Attributes:
         name: how it is asked for; also the name of its section.
         title: the heading of its section.
-        needs: the capabilities that a model must offer: ``stream``, ``attention``, ``vocabulary``, ``predictions``.
+        needs: the capabilities that a model must offer: ``stream``, ``sublayers``, ``attention``, ``vocabulary``,
+            ``predictions``.
         asks: what of the subject its tables depend on besides the model: ``sample``, ``sentence``, ``seed``.
         passes: its cost in forward passes, for people.
         order: its place in an audit; None for a measure that audits leave out.
+        large: tables for pictures, which ``--json`` leaves out.
         quantities: the curves and numbers that comparisons, sweeps and reports share.
     """
 
@@ -97,13 +156,22 @@ class Measure(ABC):
     title: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset({"stream"})
     asks: ClassVar[tuple[str, ...]] = ("sample",)
-    passes: ClassVar[str] = "1"
+    passes: ClassVar[str] = "1, shared"
     order: ClassVar[int | None] = None
+    large: ClassVar[frozenset[str]] = frozenset()
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
-    @abstractmethod
-    def measure(self, subject: Subject, advance: Advance) -> Tables:
+    def observer(self, subject: Subject) -> PassObserver | None:
+        """What observes a clean forward pass of the sample; None if the measure runs the model by itself."""
+        return None
+
+    def measure(self, subject: Subject, advance: Advance = lambda done: None) -> Tables:
         """The tables; ``advance`` takes how many layers are done."""
+        observer = self.observer(subject)
+        if observer is None:
+            raise NotImplementedError(f"the measure {self.name} implements neither observer nor measure")
+        observe_pass(subject, [observer], advance)
+        return observer.tables()
 
     @abstractmethod
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
@@ -113,10 +181,73 @@ class Measure(ABC):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Text and figures; None where the tables have nothing to show."""
 
-    def missing(self, model: "Model") -> str:
-        """Why the model cannot be measured, or an empty text."""
-        lacking = sorted(self.needs - model.offers)
-        return f"needs {', '.join(lacking)}, which {model.name} does not offer" if lacking else ""
+    def missing(self, subject: Subject) -> str:
+        """Why the subject cannot be measured, or an empty text."""
+        lacking = sorted(self.needs - subject.model.offers)
+        if lacking:
+            return f"needs {', '.join(lacking)}, which {subject.model.name} does not offer"
+        return "needs a sentence" if "sentence" in self.asks and subject.sentence is None else ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The values of its fields."""
+        return asdict(self)
+
+
+def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
+    """One clean forward pass of the sample; ``advance`` takes how many layers are done."""
+    attending, standing = (_overriding(observers, name) for name in ("attention", "state"))
+
+    def attend(step: "AttentionStep") -> None:
+        attention = LayerAttention(step)
+        for observer in attending:
+            observer.attention(attention)
+
+    def stand(layer: int, x: "Tensor") -> None:
+        for observer in standing:
+            observer.state(layer, x)
+        advance(layer)
+
+    subject.model.forward(subject.sample, attend if attending else None, stand)
+
+
+def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:
+    return [observer for observer in observers if getattr(type(observer), method) is not getattr(PassObserver, method)]
+
+
+def measure_all(
+    subject: Subject, measures: Sequence[Measure], progress: Stages = lambda stage, done, total: None
+) -> dict[str, Tables]:
+    """The tables of every measure by its name: one forward pass for all that observe one, then the others.
+
+    ``progress`` takes a stage, how many layers are done, and how many there are.
+    """
+    layers = subject.model.layers
+    observers = {measure.name: measure.observer(subject) for measure in measures}
+    watching = [observer for observer in observers.values() if observer is not None]
+    if watching:
+        progress(PASS, 0, layers)
+        observe_pass(subject, watching, lambda done: progress(PASS, done, layers))
+    tables = {}
+    for measure in measures:
+        observer, title = observers[measure.name], measure.title
+        if observer is not None:
+            tables[measure.name] = observer.tables()
+        else:
+            progress(title, 0, layers)
+            tables[measure.name] = measure.measure(subject, lambda done, title=title: progress(title, done, layers))  # type: ignore[misc]
+    return tables
+
+
+def joined(tables: Iterable[Tables]) -> Tables:
+    """The tables of several measures; those of one name are joined by the columns that they share, such as the layer."""
+    merged: Tables = {}
+    for name, table in (item for several in tables for item in several.items()):
+        if name in merged:
+            shared = [column for column in merged[name] if column in table]
+            table = merged[name].merge(table, on=shared, how="outer", sort=False)
+        merged[name] = table
+    return merged
 
 
 def quantities_of(measures: Iterable[type[Measure]]) -> tuple[Quantity, ...]:
@@ -124,24 +255,20 @@ def quantities_of(measures: Iterable[type[Measure]]) -> tuple[Quantity, ...]:
     return tuple(quantity for measure in measures for quantity in measure.quantities)
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """A measure that was not taken, and why."""
-
-    measure: str
-    reason: str = field(default="")
-
-
 __all__ = [
     "LAYER",
     "Advance",
     "Finding",
+    "LayerAttention",
     "Measure",
+    "PassObserver",
     "Quantity",
     "Section",
-    "Sequence",
-    "Skipped",
+    "Stages",
     "Subject",
     "Tables",
+    "joined",
+    "measure_all",
+    "observe_pass",
     "quantities_of",
 ]

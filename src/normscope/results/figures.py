@@ -13,10 +13,17 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A named line, with a band from ``low`` to ``high`` around it if both are given; gaps where not finite.
+    """A named line with gaps where it is not finite, or dots.
 
-    A thin line is solid and light whatever its look: one of many that belong together. An arrow is solid too, with a
-    head at its end.
+    Attributes:
+        name: what it is, for the legend; lines of one name share their colour and dashes.
+        x: horizontal positions.
+        y: vertical positions.
+        low: lower edge of a band around the line; of dots, the lower end of a bar through each.
+        high: upper edge likewise.
+        thin: solid and light: one of many that belong together.
+        arrow: solid, with a head at its end.
+        dots: points that no line joins.
     """
 
     name: str
@@ -26,6 +33,7 @@ class Line:
     high: Sequence[float] | None = None
     thin: bool = False
     arrow: bool = False
+    dots: bool = False
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -81,6 +89,8 @@ class HeatMap:
         limits: values of the first and last colour; from 0 to the largest value unless given.
         log: logarithmic colours; cells that are not positive stay empty.
         from_top: rows from the top instead.
+        heads: rows are layers and columns are heads: a page links all such maps, and choosing a cell selects that head.
+        of_head: layer and head that the whole map belongs to, so that a page leads there from the chosen head.
     """
 
     title: str
@@ -95,12 +105,31 @@ class HeatMap:
     limits: tuple[float, float] | None = None
     log: bool = False
     from_top: bool = False
+    heads: bool = False
+    of_head: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.x_names or not self.y_names:
             raise InputError(f"heat map '{self.title}' has no cells")
         if len(self.values) != len(self.y_names) or any(len(row) != len(self.x_names) for row in self.values):
             raise InputError(f"heat map '{self.title}' needs {len(self.y_names)} rows of {len(self.x_names)} values")
+
+    @property
+    def cells(self) -> list[list[float]]:
+        """The values, NaN where a cell stays empty."""
+        return [drawable(row, log=self.log) for row in self.values]
+
+    @property
+    def colour_limits(self) -> tuple[float, float]:
+        """Values of the first and last colour, never the same."""
+        if self.limits:
+            return self.limits
+        filled = [value for row in self.cells for value in row if not math.isnan(value)]
+        if self.log:
+            low, high = min(filled, default=1.0), max(filled, default=1.0)
+            return (low, high) if low < high else (low / 2, high * 2)
+        low, high = min([0.0, *filled]), max([0.0, *filled])
+        return (low, high) if low < high else (low, low + 1)
 
 
 @dataclass(frozen=True)
@@ -159,15 +188,15 @@ class Trail:
         """The number of each point."""
         return list(self.steps or range(len(self.points)))
 
-    def words(self) -> dict[int, str]:
+    def captions(self) -> dict[int, str]:
         """For each drawn point that begins a new label: the label, with the steps that it holds for."""
-        found: dict[int, str] = {}
         shown = self.shown if self.labels else []
         starts = [k for k, i in enumerate(shown) if k == 0 or self.labels[i] != self.labels[shown[k - 1]]]
+        texts: dict[int, str] = {}
         for start, end in pairwise([*starts, len(shown)]):
             first, last = self.numbers[shown[start]], self.numbers[shown[end - 1]]
-            found[shown[start]] = f"{self.labels[shown[start]]} ({first if first == last else f'{first}–{last}'})"
-        return found
+            texts[shown[start]] = f"{self.labels[shown[start]]} ({first if first == last else f'{first}–{last}'})"
+        return texts
 
 
 @dataclass(frozen=True)
@@ -197,7 +226,7 @@ class Scene:
     view: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not any(one.shown for one in self.parts):
+        if not any(part.shown for part in self.parts):
             raise InputError(f"scene '{self.title}' has no points")
 
     @property
@@ -225,15 +254,33 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Panels:
-    """Several figures side by side under one title."""
+    """Several figures side by side under one title, each with its own.
+
+    Attributes:
+        title: what they show together.
+        figures: the figures, row by row.
+        caption: one line that says what to see in them.
+        settings: small print.
+        columns: how many stand in a row where there is room.
+    """
 
     title: str
-    figures: "Sequence[Chart | HeatMap]"
+    figures: Sequence[Chart | HeatMap]
     caption: str
     settings: str = ""
+    columns: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.figures:
+            raise InputError(f"panels '{self.title}' have no figure")
 
 
 Figure = Chart | HeatMap | Scene | Blocks | Panels
+
+
+def drawable(values: Sequence[float], *, log: bool) -> list[float]:
+    """The values, NaN for those that cannot be drawn on the axis."""
+    return [float(v) if math.isfinite(v) and not (log and v <= 0) else math.nan for v in values]
 
 
 def _finite(points: Sequence[Point]) -> list[int]:

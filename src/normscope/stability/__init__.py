@@ -5,7 +5,7 @@ from normscope.stability.collapse import NOISES, collapse_margin, collapse_proba
 from normscope.stability.findings import findings
 from normscope.stability.noise import measure_noise, norm_noise
 from normscope.stability.propagation import first_order_change
-from normscope.stability.sample import SAMPLE_TOKENS, chosen_sample, sample_text
+from normscope.measures.sample import SAMPLE_TOKENS, chosen_sample, sample_text
 from normscope.stability.setting import MEASURES, StabilitySetting, measure_stability
 from normscope.stability.spread import weighted_quantiles
 
