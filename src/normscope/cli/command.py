@@ -14,12 +14,14 @@ from normscope.cli.output import (
     JsonOption,
     OutOption,
     OverwriteOption,
+    console,
     print_folder,
     print_json,
     print_table,
     say,
 )
 from normscope.errors import InputError
+from normscope.results.sections import PageTable
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -33,10 +35,10 @@ _PLAIN = (bool, int, float, str, Path)
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(context: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
+    def command(ctx: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
-            done = experiment.begin(context.obj)
+            done = experiment.begin(ctx.obj)
             if isinstance(done, str):
                 typer.echo(done, nl=False)
             elif done is not None:
@@ -56,7 +58,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("json", False, JsonOption),
         )
     ]
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in (context, *parameters, *common)}
     command.__name__ = kind.command
@@ -94,8 +96,10 @@ def show(result: "Result") -> None:
     for shown in result.kind.terminal(result):
         if isinstance(shown, str):
             typer.echo(shown)
-        else:
+        elif isinstance(shown, PageTable):
             print_table(shown.columns, shown.rows, title=shown.caption or None)
+        else:
+            console().print(shown, soft_wrap=True)
     if result.path is not None:
         print_folder(result.path)
 
@@ -130,6 +134,7 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
     else:
         marked = typer.Option(**about)
     several = name == kind.variadic or plain is list
+    default = None if several and default is not ... else default
     annotation = list[str] if several else plain
     optional = annotation if default is ... or plain is bool else annotation | None
     given = {} if default is ... else {"default": default}

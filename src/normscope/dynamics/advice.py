@@ -462,7 +462,8 @@ def rank(
     run fewer than there are: then its mean varies as much as the mean of the runs itself, s²/R.
 
     Args:
-        schemes, criteria: names.
+        schemes: their names.
+        criteria: their names.
         values: (runs, schemes, criteria).
         signs: for each criterion 1 where large values are good, −1 where small ones are.
         weights: of the criteria.

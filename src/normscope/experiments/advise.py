@@ -23,6 +23,7 @@ from normscope.measures.base import Quantity
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
+from normscope.results.tables import cell, floats, spans_decades
 from normscope.runs import plain_rows
 from normscope.schemes import NAMED, Scheme, derive, find_scheme
 
@@ -83,7 +84,7 @@ class Criterion:
 
 
 def _third(run: "RunMeasures") -> int:
-    return max(1, run.moved.shape[1] // 3)
+    return max(1, int(run.moved.shape[1]) // 3)
 
 
 CRITERIA = (
@@ -171,7 +172,7 @@ class Advise(Seeded):
 
     command: ClassVar[str] = "advise"
     title: ClassVar[str] = "Which scheme for this shape"
-    examples: ClassVar[tuple[str, ...]] = (
+    usage: ClassVar[tuple[str, ...]] = (
         "normscope advise --depth 48 --width 2048 --heads 16 --context 4096",
         "normscope advise --depth 12 --width 768 --heads 12 --weights gaussian --schemes pre,peri,./mine.toml",
         "normscope advise --depth 30 --width 576 --heads 9 --weights spectrum-of package:smollm2",
@@ -214,7 +215,9 @@ class Advise(Seeded):
         check_schemes(self.schemes)
         for name, width in (("width", self.width), ("simulated_width", self.simulated_width or self.heads)):
             if width % self.heads:
-                raise InputError(f"{name}={width} cannot be divided among {self.heads} heads; choose a multiple of {self.heads}")
+                raise InputError(
+                    f"{name}={width} cannot be divided among {self.heads} heads; choose a multiple of {self.heads}"
+                )
         if self.tokens is not None and self.tokens > self.context:
             raise InputError(f"tokens={self.tokens} is more than context={self.context}")
         if self.simulated_width is not None and self.simulated_width > self.width:
@@ -327,7 +330,7 @@ class Advise(Seeded):
         ]
 
     @classmethod
-    def text(cls, result: Result) -> Iterator[Shown]:
+    def terminal(cls, result: Result) -> Iterator[Shown]:
         """The schemes, best first, and what the simulation, theory and training say."""
         tables = result.tables
         means = {(row.scheme, row.criterion): row for row in tables["criteria"].itertuples(index=False)}
@@ -480,9 +483,7 @@ def _noise_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd.
     return pd.DataFrame(rows)
 
 
-def _findings(
-    advise: Advise, ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame
-) -> Iterator[tuple[str, Finding]]:
+def _findings(advise: Advise, ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame) -> Iterator[tuple[str, Finding]]:
     """Findings, each with its basis: simulation, theory, training, or setting."""
     yield from (("simulation", finding) for finding in _simulated(advise, ranking))
     yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
@@ -531,27 +532,27 @@ def _problems(advise: Advise, criteria: pd.DataFrame) -> Iterator[Finding]:
     collapse, gradient, noise = (_rows(criteria, key) for key in ("collapse", "gradient", "noise"))
     if broken := [row for row in collapse if row["runs"] < advise.runs]:
         yield Finding(
-            f"Became non-finite (inf/NaN) in some run, and rank last on the affected criteria: {_named(broken)}.",
+            f"States became non-finite (inf/NaN) under {_schemes(broken)}, which rank last on the affected criteria.",
             "layers-radius", title="Non-finite states", severity="warning", number=len(broken), weight=3,
             advice="Do not train these at this depth without smaller steps.",
         )  # fmt: skip
     if collapsed := [row for row in collapse if row["mean"] is not None and row["mean"] < _COLLAPSED]:
         yield Finding(
-            f"After {advise.depth} layers all tokens point the same way (1 − mean cosine below {_COLLAPSED:g}): "
-            f"{_named(collapsed)}.",
+            f"After {advise.depth} layers all tokens point the same way (1 − mean cosine below {_COLLAPSED:g}) under "
+            f"{_schemes(collapsed)}.",
             "layers-gap", title=f"Rank collapse in {len(collapsed)} of {len(collapse)} schemes", severity="warning",
             number=len(collapsed), comparison="Random tokens have 1 − mean cosine near 1.",
-            advice="At this depth prefer others, or plan for skip connections that keep tokens apart.", weight=2,
+            advice="Prefer other schemes at this depth, or use fewer layers.", weight=2,
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
         yield Finding(
-            f"Gradients grow or shrink by more than {10**_DECADES:g}× through the layers: {_named(wild)}.",
+            f"Gradients grow or shrink by more than {10**_DECADES:g}× through the layers under {_schemes(wild)}.",
             "layers-gradient", title=f"Unstable gradients in {len(wild)} of {len(gradient)} schemes", severity="warning",
             number=len(wild), advice="These need warm-up, or a learning rate that depends on the layer.", weight=1,
         )  # fmt: skip
     if calm := [row for row in noise if row["mean"] == 0]:
         yield Finding(
-            f"Noise on norms has no effect, because q, k and v are normalised after it: {_named(calm)}.", "criterion-noise",
+            f"Noise on norms has no effect under {_schemes(calm)}: q, k and v are normalised after it.", "criterion-noise",
             title="Immune to norm noise", severity="ok", number=0.0,
             comparison=f"Others rotate the final directions by up to {max(row['mean'] or 0 for row in noise):.3g}°.", weight=1,
         )  # fmt: skip
@@ -580,7 +581,9 @@ def _alike(criteria: pd.DataFrame) -> Iterator[Finding]:
     for name, own in means.iterrows():
         same = [str(other) for other, values in means.iterrows() if np.allclose(own, values, rtol=1e-3, atol=1e-6)]
         if len(same) > 1 and name not in seen:
-            yield Finding(f"{', '.join(same)} have the same values: their attention differs in nothing simulated here.", "ranks")
+            yield Finding(
+                f"{', '.join(same)} have the same values: their attention differs in nothing simulated here.", "ranks"
+            )
         seen |= set(same)
 
 
@@ -678,36 +681,42 @@ def _named(rows: list[Row]) -> str:
     return ", ".join(str(row["scheme"]) for row in rows)
 
 
+def _schemes(rows: list[Row]) -> str:
+    return f"scheme{'s' * (len(rows) > 1)} {_named(rows)}"
+
+
 def _cell(row: Any) -> str:
     """A mean with the half width of its interval."""
     return "not finite" if row.mean != row.mean else f"{row.mean:.3g} ± {(row.high - row.low) / 2:.1g}"
 
 
-def _number(value: Any, form: str = ".3g") -> str:
-    return format(float(value), form) if math.isfinite(float(value)) else "–"
-
-
 def _order_table(ranks: pd.DataFrame, criteria: pd.DataFrame) -> PageTable:
-    means = {(row.scheme, row.criterion): row.mean for row in criteria.itertuples(index=False)}
+    means = _cells(criteria, "mean")
     rows = tuple(
         (
-            str(row.scheme),
-            str(row.place),
-            f"{row.rank:.1f} ({row.low:.1f} to {row.high:.1f})",
-            *(_number(means[row.scheme, key]) for key in _KEYS),
-            f"{row.first:.0%}",
-            str(row.level_with) or "–",
+            row["scheme"],
+            str(row["place"]),
+            f"{row['rank']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            *(cell(means[row["scheme"], key], ".3g") for key in _KEYS),
+            f"{row['first']:.0%}",
+            row["level_with"] or "–",
         )
-        for row in ranks.itertuples(index=False)
+        for row in plain_rows(ranks)
     )
     titles = (f"{criterion.title} ({criterion.unit})" for criterion in CRITERIA)
     columns = ("scheme", "place", "mean rank", *titles, "first over all weights", "not distinguishable from")
     return PageTable("Schemes, best first", columns, rows)
 
 
+def _cells(criteria: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
+    """A column by scheme and criterion."""
+    places = zip(map(str, criteria["scheme"]), map(str, criteria["criterion"]), strict=True)
+    return dict(zip(places, floats(criteria[column]), strict=True))
+
+
 def _rank_map(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str) -> HeatMap:
     names = [str(name) for name in ranks["scheme"]]
-    values = {(row.scheme, row.criterion): float(str(row.rank)) for row in criteria.itertuples(index=False)}
+    values = _cells(criteria, "rank")
     return HeatMap(
         "Rank in every criterion", "criterion", "scheme, best overall at the top", "rank, 1 is best",
         [criterion.title for criterion in CRITERIA], names, [[values[name, key] for key in _KEYS] for name in names],
@@ -721,10 +730,13 @@ def _criteria_section(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str
     figures = {}
     for criterion in CRITERIA:
         rows = criteria[criteria["criterion"] == criterion.key].set_index("scheme").loc[order]
-        means = rows["mean"].dropna()
-        log = len(means) > 0 and 0 < 10 * means.min() < means.max()  # a zero is the best there is, and must be visible
+        lines = tuple(
+            Line(f"{place} {scheme}", [place], [row["mean"]], [row["low"]], [row["high"]], dots=True)
+            for place, (scheme, row) in enumerate(rows.iterrows(), 1)
+        )
+        log = spans_decades(floats(rows["mean"])) and rows["mean"].min() > 0  # a zero is the best there is, and must be visible
         figures[f"criterion-{criterion.key}"] = Chart(
-            criterion.title.capitalize(), "scheme, in overall order", criterion.unit, tuple(_dots(rows)),
+            criterion.title.capitalize(), "scheme, in overall order", criterion.unit, lines,
             f"{'Lower' if criterion.low_is_better else 'Higher'} is better: {criterion.meaning}.", settings, log_y=log,
         )  # fmt: skip
     text = (
@@ -732,14 +744,6 @@ def _criteria_section(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str
         "schemes. All schemes had the same starts, weights and noise.",
     )
     return Section("Criteria", text, figures=figures)
-
-
-def _dots(rows: pd.DataFrame) -> Iterator[Line]:
-    """A dot for every scheme with a bar from low to high."""
-    for place, (scheme, mean, low, high) in enumerate(rows[["mean", "low", "high"]].itertuples(), 1):
-        name = f"{place} {scheme}"
-        yield Line(name, [place, math.nan], [mean, math.nan])
-        yield Line(name, [place, place, math.nan], [low, high, math.nan] if low < high else [math.nan] * 3, thin=True)
 
 
 _CURVES = {
@@ -767,7 +771,8 @@ def _layers_section(ranks: pd.DataFrame, layers: pd.DataFrame, settings: str) ->
         lines = []
         for name in map(str, ranks["scheme"]):
             drawn = groups[name][groups[name][column].notna()]
-            lines.append(Line(name, *(list(drawn[key]) for key in ("layer", column, f"{column}_low", f"{column}_high"))))
+            x, y, low, high = (floats(drawn[key]) for key in ("layer", column, f"{column}_low", f"{column}_high"))
+            lines.append(Line(name, x, y, low, high))
         figures[f"layers-{column}"] = Chart(title, "layer", unit, tuple(lines), caption, settings, log_y=log)
     text = (
         "Lines are means over runs, bands hold 90 % of the runs. Layers count from 0; the last point is the state after the "
@@ -778,23 +783,23 @@ def _layers_section(ranks: pd.DataFrame, layers: pd.DataFrame, settings: str) ->
 
 def _theory_section(theory: pd.DataFrame, findings: tuple[Finding, ...]) -> Section:
     rows = tuple(
-        (row.scheme, f"{row.tokens:,}", row.speed, row.radial, *map(_number, (row.first_rate, row.early, row.late, row.gap)))
-        for row in theory.itertuples(index=False)
+        (
+            *(row["scheme"], f"{row['tokens']:,}", row["speed"], row["radial"]),
+            *("–" if row[name] is None else f"{row[name]:.3g}" for name in ("first_rate", "early", "late", "gap")),
+        )
+        for row in plain_rows(theory)
     )
     text = (
-        "The law of every scheme follows from its slots: directions obey θ̇ = (1/s) P A, norms ṙ. The numbers belong to the flow "
-        "with identity weights from an orthogonal start, where all pairs of tokens have the same cosine γ: γ̇ at the start as in "
-        "Theorem 4.1, rotation per layer in the first and last third in degrees, and 1 − γ at the end.",
+        "The law of every scheme follows from its slots: directions obey θ̇ = (1/s) P A, norms ṙ. The numbers belong to the "
+        "flow with identity weights from an orthogonal start, where all pairs of tokens have the same cosine γ: γ̇ at the "
+        "start as in Theorem 4.1, rotation per layer in the first and last third in degrees, and 1 − γ at the end.",
     )
     columns = ("scheme", "tokens", "speed factor s", "radial rate ṙ", "γ̇ at 0", "early", "late", "1 − γ at the end")
     return Section("Theory", text, (PageTable("Theory beside the simulation", columns, rows),), findings=findings)
 
 
 def _trained_section(trained: pd.DataFrame, findings: tuple[Finding, ...]) -> Section:
-    rows = tuple(
-        (row.scheme, row.what, row.value or "–", row.source or "–")
-        for row in trained.astype(str).itertuples(index=False)
-    )  # fmt: skip
+    rows = tuple((row["scheme"], row["what"], row["value"] or "–", row["source"] or "–") for row in plain_rows(trained))
     text = ("Only what this project trained itself is listed here: models that add integers.",)
     columns = ("scheme", "what", "measured", "source")
     return Section(

@@ -21,7 +21,7 @@ from normscope.schemes.scheme import Scheme
 if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
-Shown = PageTable | str
+Shown = PageTable | str | Any  # or a renderable of rich
 
 
 @dataclass(frozen=True)

@@ -3,4 +3,4 @@
 NOISE = 0.1  # RMS of the relative noise at which heads and models are compared
 DRAWN_HEADS = 12  # more single lines than these cannot be distinguished
 TOKEN_LENGTH = 24  # characters of a token in a table
-FAILS = "fails as printed"  # the verdict on a published claim that has a counterexample
+HOLDS, IN_RANGE, FAILS = "holds", "holds in the tested range", "fails as printed"  # verdicts on a published claim
