@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from normscope.core.norms import length
 from normscope.dynamics import (
     SCHEDULES,
     FeedForward,
-    SimulationSetting,
     SymmetricFlow,
     gradient_by_depth,
     interaction_energy,
@@ -26,7 +24,6 @@ from normscope.dynamics import (
     measure,
     random_weights,
     read_start,
-    run_simulation,
     simulate,
 )
 from normscope.dynamics.motion import Motion
@@ -338,29 +335,10 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
         (lambda: gradient_by_depth(uniform(), NAMED["pre"], Attention(1.0), 0), "layers are at least 1"),
         (lambda: gradient_by_depth(uniform(), NAMED["pre"], Attention(1.0), 2, late=9), "between -8 and 7"),
         (lambda: random_weights("kaiming", 6, 4, generator()), "cannot be shared among 4 heads"),
-        (lambda: SimulationSetting((NAMED["pre"], NAMED["pre"])), "named twice"),
-        (lambda: SimulationSetting((NAMED["pre"],), gradient=True), "--layers"),
-        (lambda: run_simulation(SimulationSetting((NAMED["post"],), alpha="linear")), "none of the schemes has it"),
-        (lambda: run_simulation(SimulationSetting((NAMED["ngpt-lerp"],), alpha="2")), "carry must be positive"),
-        (lambda: run_simulation(SimulationSetting((NAMED["pre"],), symmetric=True, radius=-1.0)), "radius"),
         (lambda: FeedForward(torch.full((2, 2), torch.nan), torch.ones(2, 2)), "W_in has an entry that is not a finite"),
-        (lambda: SimulationSetting((NAMED["pre"],), symmetric=True, start="uniform"), "--symmetric"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         make()
     assert message in str(caught.value)
-
-
-def test_a_whole_setting_is_reproducible_and_devices_share_its_start() -> None:
-    setting = SimulationSetting(
-        (NAMED["pre"], NAMED["qkv"]), tokens=6, dim=8, start="gaussian", weights="kaiming", heads=2, feedforward=8,
-        time=3.0, times=(3.0,), solver="layers", step=1.0, gradient=True, seed=4,
-    )  # fmt: skip
-    first, second = run_simulation(setting), run_simulation(setting)
-    assert first.trajectories.equals(second.trajectories)
-    assert first.gradients is not None
-    assert first.gradients.equals(second.gradients)
-    other = run_simulation(replace(setting, seed=5))
-    assert not first.trajectories.equals(other.trajectories)

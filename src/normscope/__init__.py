@@ -1,6 +1,59 @@
-"""normscope: what normalization does to a transformer's geometry."""
+"""normscope: what normalization does to a transformer's geometry.
+
+>>> import normscope as ns
+>>> mine = ns.Scheme("mine", ns.Slots(input="norm", output="norm", step="1/sqrt(layer)"))
+>>> print(mine.law.speed)
+r_j·√(t+1)·|A_j|
+
+Everything here is imported when it is first used, so that ``import normscope`` is fast.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
 
+if TYPE_CHECKING:
+    from normscope.experiments.result import Result, load
+    from normscope.models import Model
+    from normscope.models import open_model as open
+    from normscope.schemes import Scheme, Slots
+
 __version__ = "0.1.0"
-__all__ = ["InputError", "__version__"]
+
+_NAMES = {
+    "Scheme": "normscope.schemes:Scheme",
+    "Slots": "normscope.schemes:Slots",
+    "find_scheme": "normscope.schemes:find_scheme",
+    "Model": "normscope.models:Model",
+    "open": "normscope.models:open_model",
+    "Result": "normscope.experiments.result:Result",
+    "load": "normscope.experiments.result:load",
+    "Finding": "normscope.results.findings:Finding",
+}  # name → where it is defined
+_EXPERIMENTS = {"check": "verify"}  # name of the function → experiment, where they differ
+
+__all__ = ["Finding", "InputError", "Model", "Result", "Scheme", "Slots", "__version__", "load", "open"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported now: a class, or the function of an experiment."""
+    from importlib import import_module
+
+    if name in _NAMES:
+        module, _, attribute = _NAMES[name].partition(":")
+        value = getattr(import_module(module), attribute)
+    else:
+        from normscope.experiments import function_of, summaries
+
+        command = _EXPERIMENTS.get(name, name)
+        if command not in summaries():
+            raise AttributeError(f"module 'normscope' has no attribute {name!r}")
+        value = function_of(command)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from normscope.experiments import summaries
+
+    return sorted({*__all__, *_NAMES, *summaries(), *_EXPERIMENTS})

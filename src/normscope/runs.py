@@ -91,6 +91,7 @@ def new_run(
     device: str = "cpu",
     overwrite: bool = False,
     started: datetime | None = None,
+    summary: str = "",
 ) -> Iterator[RunFolder]:
     """A folder to write a run into; it appears under ``path`` when the block ends, and not at all if it fails.
 
@@ -105,7 +106,7 @@ def new_run(
         partial = _partial_folder(final)
         try:
             yield RunFolder(partial)
-            _write_description(partial, command, configuration, seed, device, started)
+            _write_description(partial, command, configuration, seed, device, started, summary)
             _publish(partial, final, overwrite)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -339,9 +340,11 @@ def _write_description(
     seed: int | None,
     device: str,
     started: datetime,
+    summary: str = "",
 ) -> None:
     content = {
         "command": command,
+        "summary": summary,
         "configuration": dict(configuration),
         "seed": seed,
         "device": device,

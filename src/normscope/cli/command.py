@@ -121,7 +121,7 @@ def with_options(message: str, kind: "type[Experiment]") -> str:
 def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspect.Parameter:
     extra, plain = _extra(field), _plain_type(field.annotation)
     default = ... if field.is_required() else _default(field, plain)
-    shown: Any = extra["shown"] if extra["shown"] is not None else (default is not None)
+    shown: Any = (extra["shown"] or False) if extra["shown"] is not None else (default is not None)
     about: dict[str, Any] = {
         "help": field.description,
         "show_default": shown if default is not ... else False,
@@ -133,7 +133,7 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
         marked = typer.Option(extra["option"] or f"--{name.replace('_', '-')}", **about)
     else:
         marked = typer.Option(**about)
-    several = name == kind.variadic or plain is list
+    several = name == kind.variadic or extra["several"]
     default = None if several and default is not ... else default
     annotation = list[str] if several else plain
     optional = annotation if default is ... or plain is bool else annotation | None
@@ -148,7 +148,7 @@ def _plain_type(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
         return _plain_type(kinds[0]) if len(kinds) == 1 else str
-    return annotation if annotation in _PLAIN else list if get_origin(annotation) is list else str
+    return annotation if annotation in _PLAIN else str
 
 
 def _default(field: "FieldInfo", plain: Any) -> Any:
@@ -165,7 +165,7 @@ def _limits(field: "FieldInfo", plain: Any) -> dict[str, Any]:
 
 def _extra(field: "FieldInfo") -> dict[str, Any]:
     extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {"shown": None, "argument": False, "option": None}
+    return extra if isinstance(extra, dict) else {"shown": None, "argument": False, "option": None, "several": False}
 
 
 def _help(kind: "type[Experiment]") -> str:

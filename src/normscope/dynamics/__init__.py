@@ -7,7 +7,6 @@ from normscope.dynamics.gradients import gradient_by_depth
 from normscope.dynamics.measures import Measures, interaction_energy, mean_cosine, measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import SCHEDULES
-from normscope.dynamics.settings import Simulation, SimulationSetting, run_simulation
 from normscope.dynamics.simulate import simulate
 from normscope.dynamics.starts import make_start, read_start
 from normscope.dynamics.symmetric import SymmetricFlow
@@ -25,8 +24,6 @@ __all__ = [
     "Measures",
     "Milestones",
     "Motion",
-    "Simulation",
-    "SimulationSetting",
     "SymmetricFlow",
     "Trajectory",
     "gradient_by_depth",
@@ -36,6 +33,5 @@ __all__ = [
     "measure",
     "random_weights",
     "read_start",
-    "run_simulation",
     "simulate",
 ]

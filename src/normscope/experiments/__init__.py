@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,11 @@ _FIRST = (
     "compare",
     "advise",
 )
+
+_COMMON = """    progress: whether to show progress.
+    out: a run folder to save the result in; a resumable experiment resumes there.
+    overwrite: whether to replace that folder.
+"""
 
 
 @cache
@@ -99,8 +104,7 @@ def function_of(command: str) -> "Callable[..., Result]":
 
 def _docstring(kind: "type[Experiment]") -> str:
     fields = "\n".join(f"    {name}: {about.description}" for name, about in kind.fields().items())
-    common = "    progress: whether to show progress.\n    out: a run folder to save the result in.\n    overwrite: replace that folder."
-    return f"{(kind.__doc__ or '').strip()}\n\nArgs:\n{fields}\n{common}\n"
+    return f"{cleandoc(kind.__doc__ or '')}\n\nArgs:\n{fields}\n{_COMMON}"
 
 
 def _signature(kind: "type[Experiment]") -> Signature:

@@ -48,7 +48,7 @@ class Ensemble(Seeded):
         "normscope ensemble --panel 5a --runs 100000 --out runs/5a     (interrupted? the same command resumes)",
     )
 
-    panel: str | None = setting(None, "A published panel, 4 or 5a to 5g; the settings below then change it.", shown="none")
+    panel: str | None = setting(None, "A published panel, 4 or 5a to 5g; the settings below then change it.", shown="")
     runs: int = setting(100, "Number of independent runs.", ge=1)
     scheme: Schemes = setting(SIX_SCHEMES, "Comma-separated schemes: names, or paths of TOML files.")
     tokens: int | None = setting(None, "Number of tokens n.", shown="128")

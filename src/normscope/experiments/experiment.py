@@ -1,4 +1,4 @@
-"""An experiment: frozen settings and ``run(progress) -> Result``. Function, command, sweep kind and run folder follow from it."""
+"""An experiment: frozen settings and ``run(progress) -> Result``; its function, command and sweep kind follow from them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -106,6 +106,16 @@ class Experiment(BaseModel):
         """Where the command puts the run unless told otherwise: a free name, or where the same run was interrupted."""
         name = f"runs/{self.folder_name}"
         return Path(resumable_path(name, self.record) if self.resumable else fresh_path(name))
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any], device: str) -> "Experiment":
+        """The experiment of a sweep's fields."""
+        return cls(**values, **({"device": device} if "device" in cls.model_fields else {}))
+
+    @classmethod
+    def sweep_fields(cls) -> tuple[str, ...]:
+        """The fields that a sweep may set."""
+        return tuple(name for name in cls.fields() if name != "device")
 
     @property
     def parts(self) -> int:

@@ -113,8 +113,10 @@ class Result:
         """Write the run folder: complete or absent. ``formats``: html, md, png, csv."""
         from normscope.report.files import write_report
 
-        options = {"seed": self.seed, "device": self.device, "overwrite": overwrite, "started": self.started}
-        with new_run(path, self.kind.command, self.configuration, **options) as run:  # type: ignore[arg-type]
+        with new_run(
+            path, self.kind.command, self.configuration, seed=self.seed, device=self.device, overwrite=overwrite,
+            started=self.started, summary=self.summary,
+        ) as run:  # fmt: skip
             for name, table in self.tables.items():
                 run.write_table(name, table)
             for name, write in self.files.items():

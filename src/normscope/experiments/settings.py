@@ -20,6 +20,7 @@ def setting(
     shown: str | None = None,
     argument: bool = False,
     option: str | None = None,
+    several: bool = False,
     factory: Any = None,
     **limits: Any,
 ) -> Any:
@@ -31,10 +32,11 @@ def setting(
         shown: the default in words, where the value itself says little (None, or one that depends on other fields).
         argument: whether the command takes it by position.
         option: the name of its option where that differs from the field's.
+        several: whether the option may be repeated.
         factory: makes the default.
         limits: ``ge``, ``le``, ``gt``, ``lt``, ... as in pydantic.
     """
-    about = {"shown": shown, "argument": argument, "option": option}
+    about = {"shown": shown, "argument": argument, "option": option, "several": several}
     if factory is not None:
         return Field(default_factory=factory, description=help, json_schema_extra=about, **limits)
     return Field(default, description=help, json_schema_extra=about, **limits)

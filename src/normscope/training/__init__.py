@@ -4,7 +4,6 @@ from normscope.training.checkpoints import Checkpoints
 from normscope.training.evaluation import Evaluation, evaluate
 from normscope.training.loop import DivergedError, Training
 from normscope.training.recipe import PRESETS, Recipe, read_recipe, recipe_from
-from normscope.training.run import TrainingRun
 
 __all__ = [
     "PRESETS",
@@ -13,7 +12,6 @@ __all__ = [
     "Evaluation",
     "Recipe",
     "Training",
-    "TrainingRun",
     "evaluate",
     "read_recipe",
     "recipe_from",

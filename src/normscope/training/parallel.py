@@ -78,6 +78,11 @@ def launched() -> bool:
     return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
 
 
+def rank() -> int:
+    """The number of this process among those that share the training; 0 where it is alone."""
+    return int(os.environ["RANK"]) if launched() else 0
+
+
 @contextmanager
 def joined(device: str) -> Iterator[Team | None]:
     """The processes started together with this one, joined for as long as this holds; None where it is alone.

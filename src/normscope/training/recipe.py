@@ -24,7 +24,7 @@ _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in (
 class Recipe:
     """A training run: task, model and schedule. The fields are the keys of a recipe file (docs/training.md)."""
 
-    scheme: str = "pre"
+    scheme: str | Scheme = "pre"
     norm: str | None = None
     seed: int = 100
 
@@ -100,7 +100,7 @@ class Recipe:
     @property
     def found_scheme(self) -> Scheme:
         """The scheme by its name or file, with the recipe's norm."""
-        scheme = find_scheme(self.scheme)
+        scheme = self.scheme if isinstance(self.scheme, Scheme) else find_scheme(self.scheme)
         return scheme if self.norm is None else scheme.with_norm(self.norm)
 
     @property
@@ -118,7 +118,7 @@ class Recipe:
     def values(self) -> dict[str, Any]:
         """Plain values, such as TOML and JSON hold."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return {key: _plain(value) for key, value in values.items()}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Recipe:
         """One line for people."""
         depth = f"{self.encoder_layers}+{self.layers}" if self.encoder_layers else f"{self.layers}"
         return (
-            f"{self.scheme}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; "
+            f"{_plain(self.scheme)}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; "
             f"{_joined(self.integers)} integers of {_joined(self.digits)} digits; {self.examples:,} examples in batches of "
             f"{self.batch}; rate {self.rate:g}, {self.schedule}; seed {self.seed}"
         )
@@ -214,14 +214,20 @@ def checked_value(key: str, value: Any, wanted: Any) -> Any:
         return float(value)
     if (wanted is str or str in get_args(wanted)) and isinstance(value, str):
         return value
+    if isinstance(value, Scheme) and Scheme in get_args(wanted):
+        return value
+    if isinstance(value, Path) and Scheme in get_args(wanted):
+        return str(value)
     if wanted == tuple[int, ...] and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
         return tuple(value)
     names = {bool: "true or false", int: "a whole number", float: "a number", tuple[int, ...]: "a list of whole numbers"}
     raise InputError(f"'{key}' is {names.get(wanted, 'a text')}, not {value!r}")
 
 
-def _scheme_from(scheme: str, folder: Path) -> str:
-    """A scheme's name as it is; the path of its file from wherever one stands, if it was written from ``folder``."""
+def _scheme_from(scheme: str | Scheme, folder: Path) -> str | Scheme:
+    """A scheme or its name as it is; the path of its file as an absolute one, if it was written from ``folder``."""
+    if isinstance(scheme, Scheme):
+        return scheme
     is_file = scheme.endswith(".toml") or "/" in scheme
     return str((folder / Path(scheme).expanduser()).resolve()) if is_file else scheme
 
@@ -233,6 +239,10 @@ def _read(path: Path) -> str:
         raise InputError(f"no recipe file '{path}'; presets: {', '.join(PRESETS)}") from None
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         raise InputError(f"cannot read the recipe '{path}': {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value.name if isinstance(value, Scheme) else value
 
 
 def _toml(value: Any) -> str:

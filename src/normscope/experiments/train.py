@@ -1,0 +1,399 @@
+"""train: Train a transformer to add integers, and test it within and beyond what it saw."""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from pydantic import BeforeValidator, model_validator
+
+from normscope.errors import InputError, MissingExtraError
+from normscope.experiments.evaluate import evaluation_section, evaluation_tables, evaluation_text
+from normscope.experiments.experiment import Experiment, Outcome, Shown
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
+from normscope.experiments.settings import Device, setting
+from normscope.results.figures import Chart, Line
+from normscope.results.sections import Section
+from normscope.runs import fingerprint, plain_rows, unfinished_runs
+from normscope.schemes import Scheme
+
+if TYPE_CHECKING:
+    from normscope.training import Checkpoints, Recipe, Training
+    from normscope.training.log import TensorBoardLog
+    from normscope.training.loop import Metrics
+    from normscope.training.parallel import Team
+
+_POINTS = 400  # more than these would not show in a figure
+_NO_SHAPE = ("seed", "rate", "schedule", "warmup", "patience", "epoch", "weight_decay", "beta2", "calibrate")
+_TIMED_STEPS = 3
+_TIMED_EXAMPLES = {"cpu": 512, "cuda": 8192}
+
+
+def _as_changes(value: Any) -> dict[str, Any]:
+    """Changes from ``key=value`` texts or a mapping."""
+    from normscope.training.recipe import parse_change
+
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(parse_change(text) for text in ([value] if isinstance(value, str) else value))
+
+
+class Train(Experiment):
+    """Train a transformer to add integers, and test it within and beyond what it saw.
+
+    The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
+    with the curves. Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
+
+    Example:
+        >>> import normscope as ns
+        >>> run = ns.train("tiny", set={"examples": 256, "test_examples": 16}, device="cpu", progress=False)
+        >>> run.model.layers
+        2
+    """
+
+    command: ClassVar[str] = "train"
+    title: ClassVar[str] = "Training"
+    resumable: ClassVar[bool] = True
+    usage: ClassVar[tuple[str, ...]] = (
+        "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
+        "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
+        "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; resumes if interrupted)",
+        "normscope train --preset small --processes 2                (one model on two processes, the same global batch)",
+        "torchrun --nproc-per-node 2 -m normscope train --preset small",
+        "normscope train --preset small --show > mine.toml && normscope train mine.toml --scheme ./mine-scheme.toml",
+    )
+
+    recipe: str | Path | None = setting(None, "A recipe file (TOML), or the name of a preset.", shown="", argument=True)
+    preset: str | None = setting(None, "A recipe of the package: tiny, small, baseline, alternative or large.", shown="")
+    scheme: str | Path | Scheme | None = setting(
+        None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
+    )
+    set: Annotated[dict[str, Any], BeforeValidator(_as_changes)] = setting(
+        {}, "key=value in place of the recipe's; repeat for more.", shown="", option="--set", several=True
+    )
+    seed: int | None = setting(None, "Seed of weights and data.", shown="the recipe's, 100", ge=0, le=2**63 - 1)
+    device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
+    checkpoint_every: float = setting(60.0, "Seconds between checkpoints.", ge=0.0)
+    processes: int = setting(1, "Processes that share every batch, on this machine; a GPU each where there are GPUs.", ge=1)
+    show: bool = setting(False, "Print the recipe as TOML and stop.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Train":
+        if (self.recipe is None) == (self.preset is None):
+            raise InputError("give either a recipe file or preset=: normscope train --preset tiny")
+        self.found  # noqa: B018  # raises InputError for a recipe that cannot run
+        return self
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any], device: str) -> "Train":
+        """The experiment of a sweep's fields: those of a recipe stand beside ``preset`` or ``recipe``."""
+        given = {name: values[name] for name in ("preset", "recipe", "checkpoint_every") if name in values}
+        if not any(isinstance(given.get(name), str) for name in ("preset", "recipe")):
+            raise InputError('a training needs either preset = "tiny" (or another) or recipe = "FILE.toml"')
+        changes = {name: value for name, value in values.items() if name not in given}
+        return cls(**given, set=changes, device=device)
+
+    @classmethod
+    def sweep_fields(cls) -> tuple[str, ...]:
+        """The fields of a recipe, and the recipe that they change."""
+        from normscope.training import Recipe
+
+        return ("preset", "recipe", *(field.name for field in fields(Recipe)))
+
+    @cached_property
+    def found(self) -> "Recipe":
+        """The recipe with all changes."""
+        from normscope.training import read_recipe
+
+        changes = dict(self.set)
+        changes |= {key: value for key, value in (("scheme", self.scheme), ("seed", self.seed)) if value is not None}
+        return read_recipe(str(self.preset or self.recipe), changes)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Recipe, model with its scheme in full, and the kind of device."""
+        return {**self.found.record, "device": self.device.partition(":")[0]}
+
+    @property
+    def shape(self) -> str:
+        """Everything but the fields that the time of a step does not depend on."""
+        return fingerprint({name: value for name, value in self.record["recipe"].items() if name not in _NO_SHAPE})
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        return self.found.summary
+
+    @property
+    def folder_name(self) -> str:
+        """With recipe and scheme."""
+        return f"train-{self.preset or Path(str(self.recipe)).stem}-{self.found.found_scheme.name}"
+
+    def begin(self, arguments: list[str]) -> str | int | None:
+        """Print the recipe, launch the processes that share the training, or do this process's share of one."""
+        from normscope.training.parallel import check_devices, check_shares, launch, launched, rank
+
+        if self.show:
+            return self.found.toml
+        if self.processes > 1 and not launched():
+            check_shares(self.found.batch, self.processes)
+            check_devices(self.device, self.processes)
+            return launch(self.processes, arguments)
+        if launched() and rank() > 0:
+            self._share()
+            return 0
+        return None
+
+    def _share(self) -> None:
+        """Do this process's share of a training that the first process writes and reports."""
+        from normscope.training import DivergedError, Training
+        from normscope.training.parallel import joined
+
+        with joined(self.device) as team, suppress(DivergedError):  # the first process reports it
+            for _ in Training(self.found, self.device, team).run():
+                pass
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
+        """Train from the last checkpoint, if there is one, and test on every split."""
+        from normscope.training import Checkpoints
+        from normscope.training.parallel import joined
+
+        with ExitStack() as stack:
+            team = stack.enter_context(joined(self.device))
+            checkpoints = None if folder is None else Checkpoints.of(folder, self.record)
+            if folder is not None and checkpoints is not None:
+                for other in unfinished_runs(folder):
+                    if other != checkpoints.folder:
+                        progress.message(f"not resumed, because its recipe, scheme or device differs: {other}")
+                stack.enter_context(checkpoints.alone())
+            return self._trained(progress, checkpoints, team)
+
+    def _trained(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> Result:
+        from normscope.training import DivergedError, Training
+
+        _start_afresh(self.device)
+        started, training = datetime.now(UTC), Training(self.found, self.device, team)
+        if checkpoints is not None:
+            _resume(training, checkpoints, progress)
+        progress.message(self.summary)
+        try:
+            _fit(training, checkpoints, self.checkpoint_every, progress)
+        except DivergedError as error:
+            return self._diverged(training, error, checkpoints, started)
+        evaluation = _tested(training, progress)
+        tables = {"metrics": training.table, **evaluation_tables(evaluation)}
+        about = {"recipe": self.found.values, "accuracy": evaluation.accuracy.to_dict("records")}
+        return Result(
+            type(self),
+            self.record,
+            tables,
+            self.summary,
+            self.found.seed,
+            self.device,
+            files=_files(training, about, checkpoints),
+            objects={"model": training.model},
+            on_saved=lambda: None if checkpoints is None else checkpoints.discard(),
+            started=started,
+        )
+
+    def _diverged(self, training: "Training", error: Exception, checkpoints: Any, started: datetime) -> Result:
+        """Metrics up to the step at which the loss became non-finite, and no model."""
+        recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
+        last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
+        hints = ["a lower rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
+        problem = f"{error} of {recipe.steps:,}; {last}. What may help (--set): {', '.join(hints)}"
+        divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
+        tables = {"metrics": training.table, "divergence": divergence}
+        return Result(
+            type(self), self.record, tables, self.summary, recipe.seed, self.device, problems=(problem,), started=started
+        )
+
+    def seconds(self) -> float:
+        """The time of a few steps and of a small test, as many times as the run has them; without compiling."""
+        from normscope.training import Training
+        from normscope.training.evaluation import evaluate
+
+        _start_afresh(self.device)
+        full = self.found
+        short = replace(full, examples=_TIMED_STEPS * full.batch, epoch=1, rate=0.0, calibrate=False)
+        training = Training(short, self.device)
+        times = [row.seconds for row in training.run()]
+        step = min(later - before for before, later in pairwise(times))
+        count = min(_TIMED_EXAMPLES[training.device.type], full.test_examples)
+        started = time.monotonic()
+        evaluate(training.model.eval(), full.task, list(full.task.splits), count, offsets=full.offsets, worked=0)
+        return step * full.steps + (time.monotonic() - started) * full.test_examples / count
+
+    @classmethod
+    def outcome(cls, result: Result) -> Outcome:
+        """The last block of training, and the accuracy on every split; of a divergence, its step."""
+        metrics = result.tables["metrics"]
+        last = metrics.iloc[-1] if len(metrics) else pd.Series({"step": 0, "loss": math.nan, "accuracy": math.nan})
+        numbers = {"steps": int(last["step"]), "loss": float(last["loss"]), "accuracy": float(last["accuracy"])}
+        curves, note = metrics[["step", "loss", "accuracy"]], None
+        if "divergence" in result.tables:
+            where = result.tables["divergence"].iloc[0]
+            numbers["steps"], note = int(where["step"]), str(where["reason"])
+        else:
+            tests = result.tables["accuracy"]
+            numbers |= {f"accuracy_{split}": share for split, share in zip(tests["split"], tests["accuracy"], strict=True)}
+        return Outcome(numbers, curves, note)
+
+    @classmethod
+    def records(cls, result: Result) -> list[dict[str, Any]]:
+        """Accuracy by split."""
+        return plain_rows(result.tables["accuracy"]) if "accuracy" in result.tables else []
+
+    @classmethod
+    def terminal(cls, result: Result) -> Iterator[Shown]:
+        """Accuracy by split and position, and worked examples."""
+        if "accuracy" in result.tables:
+            yield from evaluation_text(result)
+
+    @classmethod
+    def sections(cls, result: Result) -> Iterator[Section]:
+        """Loss, accuracy and learning rate over examples, and the tests."""
+        scheme = result.configuration["model"]["scheme"]["name"]
+        yield training_section({scheme: result.tables["metrics"]}, result.summary)
+        if "accuracy" in result.tables:
+            yield evaluation_section(result)
+
+
+def training_section(metrics: Mapping[str, pd.DataFrame], settings: str) -> Section:
+    """Loss, accuracy and learning rate against examples seen, a line for each table of metrics by its name."""
+    block = max(math.ceil(len(table) / _POINTS) for table in metrics.values())
+    small_print = f"{settings}; every point is a mean over {block} rows of the table" if block > 1 else settings
+    columns = ["examples", "loss", "accuracy", "rate"]
+    drawn = {name: block_means(table[columns], block) for name, table in metrics.items()}
+
+    def chart(title: str, column: str, label: str, caption: str, factor: float = 1.0, log_y: bool = False) -> Chart:
+        lines = tuple(Line(name, list(table["examples"]), list(factor * table[column])) for name, table in drawn.items())
+        return Chart(title, "examples", label, lines, caption, small_print, log_y=log_y)
+
+    figures = {
+        "loss": chart(
+            "Loss", "loss", "loss", "Spikes are instability; a curve that still falls at its end was stopped early.", log_y=True
+        ),
+        "accuracy": chart(
+            "Accuracy per answer token", "accuracy", "accuracy in %",
+            "On the training batches; a long plateau followed by a rise means that the rule was learned late.", factor=100,
+        ),
+        "learning-rate": chart(
+            "Learning rate", "rate", "learning rate", "A bend here may explain a bend in the curves above."
+        ),
+    }  # fmt: skip
+    text = tuple(line for name, table in metrics.items() for line in _progress_text(table, name))
+    return Section("Training", text, figures=figures, name="training")
+
+
+def block_means(table: pd.DataFrame, block: int) -> pd.DataFrame:
+    """Means over blocks of consecutive rows, the last perhaps shorter; a non-finite value makes its block non-finite."""
+    if block <= 1:
+        return table
+    starts = np.arange(0, len(table), block)
+    sizes = np.diff(starts, append=len(table))
+    return pd.DataFrame(
+        {str(name): np.add.reduceat(np.asarray(column, dtype=np.float64), starts) / sizes for name, column in table.items()}
+    )
+
+
+def _progress_text(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
+    """How far the run came, and where it diverged if it did."""
+    if metrics.empty:
+        return (f"{name} has no recorded step.",)
+    last = metrics.iloc[-1]
+    text = f"{name} saw {last['examples']:,.0f} examples up to step {last['step']:,.0f}."
+    broken = metrics[~np.isfinite(metrics["loss"])]
+    if broken.empty:
+        return (text,)
+    return (text, f"The loss first became non-finite at {broken['examples'].iloc[0]:,.0f} examples; its curve has gaps there.")
+
+
+def _resume(training: "Training", checkpoints: "Checkpoints", progress: Progress) -> None:
+    """Restore the last sound checkpoint, if there is one."""
+    checkpoint, messages = checkpoints.load(training.device)
+    for message in messages:
+        progress.message(message)
+    if checkpoint is not None:
+        training.restore(checkpoint)
+        progress.message(f"resuming from step {checkpoint.step:,} of {training.recipe.steps:,}")
+    elif messages:
+        progress.message("no checkpoint can be used: starting from the beginning")
+
+
+def _fit(training: "Training", checkpoints: "Checkpoints | None", every: float, progress: Progress) -> None:
+    """Train to the end, with a TensorBoard log where there is a folder for it."""
+    steps, before = training.recipe.steps, training.metrics[-1] if training.metrics else None
+    log = None if checkpoints is None else _log(checkpoints.folder, training.step, progress)
+    if training.device.type == "cuda" and training.team is None and training.step < steps:
+        progress.message("compiling the model for this GPU, about half a minute")
+    try:
+        for metrics in training.run(checkpoints, every):
+            progress("training", metrics.step, steps, _speed(metrics, before))
+            before = metrics
+            if log is not None:
+                log.add(metrics)
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _speed(now: "Metrics", before: "Metrics | None") -> str:
+    examples, seconds = now.examples - (before.examples if before else 0), now.seconds - (before.seconds if before else 0.0)
+    speed = f"{examples / seconds:,.0f}" if seconds > 0 else "–"
+    return f"loss {now.loss:.3f} accuracy {100 * now.accuracy:.1f}% {speed} examples/s"
+
+
+def _log(folder: Path, step: int, progress: Progress) -> "TensorBoardLog | None":
+    from normscope.training.log import TensorBoardLog
+
+    try:
+        return TensorBoardLog(folder, step)
+    except MissingExtraError as error:
+        progress.message(f"no TensorBoard log: {error}")
+        return None
+
+
+def _tested(training: "Training", progress: Progress) -> Any:
+    from normscope.training import evaluate
+
+    recipe = training.recipe
+    splits = list(recipe.task.splits)
+    return evaluate(
+        training.model.eval(), recipe.task, splits, recipe.test_examples, seed=recipe.seed, offsets=recipe.offsets,
+        progress=progress.stage("testing", len(splits) * recipe.test_examples),
+    )  # fmt: skip
+
+
+def _files(training: "Training", about: dict[str, Any], checkpoints: "Checkpoints | None") -> dict[str, Any]:
+    """The model, and the TensorBoard log."""
+    from normscope.training.log import FOLDER
+    from normscope.transformer import save_model
+
+    files: dict[str, Any] = {"model.safetensors": lambda path: save_model(path.parent, training.model, about)}
+    if checkpoints is not None and (checkpoints.folder / FOLDER).is_dir():
+        log = checkpoints.folder / FOLDER
+        files[FOLDER] = lambda path: shutil.copytree(log, path)
+    return files
+
+
+def _start_afresh(device: str) -> None:
+    """Forget the models that a process trained before: a compiler has a limit for one function, and a GPU for its memory."""
+    if device.startswith("cuda"):
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.compiler.reset()
+        torch.cuda.empty_cache()

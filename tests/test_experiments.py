@@ -1,0 +1,120 @@
+"""Experiments: one settings object gives the function, the command, the run folder and the JSON."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import normscope as ns
+from cli_run import run
+from normscope.cli.command import with_options
+from normscope.experiments import kind_of, summaries
+from normscope.experiments.progress import Progress
+from normscope.experiments.simulate import Simulate
+
+SMALL = {"tokens": 6, "dim": 8, "time": 1.0, "samples": 3}
+
+
+class Recorder(Progress):
+    """Keeps what a progress bar would show."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        self.stages[stage] = (done, total)
+
+
+@pytest.mark.parametrize("name", list(summaries()))
+def test_every_experiment_is_found_by_its_file_and_documented(name: str) -> None:
+    kind = kind_of(name)
+    assert kind.command == name
+    assert kind.usage
+    assert "Example:" in (kind.__doc__ or "")
+    for field, about in kind.fields().items():
+        assert about.description, f"{name}: {field} has no help"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Simulate(scheme="pre,pre"), "named twice"),
+        (lambda: Simulate(scheme="pre", gradient=True), "gradient=True goes back through whole layers: it needs layers=True"),
+        (lambda: Simulate(scheme="pre", symmetric=True, start="uniform"), "symmetric=True"),
+        (lambda: Simulate(scheme="pre", layers=True, times="0.5"), "every time is a multiple of step=1; 0.5 is not"),
+        (lambda: Simulate(scheme="pre", times=[3], time=2), "times= goes up to 3, past time=2"),
+        (lambda: Simulate(scheme="pre", times="1,x"), "times= a list of numbers such as 1,5,20 is needed, not '1,x'"),
+        (lambda: Simulate(scheme="prr"), "unknown scheme 'prr'; did you mean 'pre'?"),
+        (lambda: Simulate(tokns=3), "simulate has no setting 'tokns'; did you mean 'tokens'?"),
+        (lambda: Simulate(tokens=0), "tokens=0: should be greater than or equal to 1"),
+        (lambda: Simulate(device="tpu"), "device='tpu' is not available"),
+        (lambda: Simulate(scheme="post", alpha="linear", **SMALL).run(), "none of the schemes has it"),
+        (lambda: Simulate(scheme="ngpt-lerp", alpha="2", **SMALL).run(), "carry must be positive"),
+        (lambda: Simulate(scheme="pre", symmetric=True, radius=-1.0, **SMALL).run(), "radius"),
+        (lambda: ns.load("nowhere"), "does not exist"),
+    ],
+)
+def test_errors_name_parameters(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ns.InputError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_the_command_line_translates_parameters_to_options() -> None:
+    message = "gradient=True needs layers=True, and step= left at 1; save_states=True and time=3 are no reason"
+    options = "--gradient needs --layers, and --step left at 1; --save-states and --time 3 are no reason"
+    assert with_options(message, Simulate) == options
+
+
+def test_function_command_and_folder_give_the_same_numbers(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    recorder = Recorder()
+    result = ns.simulate(["pre", ns.find_scheme("ngpt")], **SMALL, progress=recorder)
+    assert recorder.stages == {"simulating": (10, 10)}
+    status, out, err = run(
+        capsys, "simulate", "--scheme", "pre,ngpt", "--tokens", "6", "--dim", "8", "--time", "1", "--samples", "3",
+        "--out", "run", "--json",
+    )  # fmt: skip
+    assert status == 0, err
+    assert json.loads(out) == result.records
+    loaded = ns.load("run")
+    assert loaded.summary == result.summary
+    pd.testing.assert_frame_equal(loaded.tables["trajectories"], result.tables["trajectories"])
+    assert list(loaded.figures) == list(result.figures) == ["cosine", "rate", "phase", "radius"]
+    assert loaded["particles"].title == "Tokens as particles"
+    with pytest.raises(ns.InputError, match="did you mean 'radius'"):
+        loaded.plot("radus")
+    with pytest.raises(ns.InputError, match="no section 'x'; there are: particles"):
+        loaded["x"]
+
+
+def test_a_result_is_reproducible_and_saved_once(here: Path) -> None:
+    given = {
+        "scheme": "pre,qkv", "start": "gaussian", "weights": "kaiming", "heads": 2, "feedforward": 8, "layers": True,
+        "tokens": 6, "dim": 8, "time": 3.0, "times": (3.0,), "gradient": True, "progress": False,
+    }  # fmt: skip
+    first, second, other = (ns.simulate(**given, seed=seed) for seed in (4, 4, 5))
+    for name in ("trajectories", "gradients"):
+        assert first.tables[name].equals(second.tables[name])
+        assert not first.tables[name].equals(other.tables[name])
+    first.save("run")
+    with pytest.raises(ns.InputError, match="holds a run already"):
+        second.save("run")
+    assert second.save("run", overwrite=True).path == here / "run"
+
+
+def test_a_function_shows_its_settings_and_refuses_too_many_positions() -> None:
+    signature = inspect.signature(ns.simulate)
+    assert list(signature.parameters)[:2] == ["scheme", "tokens"]
+    assert list(signature.parameters)[-3:] == ["progress", "out", "overwrite"]
+    assert "tokens: Number of tokens n." in (ns.simulate.__doc__ or "")
+    with pytest.raises(TypeError):
+        ns.simulate(*range(60))
+
+
+def test_the_public_names_are_listed_and_unknown_ones_are_not_there() -> None:
+    assert {"simulate", "open", "load", "Scheme", "Slots", "train"} <= set(dir(ns))
+    with pytest.raises(AttributeError, match="no attribute 'simulatee'"):
+        ns.simulatee  # noqa: B018
