@@ -1,11 +1,11 @@
 """What norm noise does to circuits: spread, noise sensitivity, circuit collapse, sparsity."""
 
+from normscope.measures.sample import SAMPLE_TOKENS, chosen_sample, sample_text
 from normscope.stability.clean import CLEAN_MEASURES, measure_clean
 from normscope.stability.collapse import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.stability.findings import findings
 from normscope.stability.noise import measure_noise, norm_noise
 from normscope.stability.propagation import first_order_change
-from normscope.measures.sample import SAMPLE_TOKENS, chosen_sample, sample_text
 from normscope.stability.setting import MEASURES, StabilitySetting, measure_stability
 from normscope.stability.spread import weighted_quantiles
 
