@@ -35,10 +35,10 @@ _PLAIN = (bool, int, float, str, Path)
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(context: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
+    def command(ctx: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
-            done = experiment.begin(context.obj)
+            done = experiment.begin(ctx.obj)
             if isinstance(done, str):
                 typer.echo(done, nl=False)
             elif done is not None:
@@ -58,7 +58,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("json", False, JsonOption),
         )
     ]
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in (context, *parameters, *common)}
     command.__name__ = kind.command
