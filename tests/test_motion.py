@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_zoo import FAMILIES, OWN, untouched
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
 from normscope.audit.motion import token_rank
 from normscope.audit.replay import replayed_speeds
 from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
-from normscope.models import open_model
+from normscope.models import Observer, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.schemes import NAMED, derive
 from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
-from test_models import FAMILIES, OWN, untouched
 
 SCHEMES = pytest.mark.parametrize("name", NAMED)
 
@@ -58,16 +58,16 @@ def test_motion_is_that_of_the_states(name: str) -> None:
     one = untouched(name)
     found = measure_motion(one.view, one.sample, [NAMED["pre"], NAMED["peri"]])
     states: list[Tensor] = []
-    one.view.forward(one.sample, watch=lambda layer, x: states.append(x.double()))
+    one.view.forward(one.sample, Observer(state=lambda layer, x: states.append(x.double())))
     kind = "layer" if name in ("gpt2", "bert", *OWN) else "rms"
-    counted = one.sample.present.clone()
+    counted = one.sample.attention_mask.clone()
     counted[:, 0] = False
     kept = [visible_part(x, kind) for x in states]
     motion = found["motion"]
     for place, x in enumerate(kept):
         assert motion["radius"][place] == pytest.approx(float(x[counted].norm(dim=-1).mean()), rel=1e-5)
         assert motion["cosine"][place] == pytest.approx(float(mean_cosine(x[counted])), abs=1e-5)
-        assert motion["cosine_all"][place] == pytest.approx(float(mean_cosine(x[one.sample.present])), abs=1e-5)
+        assert motion["cosine_all"][place] == pytest.approx(float(mean_cosine(x[one.sample.attention_mask])), abs=1e-5)
     angles = [float(degrees_between(a[counted], b[counted]).mean()) for a, b in pairwise(kept)]
     assert motion["angle"][:-1].tolist() == pytest.approx(angles, rel=1e-4)
     assert math.isnan(motion["angle"].iloc[-1])

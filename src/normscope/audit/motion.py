@@ -11,7 +11,7 @@ from torch import Tensor
 from normscope.audit.replay import replay_table
 from normscope.core.norms import degrees_between, length, tangent, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
-from normscope.models import AttentionStep, BlockNorm, Model, Sample
+from normscope.models import AttentionStep, BlockNorm, Model, Observer, Sample
 from normscope.schemes import NormKind, Scheme, derive
 from normscope.subspaces.spaces import effective_rank
 
@@ -59,7 +59,7 @@ def measure_motion(
         ``replay``: scheme, layer, angle, radius, speed: what the named schemes would make of the same writes.
     """
     watched = _Watched(view, sample, progress)
-    view.forward(sample, watched.attend, watched.stand)
+    view.forward(sample, Observer(attention=watched.attend, state=watched.stand))
     tables = {"motion": pd.DataFrame(watched.motion()), "writes": pd.DataFrame(watched.writes())}
     return {**tables, "replay": watched.replay(schemes)}
 
@@ -78,14 +78,14 @@ class _Watched:
         norm = self.view.final_norm or self.view.read_norm(self.view.layers)
         self.kind: NormKind = "layer" if norm is not None and norm.kind == "layer" else "rms"
         self.norms = {(norm.layer, norm.sublayer, norm.slot): norm for norm in self.view.norms}
-        counted = self.sample.present.clone()
+        counted = self.sample.attention_mask.clone()
         counted[:, 0] = False
         self.counted: Bool[Tensor, "rows tokens"] = counted
-        self.kept = counted[self.sample.present].cpu()
+        self.kept = counted[self.sample.attention_mask].cpu()
 
     def stand(self, layer: int, x: Float[Tensor, "rows tokens dim"]) -> None:
         """Keep the directions and lengths that the norm sees."""
-        self.states.append(visible_part(x, self.kind)[self.sample.present].double().cpu())
+        self.states.append(visible_part(x, self.kind)[self.sample.attention_mask].double().cpu())
 
     def attend(self, step: AttentionStep) -> None:
         """What attention computes for every token, and how far that turns it."""

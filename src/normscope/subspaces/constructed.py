@@ -67,7 +67,7 @@ def _world_rows(name: str, scheme: Scheme, seed: int) -> Iterator[dict[str, Any]
     found = measure_subspaces(view, sample, ["interference"], seed)["interference"]
     found = found[found["exchanged"] == "both"]
     observed = dict(zip(zip(found["place"], found["head"], strict=True), found["change"], strict=True))
-    counted = sample.present.clone()
+    counted = sample.attention_mask.clone()
     counted[:, 0] = False
     partner = partners(counted, seed)
     pairs = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).tril()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from normscope.core.norms import SphereNorm, degrees_between, length
 from normscope.errors import InputError
-from normscope.models import NOTHING, Model, Sample
+from normscope.models import NOTHING, Model, Observer, Sample
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
 from normscope.words.search import nearest
@@ -58,7 +58,7 @@ def follow(view: Model, text: str, token: int) -> Journey:
         raise InputError(f"--token {token}: the text has {count} tokens, 0 to {count - 1}, or −{count} to −1 from the end")
     place = token % count
     states: list[Tensor] = []
-    said = view.forward(sample, watch=lambda layer, x: states.append(x[0, place].clone()))
+    said = view.forward(sample, Observer(state=lambda layer, x: states.append(x[0, place].clone())))
     stream = torch.stack(states)
     norm = OutputNorm.of(view)
     path = SphereNorm(norm.kind)(stream)
