@@ -1,7 +1,7 @@
 """Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,10 +49,8 @@ class Disturbance:
     layer: int | None = None
 
 
-def norm_noise(
-    disturbance: Disturbance, normalised: str, generator: torch.Generator
-) -> Callable[[AttentionStep], Tensor | None]:
-    """A function of attention steps that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
+def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Generator) -> Observer:
+    """An observer of attention that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
 
     A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
     are left unchanged: a model with QKV-Norm is not perturbed at all.
@@ -79,7 +77,7 @@ def norm_noise(
         chosen = largest >= NEAR_ONE_HOT if disturbance.where == "sparse" else largest < DIFFUSE
         return torch.where(chosen, mixed, clean @ step.v)
 
-    return observe
+    return Observer(attention=observe)
 
 
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
@@ -103,7 +101,7 @@ def noise_table(
     gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
     """
     check_predicts(model, sample)
-    clean = _scores(model, sample, None)
+    clean = _scores(model, sample)
     rows = [_row(Disturbance(0.0), clean, clean, sample)]
     for done, disturbance in enumerate(planned, 1):
         totals = torch.zeros_like(clean)
@@ -121,12 +119,9 @@ def check_predicts(model: Model, sample: Sample) -> None:
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 
-def _scores(
-    model: Model, sample: Sample, attention: Callable[[AttentionStep], Tensor | None] | None
-) -> Float[Tensor, "2 predicted"]:
+def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss."""
     wanted = sample.targets != NOTHING
-    observers = () if attention is None else (Observer(attention=attention),)
     logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
     return torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
 
