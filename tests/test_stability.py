@@ -592,7 +592,9 @@ def test_findings_have_the_numbers_of_the_tables() -> None:
     whole = loose[loose["layer"].isna()].set_index("noise")["probability"]
     assert cards["collapse"].number == pytest.approx(whole[0.3])
     assert cards["noise-accuracy"].number == noise["accuracy_change"][1]
-    assert cards["noise-accuracy"].text.startswith("1 % RMS noise on the norms of q, k and messages in all layers: accuracy -")
+    assert cards["noise-accuracy"].text.startswith(
+        "1 % RMS noise on the norms of q, k and value outputs in all layers: accuracy -"
+    )
     layers = tables["spread"][tables["spread"]["head"].isna()]
     assert cards["spread"].number == pytest.approx((layers["high90"] / layers["low90"]).max())
     listed = {finding.figure: finding.text for finding in findings if not finding.title}

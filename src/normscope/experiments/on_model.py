@@ -79,11 +79,13 @@ class OnModel(Seeded):
         return all(configuration.get(name) == value for name, value in self.digests.items())
 
     def open(self, progress: Progress = SILENT) -> "Model":
-        """The model, on the device of the experiment."""
+        """The model, on the device of the experiment; a model in memory stays where it is."""
         from normscope.models import open_model
 
-        progress.stage(f"opening {self.model_name}", 1)
-        return open_model(self.model, self.device)
+        advance = progress.stage(f"opening {self.model_name}", 1)
+        model = open_model(self.model, self.device) if isinstance(self.model, str) else open_model(self.model)
+        advance(1)
+        return model
 
     def subject(self, progress: Progress = SILENT) -> "Subject":
         """The model with its sample."""
@@ -114,7 +116,7 @@ class OnModel(Seeded):
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
             self.seed,
-            self.device,
+            str(subject.model.device),
             started=started,
         )
 

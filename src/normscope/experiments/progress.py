@@ -35,6 +35,7 @@ class ProgressBar(Progress):
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         """Move the bar of a stage."""
+        self._bars.live.start(refresh=False)  # at the first stage: what fails before shows no bar
         if stage not in self._tasks:
             for task in self._tasks.values():
                 self._bars.stop_task(task)
@@ -65,8 +66,14 @@ def progress_bar() -> Iterator[ProgressBar]:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=console) as bar:
+    bar = bars.Progress(*columns, console=console)
+    try:
         yield ProgressBar(bar)
+    except BaseException:
+        bar.live.transient = True  # an error is one line, without the bars of what was not finished
+        raise
+    finally:
+        bar.live.stop()
 
 
 @contextmanager

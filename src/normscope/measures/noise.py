@@ -38,7 +38,7 @@ class Disturbance:
 
     Attributes:
         level: RMS of κ in the factors 1 + κ, uniform with mean 0.
-        parts: the letters of q, k and m (messages, the values times W_O) that get a factor.
+        parts: the letters of q, k and m (value outputs) that get a factor.
         where: every attention row (``all``), those that are near-one-hot (``sparse``), or those that are diffuse.
         layer: the only layer with noise; None for all at once.
     """
@@ -151,7 +151,7 @@ def _mean(name: str, values: Float[Tensor, " predicted"], groups: list[int]) -> 
 
 @dataclass(frozen=True)
 class Noise(Measure):
-    """Accuracy and loss with noise on the norms of queries, keys and messages, in all layers and in one at a time.
+    """Accuracy and loss with noise on the norms of queries, keys and value outputs, in all layers and in one at a time.
 
     Attributes:
         noise_levels: RMS noise in all layers at once.
@@ -235,7 +235,7 @@ class Noise(Measure):
             name = f"noise-layers-{perturbed}-{where}".replace(",", "")
             figures[name] = _layer_chart(rows, clean, f"{perturbed}, {where}", settings)
         text = (
-            "The norms of queries q, keys k and messages m (values times W_O) are multiplied by 1 + κ with random κ of the "
+            "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the "
             f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
             f"only in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of "
             "accuracy or more. Bands are one standard error.",
@@ -255,10 +255,11 @@ def _cost(rows: list[dict[str, Any]]) -> Finding:
     published, drop = _PUBLISHED
     row = min(rows, key=lambda row: abs(float(row["noise"]) - published))
     lost, clear = -row["accuracy_change"], row["loss_change"] > _CLEAR * row["loss_change_stderr"]
-    severity: Severity = "warning" if lost >= drop / 2 and clear else "notice" if clear else "ok"
+    comparable = row["noise"] < 2 * published
+    severity: Severity = "warning" if comparable and clear and lost >= drop / 2 else "notice" if clear else "ok"
     listed = "; ".join(f"{percent(other['noise'])}: {_changes(other)}" for other in rows if other is not row)
     return Finding(
-        f"{percent(row['noise'])} RMS noise on the norms of q, k and messages in all layers: {_changes(row)}.",
+        f"{percent(row['noise'])} RMS noise on the norms of q, k and value outputs in all layers: {_changes(row)}.",
         "noise-accuracy",
         f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
         severity,
