@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from normscope.errors import InputError, did_you_mean
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
+from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.runs import fingerprint, fresh_path, plain_rows, resumable_path
 from normscope.schemes.files import scheme_values
@@ -40,6 +41,7 @@ class Experiment(BaseModel):
         usage: commands to try, for ``--help``.
         resumable: whether an interrupted run continues from what it has saved.
         variadic: the field that takes all positional arguments of the Python function and the command, if one does.
+        quantities: the curves and numbers of its tables by which runs are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
@@ -48,6 +50,7 @@ class Experiment(BaseModel):
     usage: ClassVar[tuple[str, ...]] = ()
     resumable: ClassVar[bool] = False
     variadic: ClassVar[str] = ""
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
 
     def __init__(self, **given: Any) -> None:
         try:
