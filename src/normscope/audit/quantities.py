@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from normscope.audit.findings import late_layers
 from normscope.experiments.advise import Advise
 from normscope.measures.base import Quantity
+from normscope.measures.curves import late_layers
 
 Frame = pd.DataFrame
 LAYER = "layer"

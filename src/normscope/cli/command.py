@@ -153,6 +153,8 @@ def _plain_type(annotation: Any) -> Any:
 
 def _default(field: "FieldInfo", plain: Any) -> Any:
     default = field.get_default(call_default_factory=True)
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     return default if isinstance(default, _PLAIN) or default is None else str(default)
 
 

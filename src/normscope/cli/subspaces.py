@@ -98,8 +98,8 @@ def _model(
     json: bool,
 ) -> None:
     """Measure a model."""
+    from normscope.measures.sample import chosen_sample
     from normscope.models import open_model
-    from normscope.stability import chosen_sample
     from normscope.subspaces import MEASURES, findings, measure_subspaces
 
     wanted, where, content, started = (

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import unit
-from normscope.stability import collapse_margin, collapse_probability
+from normscope.measures.collapse_probability import collapse_margin, collapse_probability
 from normscope.theorems.cases import Case, Range, Space, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table

@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.stability import first_order_change
-from normscope.stability.propagation import FirstOrderChange
+from normscope.measures.propagation import FirstOrderChange, first_order_change
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
