@@ -36,15 +36,24 @@ _NOTHING = 1e-6  # smaller values are rounding, and a ratio to them has no meani
 
 
 @cache
-def measured_tables() -> frozenset[str]:
-    """The tables of measures that are compared: those that an audit has."""
-    return frozenset(quantity.table for quantity in quantities_of(all_measures().values()))
+def measured_quantities() -> tuple[Quantity, ...]:
+    """What measures declare: an audit has their tables."""
+    from normscope.measures.pending import PENDING
+
+    declared = quantities_of(all_measures().values())
+    return (*declared, *(q for q in PENDING if q.name not in {known.name for known in declared}))
 
 
 @cache
 def all_quantities() -> tuple[Quantity, ...]:
     """Everything that can be compared: what measures and experiments declare."""
-    return (*quantities_of(all_measures().values()), *(q for name in summaries() for q in kind_of(name).quantities))
+    return (*measured_quantities(), *(q for name in summaries() for q in kind_of(name).quantities))
+
+
+@cache
+def measured_tables() -> frozenset[str]:
+    """The tables of measures that are compared."""
+    return frozenset(quantity.table for quantity in measured_quantities())
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,10 @@ class Side:
     @property
     def depth(self) -> int | None:
         """How many layers its tables have, if they have layers."""
-        last = {
-            quantity.table: int(self.tables[quantity.table]["layer"].max()) + (not quantity.states)
-            for quantity in all_quantities()
-            if quantity.x == LAYER and quantity.table in self.tables and self.tables[quantity.table]["layer"].notna().any()
-        }
-        return max(last.values(), default=None)
+        layered = {quantity.table for quantity in all_quantities() if quantity.x == LAYER} & self.tables.keys()
+        states = {quantity.table for quantity in all_quantities() if quantity.states}
+        last = {table: self.tables[table]["layer"].max() for table in layered}
+        return max((int(layer) + (table not in states) for table, layer in last.items() if pd.notna(layer)), default=None)
 
     @property
     def table_names(self) -> list[str]:
@@ -160,7 +167,9 @@ class Compare(Seeded):
         return Side(name, result.tables, result.configuration.get("tokens") if reads else None)
 
     def _audited(self, model: Any, name: str, tables: Mapping[str, Frame], progress: Progress) -> Side:
-        shared = {field: getattr(self, field) for field in ("text", "tokens", "examples", "sentence", "fresh", "seed", "device")}
+        shared = {
+            field: getattr(self, field) for field in ("text", "tokens", "examples", "sentence", "fresh", "seed", "device")
+        }
         audit = Audit(model=model, **shared)
         subject = audit.subject(progress)
         return Side(name, tables, subject.about["tokens"], (audit, subject))
