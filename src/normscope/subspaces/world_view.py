@@ -64,11 +64,10 @@ class WorldView(Model):
         attention = AttentionStep(0, x, states, q, k, v, 1.0, mask, self._projections[3])
         mixed = None if observer.attention is None else observer.attention(attention)
         output = unproject(attention.weights() @ v if mixed is None else mixed, self._weights.W_O)
-        update = self._update.written(output)
         after = self._update.state(x, output)
         if observer.sublayer is not None:
             step, carry = self.step(0, "attention"), self.carry(0, "attention")
-            observer.sublayer(SublayerStep(0, "attention", x, output, update, after, step, carry))
+            observer.sublayer(SublayerStep(0, "attention", x, output, self._update.written(output), after, step, carry))
         return observed(1, after)
 
     def step(self, layer: int, sublayer: str) -> Tensor:
