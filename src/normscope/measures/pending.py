@@ -17,10 +17,4 @@ PENDING = (
         "How much logits change in the median head when content that it cannot read is resampled before the norm.",
         "interference", _interference, "interference in the median layer", statistic("median"),
     ),
-    Quantity(
-        "journey", "Rotation on the logit-lens trajectory", LAYER, "degrees",
-        "The layers that move one token of a sample sentence.",
-        "journey", columns("layer", "angle"), "rotation on the logit-lens trajectory in all", statistic("sum"), "°",
-        states=True,
-    ),
 )  # fmt: skip
