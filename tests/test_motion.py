@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from normscope.audit.motion import token_rank
+from normscope.audit.replay import replayed_speeds
 from torch import Tensor
 
 from model_zoo import FAMILIES, OWN, untouched
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
-from normscope.audit.motion import token_rank
-from normscope.audit.replay import replayed_speeds
 from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import Observer, open_model
