@@ -110,7 +110,7 @@ def with_options(message: str, kind: "type[Experiment]") -> str:
     options = dict.fromkeys(("out", "overwrite"), _NO_EXTRA) | {name: _extra(field) for name, field in kind.fields().items()}
     for name, extra in options.items():
         if not extra["argument"]:
-            option = extra["option"] or f"--{name.replace('_', '-')}"
+            option = (extra["option"] or f"--{name.replace('_', '-')}").partition("/")[0]
             message = re.sub(rf"\b{name}=True\b", option, message)
             message = re.sub(rf"\b{name}=(?=\S)", f"{option} ", message)
             message = re.sub(rf"\b{name}=", option, message)
@@ -137,7 +137,7 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
     several = name == kind.variadic or extra["several"]
     default = None if several and default is not ... else default
     annotation = list[str] if several else plain
-    optional = annotation if default is ... or plain is bool else annotation | None
+    optional = annotation if default is ... or (plain is bool and default is not None) else annotation | None
     given = {} if default is ... else {"default": default}
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[optional, marked], **given)
 
