@@ -12,7 +12,7 @@ from normscope.audit.replay import replay_table
 from normscope.core.norms import degrees_between, length, tangent, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import AttentionStep, BlockNorm, Model, Observer, Sample
-from normscope.schemes import NormKind, Scheme, derive
+from normscope.schemes import NormKind, Scheme
 from normscope.subspaces.spaces import effective_rank
 
 Tokens = Float[Tensor, "tokens dim"]
@@ -113,7 +113,7 @@ class _Watched:
         without, after = (_through(stream, carry * x + size * u) for size in (0.0, step))  # its gain turns x by itself
         seen, seen_A, seen_u, seen_after = (visible_part(y, self.kind) for y in (without, A, u, after))
         r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
-        law = derive(stage.attention)
+        law = stage.attention.law
         theory = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
         if stage.attention.output == "norm":
             theory = theory / length(seen_u).squeeze(-1)
