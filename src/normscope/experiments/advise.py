@@ -26,7 +26,7 @@ from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, floats, spans_decades
 from normscope.runs import plain_rows
-from normscope.schemes import NAMED, Scheme, derive, find_scheme
+from normscope.schemes import NAMED, Scheme, find_scheme
 
 if TYPE_CHECKING:
     from normscope.dynamics.advice import Ranking, RunMeasures, Spectrum, Stack
@@ -394,10 +394,10 @@ def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], r
 
     rows = []
     for scheme in schemes:
-        laws = [derive(stage.attention) for stage in scheme.stages]
+        laws = [stage.attention.law for stage in scheme.stages]
         texts = {
             "speed": " then ".join(law.speed.text for law in laws),
-            "radial": " then ".join(law.radial_text for law in laws),
+            "radial": " then ".join(str(law.radial) for law in laws),
         }
         for n in dict.fromkeys(tokens):
             rows.append({"scheme": scheme.name, "tokens": n, **texts, **reduced_flow(scheme, depth, n, _BETA, radius)})
