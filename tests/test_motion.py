@@ -22,7 +22,7 @@ from normscope.measures.speed import Speed, effective_speed
 from normscope.measures.states import norm_kind
 from normscope.models import Model, Observer, Sample, SublayerStep, open_model
 from normscope.models.hugging_face import HuggingFaceModel
-from normscope.schemes import NAMED, derive
+from normscope.schemes import NAMED
 from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
@@ -52,7 +52,7 @@ def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
     scheme, depth, stride = NAMED[name].at(t, 12), 12, 1e-6
     place = scheme.place(t, depth)
     update = Update.of(scheme.attention, place, SphereNorm(scheme.norm))
-    law = derive(scheme.attention)
+    law = scheme.attention.law
     x = update.settle(tokens())
     A = attended(update.read(x))
     after = update.state(x, A, stride)
