@@ -20,6 +20,7 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
 from normscope.measures.base import Quantity
+from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -144,16 +145,12 @@ def _weighted(item: str) -> tuple[str, str]:
 
 def _advised(criterion: Criterion) -> Quantity:
     """A criterion as something that runs are compared by, scheme by scheme."""
-
-    def values(table: pd.DataFrame) -> pd.DataFrame:
-        rows = table[table["criterion"] == criterion.key]
-        return pd.DataFrame({"x": np.nan, "y": rows["mean"], "line": rows["scheme"]}).dropna(subset=["y"])
-
+    values = values_of("scheme", "mean")
     return Quantity(
         f"advice-{criterion.key}", criterion.title.capitalize(), "scheme", criterion.unit,
         f"{criterion.good.capitalize()} is good; a row of one colour is a scheme that does equally well everywhere.",
-        "criteria", values, f"{criterion.title} ({criterion.unit}, {criterion.good} is good)",
-        lambda curve: float(curve["y"].iloc[-1]),
+        "criteria", lambda table: values(table[table["criterion"] == criterion.key]),
+        f"{criterion.title} ({criterion.unit}, {criterion.good} is good)", last,
         ratio=criterion.unit != "decades",  # which are logarithms of ratios already
     )  # fmt: skip
 
