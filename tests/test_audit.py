@@ -506,7 +506,7 @@ def test_the_page_says_how_much_each_read(
     status, out, err = run(capsys, "compare", "runs/audit", OURS, *FEW)
     assert status == 0, err
     few = open_run(here / "runs" / "audit").description["configuration"]["tokens"]
-    many = int(open_model(OURS).sample(None, 8, 0).present.sum())
+    many = int(open_model(OURS).sample(None, 8, 0).attention_mask.sum())
     assert settings == [f"audit ({few} tokens), {OURS} ({many} tokens); seed 0"]
     assert next(line.split()[-2:] for line in out.splitlines() if "tokens read" in line) == [str(few), str(many)]
     findings = {"findings": open_run(here / "runs" / "compare").table("findings")}

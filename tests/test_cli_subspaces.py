@@ -12,12 +12,12 @@ import pytest
 
 from cli_run import run
 from helpers.pages import read_page
+from model_zoo import GROUPED, built, opened_smollm2, word_tokenizer
 from normscope.cli import main
 from normscope.report.subspaces import subspaces_sections
 from normscope.results import Chart, Panels
 from normscope.runs import RunFolder, open_run
 from normscope.subspaces import MEASURES
-from test_models import GROUPED, built, opened_smollm2, word_tokenizer
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 FEW = ("--examples", "12")

@@ -13,7 +13,7 @@ from normscope.audit.findings import Finding, journey_findings, motion_findings,
 from normscope.audit.motion import measure_motion
 from normscope.errors import InputError
 from normscope.models import Model, Sample
-from normscope.models.own import NormscopeModel
+from normscope.models.normscope_model import NormscopeModel
 from normscope.runs import KeptTables, code_fingerprint
 from normscope.schemes import NAMED, block_records
 from normscope.words import follow, places
@@ -82,7 +82,7 @@ class Question:
             "heads": view.heads,
             "dim": view.dim,
             "rows": sample.tokens.shape[0],
-            "tokens": int(sample.present.sum()),
+            "tokens": int(sample.attention_mask.sum()),
             "sentence": self.sentence,
         }
 
@@ -90,7 +90,7 @@ class Question:
     def record(self) -> dict[str, Any]:
         """What is asked, as plain values."""
         read = hashlib.sha256()
-        for tensor in (self.sample.tokens, self.sample.targets, self.sample.present, self.sample.positions):
+        for tensor in (self.sample.tokens, self.sample.targets, self.sample.attention_mask, self.sample.positions):
             read.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
         sample = f"{tuple(self.sample.tokens.shape)} {read.hexdigest()}"
         return {"sample": sample, "sentence": self.sentence, "seed": self.seed}

@@ -118,7 +118,7 @@ def _model(
         "scheme": None if view.scheme is None else view.scheme.name,
         "text": None if text is None else str(text),
         "rows": sample.tokens.shape[0],
-        "tokens": int(sample.present.sum()),
+        "tokens": int(sample.attention_mask.sum()),
         "measures": wanted,
     }
     said = findings(view, tables)

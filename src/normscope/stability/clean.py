@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.models import AttentionStep, Model, Sample
+from normscope.models import AttentionStep, Model, Observer, Sample
 from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
 from normscope.stability.noise import NON_SPARSE, SPARSE
 from normscope.stability.spread import spread_rows
@@ -53,7 +53,7 @@ def measure_clean(
         tables.add(step)
         progress(step.layer + 1)
 
-    view.forward(sample, observe)
+    view.forward(sample, Observer(attention=observe))
     return tables.finished()
 
 
@@ -77,7 +77,7 @@ class _Tables:
         """What one layer adds."""
         raw = step.raw_scores()
         weights = step.soften(raw)
-        later = self.sample.present.clone()
+        later = self.sample.attention_mask.clone()
         later[:, 0] = False
         if "spread" in self.measures:
             received = (later.to(weights)[:, None, None] @ weights).squeeze(2).transpose(0, 1)[:, later]
@@ -85,7 +85,7 @@ class _Tables:
         by_head = weights.amax(-1).transpose(0, 1)[:, later]
         if "sparsity" in self.measures:
             self._add_sparsity(step.layer, by_head)
-            size = min(_MAP, int(self.sample.present[0].sum()))
+            size = min(_MAP, int(self.sample.attention_mask[0].sum()))
             for head in range(len(by_head)):
                 self.maps[step.layer, head] = weights[0, head, :size, :size].clone()
         if "collapse" in self.measures:
@@ -104,7 +104,7 @@ class _Tables:
             self._keep("maxima", _histogram(None, None, whole))
             self._keep("sparsity", [self._sparsity_of_all()])
             self._keep("maps", self._chosen_maps())
-            size = min(_MAP, int(self.sample.present[0].sum()))
+            size = min(_MAP, int(self.sample.attention_mask[0].sum()))
             words = self.view.words(self.sample.tokens[0, :size])
             self._keep("tokens", [{"position": i, "text": word} for i, word in enumerate(words)])
         tables = {name: pd.DataFrame(rows) for name, rows in self.rows.items()}

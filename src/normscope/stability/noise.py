@@ -66,7 +66,7 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
         chosen = largest >= SPARSE if disturbance.where == "sparse" else largest < NON_SPARSE
         return torch.where(chosen, mixed, clean @ step.v)
 
-    return observe
+    return Observer(attention=observe)
 
 
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
@@ -90,7 +90,7 @@ def measure_noise(
     gives a disturbance the same noise at every level, but for its size.
     """
     need_predictions(view, sample)
-    clean = _scores(view, sample, None)
+    clean = _scores(view, sample)
     rows = [_row(Disturbance(0.0), clean, clean, sample)]
     for done, disturbance in enumerate(planned, 1):
         totals = torch.zeros_like(clean)
@@ -109,10 +109,10 @@ def need_predictions(view: Model, sample: Sample) -> None:
         raise InputError(f"'{view.name}' predicts no tokens here: noise is measured by what predictions lose")
 
 
-def _scores(view: Model, sample: Sample, observe: Observer | None) -> Float[Tensor, "2 predicted"]:
+def _scores(view: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss."""
     wanted = sample.targets != NOTHING
-    logits, targets = view.forward(sample, observe)[wanted].float(), sample.targets[wanted]
+    logits, targets = view.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
     return torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
 
 

@@ -81,7 +81,7 @@ class StabilitySetting:
             "model": view.name,
             "scheme": None if view.scheme is None else view.scheme.name,
             "rows": sample.tokens.shape[0],
-            "tokens": int(sample.present.sum()),
+            "tokens": int(sample.attention_mask.sum()),
             "measures": self.wanted(view),
             "levels": list(self.levels),
             "noise_levels": list(self.noise_levels),
