@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.experiments.result import Result
 
+_NO_EXTRA: dict[str, Any] = {"shown": None, "argument": False, "option": None, "several": False}
 _PLAIN = (bool, int, float, str, Path)
 
 
@@ -70,7 +71,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     """Run an experiment into a folder and print what came out."""
     from normscope.experiments import execute
     from normscope.experiments.progress import progress_bar
-    from normscope.report.files import chosen_formats
+    from normscope.report.write import chosen_formats
 
     formats = chosen_formats(format)
     folder = out or experiment.default_folder()
@@ -106,8 +107,8 @@ def show(result: "Result") -> None:
 
 def with_options(message: str, kind: "type[Experiment]") -> str:
     """A message of the library, with its parameters as options: ``layers=True`` is ``--layers``, ``time=3`` ``--time 3``."""
-    for name, field in kind.fields().items():
-        extra = _extra(field)
+    options = dict.fromkeys(("out", "overwrite"), _NO_EXTRA) | {name: _extra(field) for name, field in kind.fields().items()}
+    for name, extra in options.items():
         if not extra["argument"]:
             option = (extra["option"] or f"--{name.replace('_', '-')}").partition("/")[0]
             message = re.sub(rf"\b{name}=True\b", option, message)
@@ -167,7 +168,7 @@ def _limits(field: "FieldInfo", plain: Any) -> dict[str, Any]:
 
 def _extra(field: "FieldInfo") -> dict[str, Any]:
     extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {"shown": None, "argument": False, "option": None, "several": False}
+    return extra if isinstance(extra, dict) else _NO_EXTRA
 
 
 def _help(kind: "type[Experiment]") -> str:

@@ -19,7 +19,6 @@ class Progress:
 
     def stage(self, name: str, total: float) -> Callable[[float], None]:
         """A function for one stage that takes how much is done."""
-        self(name, 0, total)
         return lambda done: self(name, done, total)
 
 
@@ -27,7 +26,7 @@ SILENT = Progress()
 
 
 class ProgressBar(Progress):
-    """One bar per stage, with the time left, on stderr or in a notebook."""
+    """One bar per stage, with the time left, on stderr or in a notebook; nothing is shown before the first stage."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
@@ -36,6 +35,7 @@ class ProgressBar(Progress):
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         """Move the bar of a stage."""
         if stage not in self._tasks:
+            self._bars.start()
             for task in self._tasks.values():
                 self._bars.stop_task(task)
             self._tasks[stage] = self._bars.add_task(stage, total=total, note=note)
@@ -65,8 +65,12 @@ def progress_bar() -> Iterator[ProgressBar]:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=console) as bar:
+    bar = bars.Progress(*columns, console=console)
+    try:
         yield ProgressBar(bar)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
 
 
 @contextmanager

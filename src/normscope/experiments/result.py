@@ -18,6 +18,7 @@ from normscope.runs import new_run, open_run, plain_rows, run_path
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.models import Model
+    from normscope.report.write import Report
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,21 +98,30 @@ class Result:
         """The result as ``--json`` prints it."""
         return self.kind.records(self)
 
+    @property
+    def report(self) -> "Report":
+        """What the page shows."""
+        from normscope.report.write import Report
+
+        return Report(self.kind.title, self.summary, self.sections, self.kind.facts(self), self.findings)
+
     def to_html(self) -> str:
         """The report: one self-contained page."""
         from normscope.report.page import render_page
 
-        return render_page(self.kind.title, self.summary, self.sections, facts=self.kind.facts(self), findings=self.findings)
+        report = self.report
+        return render_page(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
         from normscope.report.markdown import render_markdown
 
-        return render_markdown(self.kind.title, self.summary, self.sections, findings=self.findings)
+        report = self.report
+        return render_markdown(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
         """Write the run folder: complete or absent. ``formats``: html, md, png, csv."""
-        from normscope.report.files import write_report
+        from normscope.report.write import write_report
 
         with new_run(
             path, self.kind.command, self.configuration, seed=self.seed, device=self.device, overwrite=overwrite,
@@ -123,16 +133,13 @@ class Result:
                 write(run.path / name)
             if self.problems:
                 run.write_text("stopped.txt", "\n".join(self.problems) + "\n")
-            write_report(
-                run.path, self.kind.title, self.summary, self.sections, formats,
-                facts=self.kind.facts(self), findings=self.findings,
-            )  # fmt: skip
+            write_report(run.path, self.report, formats)
         self.on_saved()
         object.__setattr__(self, "path", run_path(path))
         return self
 
     def _repr_html_(self) -> str:
-        from normscope.report.page import render_summary
+        from normscope.report.notebook import render_summary
 
         return render_summary(self.kind.title, self.summary, self.findings, list(self.tables), list(self.figures))
 
@@ -159,10 +166,17 @@ class Plot:
 
         return save_figure(self.figure, Path(path))
 
-    def _repr_html_(self) -> str:
-        from normscope.report.page import render_figure
+    @property
+    def chart(self) -> Any:
+        """The Altair chart, to be changed further; None for diagrams and scenes, which are no charts."""
+        from normscope.report.charts import chart_of
 
-        return render_figure(self.figure, self.name)
+        return chart_of(self.figure)
+
+    def _repr_html_(self) -> str:
+        from normscope.report.files import figure_svg
+
+        return figure_svg(self.figure)
 
 
 def load(path: Path | str) -> Result:

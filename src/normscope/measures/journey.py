@@ -68,6 +68,7 @@ class Journey(TokenMeasure):
             "journey", "Rotation of one token by each layer", LAYER, "degrees",
             "The layers that rotate one token of a sample sentence.",
             "journey", columns("layer", "angle"), "sum of one token's rotations", statistic("sum"), "°",
+            states=True,
         ),
     )  # fmt: skip
 

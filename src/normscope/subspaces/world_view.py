@@ -8,7 +8,7 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
-from normscope.schemes import Scheme
+from normscope.schemes import Scheme, scheme_values
 from normscope.subspaces.worlds import World, update_at
 
 
@@ -34,7 +34,8 @@ class WorldView(Model):
     def checksum(self) -> str:
         """The same for the same world and scheme."""
         parts = (*self._projections, *self.world.coordinates)
-        return checksum(str(self.scheme), ((str(place), part) for place, part in enumerate(parts)))
+        assert self.scheme is not None
+        return checksum(str(scheme_values(self.scheme)), ((str(place), part) for place, part in enumerate(parts)))
 
     @property
     def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
