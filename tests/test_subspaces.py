@@ -13,9 +13,9 @@ from torch import Tensor
 from model_zoo import FAMILIES, opened_smollm2, steps_of, untouched
 from normscope.core import HeadWeights
 from normscope.errors import InputError
+from normscope.measures.sample import sample_text
 from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.schemes import NAMED, Scheme, Slots
-from normscope.measures.sample import sample_text
 from normscope.subspaces import (
     MEASURES,
     InductionCircuit,
