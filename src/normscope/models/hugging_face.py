@@ -1,26 +1,24 @@
 """Models of the ``transformers`` library behind a ``Model``."""
 
-import inspect
-import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core.norms import NORMS
 from normscope.errors import InputError
-from normscope.models.attention_interface import AttentionCall, observable, observing
+from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.describe import scheme_text
-from normscope.models.hooks import after, before, first_output, given_states, on_entering, on_leaving
-from normscope.models.layouts import messages_matrix, projections_of
+from normscope.models.hooks import on_entering, on_leaving
+from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
+from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
 from normscope.models.probe import Probe, run
 from normscope.schemes import Scheme
@@ -34,10 +32,7 @@ class HuggingFaceModel(Model):
     """A decoder or encoder of the ``transformers`` library."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
-        if not hasattr(model.config.get_text_config(), "vocab_size"):
-            raise InputError(f"unsupported architecture: '{name}' ({type(model).__name__}) is not a language model")
+        require_decoder_or_encoder(name, model.config)
         self.name, self.model, self.tokenizer = name, model, tokenizer
         with observable(model):
             probe = Probe(model)
@@ -86,9 +81,9 @@ class HuggingFaceModel(Model):
             if observer.state is not None:
                 on_entering(stack, self.blocks, observer.state)
             if observer.sublayer is not None:
-                _SublayerHooks(self, observer.sublayer).install(stack)
+                SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
-                _AttentionHooks(self, observer.attention).install(stack)
+                AttentionHooks(self, observer.attention).install(stack)
             if observer.state is not None:
                 on_leaving(stack, self.blocks, observer.state)
             stack.enter_context(observable(self.model))
@@ -150,10 +145,10 @@ class HuggingFaceModel(Model):
         made = {}
         for letter in letters:
             W, b = parts[letter]
-            made[letter] = _normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
+            made[letter] = normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
         if rotation is not None and set(letters) & set("qk"):
             either = made["q"] if "q" in made else made["k"]
-            q, k = _rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
+            q, k = rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
             made |= {letter: turned for letter, turned in (("q", q), ("k", k)) if letter in made}
         return tuple(made[letter] for letter in letters)
 
@@ -190,7 +185,7 @@ class HuggingFaceModel(Model):
 
         def by_head(layer: int, letter: str) -> bool:
             norm = self.placements[layer].head_norms.get(letter)
-            return norm is not None and _width(norm) in (None, self.attentions_head(layer))
+            return norm is not None and width_of(norm) in (None, self.attentions_head(layer))
 
         return "".join(x for x in "qkv" if all(by_head(layer, x) for layer in range(self.layers)))
 
@@ -200,11 +195,11 @@ class HuggingFaceModel(Model):
         found = []
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                found.append(_norm_view(module, self.dim, slot, layer, sublayer))
+                found.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
-                width = _width(module) or self.attentions_head(layer)
-                found.append(_norm_view(module, width, letter, layer, "attention"))
-        return found + [_norm_view(module, self.dim, slot, None, "") for slot, module in self._outside.items()]
+                width = width_of(module) or self.attentions_head(layer)
+                found.append(norm_of(module, width, self.device, letter, layer, "attention"))
+        return found + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
 
     @property
     @torch.no_grad()
@@ -294,7 +289,7 @@ class HuggingFaceModel(Model):
     def _norm_kind(self, placement: Placement) -> str:
         """The kind of a layer's norms."""
         module = next(iter([*placement.norms.values(), *placement.head_norms.values()]), None)
-        return "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
+        return "rms" if module is None else norm_of(module, width_of(module) or self.dim, self.device).kind
 
     def _common_scheme(self) -> tuple[Scheme | None, str]:
         """The scheme of all layers, and remarks on it."""
@@ -305,11 +300,21 @@ class HuggingFaceModel(Model):
         if any(scheme != self.schemes[0] for scheme in self.schemes):
             return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
+        if first.changed:
+            notes.append("a norm or gate changes the mixed values of attention before W_O")
         if first.parallel:
             notes.append("attention and feed-forward layer are parallel: both read the same states")
-        if any(_width(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
+        if any(width_of(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
         return self.schemes[0], "; ".join(notes)
+
+
+def require_decoder_or_encoder(name: str, config: Any) -> None:
+    """Refuse models with two streams, and those that do not read tokens."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        raise InputError(f"unsupported architecture: '{name}' ({type(config).__name__}) is not a language model")
 
 
 class _ReachedError(Exception):
@@ -318,134 +323,3 @@ class _ReachedError(Exception):
     def __init__(self, step: AttentionStep) -> None:
         super().__init__()
         self.step = step
-
-
-class _AttentionHooks:
-    """Passes the attention of every layer to an observer."""
-
-    def __init__(self, model: HuggingFaceModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
-        self.model, self.observe = model, observe
-        self.layers = {id(module): layer for layer, module in enumerate(model.attentions)}
-        self.stream = self.input = torch.empty(0)
-        self.rotation: tuple[Tensor, Tensor] | None = None
-
-    def install(self, stack: ExitStack) -> None:
-        """Until the stack unwinds: observe blocks and their attention."""
-        for block, attention in zip(self.model.blocks, self.model.attentions, strict=True):
-            before(stack, block, self._on_block)
-            before(stack, attention, self._on_attention)
-        stack.enter_context(observing(self._attend))
-
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stream = given_states(args, kwargs)
-
-    def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.input, self.rotation = given_states(args, kwargs), kwargs.get("position_embeddings")
-
-    def _attend(self, call: AttentionCall) -> Tensor:
-        """The mixed values that the observer returns, or those of the model."""
-        layer = self.layers[id(call.module)]
-        W_O = messages_matrix(self.model.output_projection(layer), self.model.heads)
-        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
-        return call.mixed() if mixed is None else mixed
-
-
-class _SublayerHooks:
-    """Passes states and updates inside every block to an observer, when the block ends."""
-
-    def __init__(self, model: HuggingFaceModel, observe: Callable[[SublayerStep], None]) -> None:
-        self.model, self.observe = model, observe
-        self.values: dict[str, Tensor] = {}
-
-    def install(self, stack: ExitStack) -> None:
-        """Until the stack unwinds: observe the blocks whose branches are identified."""
-        for layer, (block, placement) in enumerate(zip(self.model.blocks, self.model.placements, strict=True)):
-            if placement.unclear:
-                continue
-            before(stack, block, self._on_block)
-            for name, branch in placement.branches.items():
-                after(stack, branch.result, partial(self._on_output, f"{name} output", ""))
-                if "output" in branch.norms:
-                    after(stack, branch.norms["output"], partial(self._on_output, f"{name} normalised", f"{name} output"))
-                if branch.reader is not None:
-                    before(stack, branch.reader, partial(self._on_input, f"{name} after", f"{name} output"))
-            after(stack, block, partial(self._on_end, layer, placement))
-
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.values = {"before": given_states(args, kwargs).clone()}
-
-    def _on_output(self, key: str, needs: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._keep(key, needs, first_output(output))
-
-    def _on_input(self, key: str, needs: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(key, needs, given_states(args, kwargs))
-
-    def _keep(self, key: str, needs: str, x: Tensor) -> None:
-        """The first value after another one; a copy, since a model may change its states in place."""
-        if key not in self.values and (not needs or needs in self.values):
-            self.values[key] = x.reshape_as(self.values["before"]).clone()
-
-    def _on_end(self, layer: int, placement: Placement, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        values, self.values = self.values, {}
-        states, left = values["before"], first_output(output)
-        for name in SUBLAYERS:
-            scales, result = placement.branches[name].scales, values[f"{name} output"]
-            update = scales.step * values.get(f"{name} normalised", result)
-            end = left.clone() if name == "feedforward" and not placement.parallel else None
-            step = SublayerStep(
-                layer, name, states, result, update, values.get(f"{name} after", end), scales.step, scales.carry
-            )
-            self.observe(step)
-            states = states if step.after is None else step.after
-
-
-def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> BlockNorm:
-    """Kind, gain and bias of a norm from what it does to a vector, its opposite, and one that is shifted.
-
-    Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm does not notice a constant that is added to all components. Families
-    write their gains in different ways (Gemma's is 1 + weight): what a norm does is the same for all.
-    """
-    parameter = next(module.parameters(), torch.empty(0))
-    x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
-    given = torch.stack((x, -x, x + 1e3)).to(parameter)
-    with torch.no_grad():
-        plus, minus, shifted = module(given[:, None]).double().cpu().squeeze(1)
-    kind = "layer" if torch.allclose(plus, shifted, rtol=1e-3, atol=1e-3) else "rms"
-    gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
-    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
-    has_bias = getattr(module, "bias", None) is not None
-    gain, bias = gain.to(parameter), bias.to(parameter)
-    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
-
-
-def _width(module: nn.Module) -> int | None:
-    """How many components a norm reads, where it says."""
-    weight = getattr(module, "weight", None)
-    return None if weight is None else int(weight.numel())
-
-
-def _normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens head"], shared: int) -> Tensor:
-    """A norm by head, or over all heads together; a head that several queries share counts once."""
-    if norm is None:
-        return x
-    own = x[:, ::shared]
-    if _width(norm) in (None, x.shape[-1]):
-        made: Tensor = norm(own)
-    else:
-        by_token = own.transpose(1, 2)
-        made = norm(by_token.flatten(2)).view_as(by_token).transpose(1, 2)
-    return made.repeat_interleave(shared, 1)
-
-
-def _rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotation that the model's own code applies; some families rotate q and k in one call, some one by one."""
-    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
-    width = cos.shape[-1]
-    if width < q.shape[-1]:  # only the first components are rotated
-        q_turned, k_turned = _rotate(attention, q[..., :width], k[..., :width], cos, sin)
-        return torch.cat((q_turned, q[..., width:]), -1), torch.cat((k_turned, k[..., width:]), -1)
-    if "k" in inspect.signature(rotation).parameters:
-        rotated: tuple[Tensor, Tensor] = rotation(q, k, cos, sin)
-        return rotated
-    return rotation(q, cos, sin), rotation(k, cos, sin)
