@@ -1,15 +1,20 @@
 """What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
+from xml.etree.ElementTree import fromstring
 
 import pytest
 import torch
 from torch import Tensor
 
 from normscope import InputError
-from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, derive, draw_block, scheme_record
-from normscope.schemes.update import coefficients, kept_part, layer, normalise, read, stack, velocity, written
+from normscope.core.norms import SphereNorm, rms_norm, visible_part
+from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_record
+from normscope.schemes.update import Update
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
     "post": ("Ẋ = P_X A(X)", "1", "0"),
@@ -52,7 +57,7 @@ def attention(heads: str, beta: float, weights: list[Tensor]) -> Callable[[Tenso
 
 def state(slots: Slots, kind: NormKind, generator: torch.Generator) -> Tensor:
     x = 3.0 * torch.randn(6, 10, dtype=torch.float64, generator=generator)
-    return normalise(x, kind) if slots.stream == "norm" else x
+    return SphereNorm(kind)(x) if slots.stream == "norm" else x
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
@@ -63,17 +68,17 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
     weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) / 10**0.5 for _ in "qkv"]
     t, depth, beta, h = 3.0, 12.0, 1.7, 1e-5
     for stage in scheme.stages:
-        slots, law, at = stage.attention, derive(stage.attention), stage.place(t, depth)
+        slots, law, at = stage.attention, stage.attention.law, stage.place(t, depth)
         x = state(slots, kind, generator)
-        c = coefficients(slots, kind, at)
-        u = written(c, attention(slots.heads, beta, weights)(read(c, x)))
-        ahead, behind = (layer(c, x, u, stride) for stride in (h, -h))
+        update = Update.of(slots, at, SphereNorm(kind))
+        y = attention(slots.heads, beta, weights)(update.read(x))
+        ahead, behind = (update.state(x, y, stride) for stride in (h, -h))
         r, theta = x.norm(dim=-1, keepdim=True), x / x.norm(dim=-1, keepdim=True)
 
-        seen = x if law.sees_radius else (normalise(x, kind) if slots.reads_norm else theta)
+        seen = x if law.sees_radius else (SphereNorm(kind)(x) if slots.reads_norm else theta)
         A = attention(slots.heads, beta * law.temperature(at.values), weights)(seen)
         if "norm" in (slots.output, slots.stream):
-            A = kept_part(A, kind)  # a LayerNorm after A sees only its centred part
+            A = visible_part(A, kind)  # a LayerNorm after A sees only its centred part
         values = {**at.values, "r": r, "A": A.norm(dim=-1, keepdim=True)}
         turned = (A - (A * theta).sum(-1, keepdim=True) * theta) / law.speed(values)
         measured = (ahead / ahead.norm(dim=-1, keepdim=True) - behind / behind.norm(dim=-1, keepdim=True)) / (2 * h)
@@ -96,25 +101,62 @@ def test_flow_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> 
     for stage in scheme.stages:
         slots, at, h = stage.attention, stage.place(2.0, 8.0), 1e-5
         x = state(slots, kind, generator)
-        c = coefficients(slots, kind, at)
-        u = written(c, attention(slots.heads, 0.4, weights)(read(c, x)))
-        difference = (layer(c, x, u, h) - layer(c, x, u, -h)) / (2 * h)
-        assert torch.allclose(velocity(c, x, u), difference, rtol=1e-6, atol=1e-7)
+        update = Update.of(slots, at, SphereNorm(kind))
+        y = attention(slots.heads, 0.4, weights)(update.read(x))
+        difference = (update.state(x, y, h) - update.state(x, y, -h)) / (2 * h)
+        assert torch.allclose(update.velocity(x, y), difference, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
     generator = torch.Generator().manual_seed(9)
-    x = normalise(torch.randn(6, 10, dtype=torch.float64, generator=generator), kind)
+    norm = SphereNorm(kind)
+    x = norm(torch.randn(6, 10, dtype=torch.float64, generator=generator))
     y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
-    alone = [coefficients(scheme.attention, kind, scheme.place(2.0, 8.0)) for scheme in SCHEMES]
-    together = stack(alone, "cpu", torch.float64)
+    alone = [Update.of(scheme.attention, scheme.place(2.0, 8.0), norm) for scheme in SCHEMES]
+    together = Update.stacked(alone, norm, "cpu", torch.float64)
     tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
-    u = written(together, outputs)
-    for i, c in enumerate(alone):
-        assert torch.allclose(read(together, tokens)[i], read(c, x), atol=1e-15)
-        assert torch.allclose(layer(together, tokens, u, 0.5)[i], layer(c, x, written(c, y), 0.5), atol=1e-15)
-        assert torch.allclose(velocity(together, tokens, u)[i], velocity(c, x, written(c, y)), atol=1e-15)
+    for i, update in enumerate(alone):
+        assert torch.allclose(together.read(tokens)[i], update.read(x), atol=1e-15)
+        assert torch.allclose(together.state(tokens, outputs, 0.5)[i], update.state(x, y, 0.5), atol=1e-15)
+        assert torch.allclose(together.state(tokens, outputs)[i], update.state(x, y), atol=1e-15)
+        assert torch.allclose(together.velocity(tokens, outputs)[i], update.velocity(x, y), atol=1e-15)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_norms_of_another_radius_give_the_same_law_at_that_radius(scheme: Scheme) -> None:
+    """Models have norms of radius √d: their states are √d times those of theory where f writes √d times as much."""
+    generator = torch.Generator().manual_seed(5)
+    slots, at, radius = scheme.attention, scheme.place(2.0, 8.0), 10**0.5
+    x, y = (torch.randn(6, 10, dtype=torch.float64, generator=generator) for _ in range(2))
+    theory, model = (Update.of(slots, at, norm) for norm in (SphereNorm(), SphereNorm(radius=radius)))
+    plain = Update.of(slots, at, rms_norm)
+    x = theory.settle(x)
+    assert torch.allclose(model.state(radius * x, radius * y), radius * theory.state(x, y), atol=1e-13)
+    assert torch.allclose(plain.state(radius * x, radius * y), radius * theory.state(x, y), atol=1e-13)
+    assert torch.allclose(model.velocity(radius * x, radius * y), radius * theory.velocity(x, y), atol=1e-13)
+
+
+def test_learned_values_take_the_place_of_formulas() -> None:
+    """Norm(carry∘x + step∘Norm(y)), written out, with vectors that a model has learned."""
+    generator = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(3, 10, dtype=torch.float64, generator=generator) for _ in range(2))
+    alpha, step, carry, gain = (torch.rand(10, dtype=torch.float64, generator=generator) + 0.1 for _ in range(4))
+    slots = NAMED["ngpt-lerp"].attention
+
+    def norm(z: Tensor) -> Tensor:
+        return gain * z / z.square().mean(-1, keepdim=True).sqrt()
+
+    def gained(z: Tensor) -> Tensor:
+        return rms_norm(z, gain)
+
+    learned = Update.of(slots, At(2.0, 8.0, alpha), gained)
+    assert torch.allclose(learned.state(x, y), norm((1 - alpha) * x + alpha * norm(y)), atol=1e-13)
+    assert torch.allclose(learned.written(y), alpha * norm(y), atol=1e-13)
+    given = Update.of(slots, At(2.0, 8.0), {"output": gained, "stream": gained}, step=step, carry=carry)
+    assert torch.allclose(given.state(x, y), norm(carry * x + step * norm(y)), atol=1e-13)
+    with pytest.raises(TypeError, match="has no flow"):
+        given.velocity(x, y)
 
 
 def test_layers_are_the_published_updates() -> None:
@@ -138,9 +180,8 @@ def test_layers_are_the_published_updates() -> None:
         "res-post": x + norm(f(x)),
     }
     for name, expected in by_hand.items():
-        c = coefficients(NAMED[name].attention, "rms", At(t=2.0, depth=12.0, alpha=0.3))
-        got = layer(c, x, written(c, f(read(c, x))))
-        assert torch.allclose(got, expected, atol=1e-14), name
+        update = Update.of(NAMED[name].attention, At(t=2.0, depth=12.0, alpha=0.3), SphereNorm())
+        assert torch.allclose(update.state(x, f(update.read(x))), expected, atol=1e-14), name
 
 
 def test_mix_changes_after_its_share_of_the_layers() -> None:
@@ -164,7 +205,7 @@ def test_norm_is_a_parameter_of_every_stage() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
     for stage in scheme.stages:
-        drawing = draw_block(stage)
+        drawing = replace(stage, until=1.0, then=None).block
         filled = [s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.output, slots.stream)]
         assert drawing.count("Norm") == sum(s != "none" for s in filled) + (stage.attention.heads != "none")
         assert drawing.count("⊕") == 2
@@ -172,6 +213,44 @@ def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
         for slots in (stage.attention, stage.feedforward):
             for text in (slots.texts["step"], slots.texts["carry"]):
                 assert text == "1" or f"× {text}" in drawing
+
+
+def test_a_scheme_shows_slots_update_law_and_block_as_text_and_as_html() -> None:
+    mine = Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)"))
+    assert str(mine.law.speed) == repr(mine.law.speed) == "r_j·√(t+1)·|A_j|"
+    assert str(mine.law.radial) == repr(mine.law.radial) == "⟨θ_j,A_j⟩/(√(t+1)·|A_j|)"
+    assert mine.law.speed({"r": 2.0, "A": 3.0, "t": 3.0}) == 12.0
+    shown = [mine.update, mine.flow, str(mine.law.speed), str(mine.law.radial), mine.block, "1/√(t+1)", *mine.attention.texts]
+    for text in (str(mine), repr(mine), unescape(mine._repr_html_())):
+        for part in shown:
+            assert part in text, part
+
+
+def test_html_of_a_scheme_is_escaped_and_needs_nothing_else() -> None:
+    odd = Scheme("<b>&mine", Slots(input="norm"), title="<script>alert(1)</script>", note='"&<', users="<i>")
+    page = odd._repr_html_()
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+    assert "http" not in page
+    assert page.count("<div") == page.count("</div>") == 2
+    fromstring(page)  # well-formed
+
+
+def test_laws_of_a_scheme_that_changes_with_depth_print_all_stages_and_compute_the_one_that_holds() -> None:
+    mix = NAMED["mix"]
+    assert str(mix.law.speed) == "1 for t < 0.25·T, then r_j"
+    assert str(mix.law.radial) == "0 for t < 0.25·T, then ⟨θ_j,A_j⟩"
+    values = {"depth": 8.0, "r": 3.0, "A": 2.0, "alpha": 1.0}
+    assert [mix.law.speed({**values, "t": t}) for t in (0.0, 1.0, 2.0, 7.0)] == [1.0, 1.0, 3.0, 3.0]
+    assert [mix.law.radial(0.5, {**values, "t": t}) for t in (1.0, 2.0)] == [0.0, 0.5]
+    assert mix.block.count("⊕") == 4
+
+
+def test_schemes_need_no_torch() -> None:
+    shown = "str(NAMED['mix']); NAMED['mix']._repr_html_()"
+    code = f"import sys; from normscope.schemes import NAMED; {shown}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.dynamics import SymmetricFlow
-from normscope.schemes import Scheme, derive, find_scheme
+from normscope.schemes import Scheme, find_scheme
 
 BETA = 1.0  # of theory, as in its theorem on the first step
 NOT_TRAINED = "not trained here"
@@ -27,7 +27,7 @@ def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], r
 
 
 def _theory(scheme: Scheme, depth: int, tokens: int, radius: float) -> dict[str, object]:
-    laws = [derive(stage.attention) for stage in scheme.stages]
+    laws = [stage.attention.law for stage in scheme.stages]
     times = np.linspace(0, depth, _SAMPLES * depth + 1)
     flow = SymmetricFlow(scheme, tokens, BETA, float(depth))
     start = 1.0 if laws[0].radius_fixed else radius
@@ -40,7 +40,7 @@ def _theory(scheme: Scheme, depth: int, tokens: int, radius: float) -> dict[str,
         "scheme": scheme.name,
         "tokens": tokens,
         "speed": " then ".join(law.speed.text for law in laws),
-        "radial": " then ".join(law.radial_text for law in laws),
+        "radial": " then ".join(str(law.radial) for law in laws),
         "first_rate": path.measures[0]["cosine_rate"],
         "early": _mean_angle(speed[: third + 1]),
         "late": _mean_angle(speed[-third - 1 :]),

@@ -9,11 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.audit.replay import replay_table
-from normscope.core.norms import degrees_between, length, tangent, unit
+from normscope.core.norms import degrees_between, length, tangent, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import AttentionStep, BlockNorm, Model, Observer, Sample
-from normscope.schemes import NormKind, Scheme, derive
-from normscope.schemes.update import kept_part
+from normscope.schemes import NormKind, Scheme
 from normscope.subspaces.spaces import effective_rank
 
 Tokens = Float[Tensor, "tokens dim"]
@@ -86,7 +85,7 @@ class _Watched:
 
     def stand(self, layer: int, x: Float[Tensor, "rows tokens dim"]) -> None:
         """Keep the directions and lengths that the norm sees."""
-        self.states.append(kept_part(x, self.kind)[self.sample.attention_mask].double().cpu())
+        self.states.append(visible_part(x, self.kind)[self.sample.attention_mask].double().cpu())
 
     def attend(self, step: AttentionStep) -> None:
         """What attention computes for every token, and how far that turns it."""
@@ -94,7 +93,7 @@ class _Watched:
         A = torch.einsum("rthv,hvd->rtd", mixed, step.W_O) + self.view.projections(step.layer).b_O
         x, A = step.stream[self.counted], A[self.counted]
         u = _through(self.norms.get((step.layer, "attention", "output")), A)
-        lengths = {name: float(length(kept_part(y, self.kind)).mean()) for name, y in (("attention", A), ("written", u))}
+        lengths = {name: float(length(visible_part(y, self.kind)).mean()) for name, y in (("attention", A), ("written", u))}
         speeds = {} if self.view.scheme is None else self._speed(step.layer, x, A, u)
         self.attention.append({"layer": step.layer, **lengths, **speeds})
         self.progress(step.layer + 1)
@@ -112,9 +111,9 @@ class _Watched:
         step, carry = (formula(place.values) for formula in stage.attention.formulas)
         stream = self.norms.get((layer, "attention", "stream"))
         without, after = (_through(stream, carry * x + size * u) for size in (0.0, step))  # its gain turns x by itself
-        seen, seen_A, seen_u, seen_after = (kept_part(y, self.kind) for y in (without, A, u, after))
+        seen, seen_A, seen_u, seen_after = (visible_part(y, self.kind) for y in (without, A, u, after))
         r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
-        law = derive(stage.attention)
+        law = stage.attention.law
         theory = law.speed({**place.values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
         if stage.attention.output == "norm":
             theory = theory / length(seen_u).squeeze(-1)

@@ -155,11 +155,9 @@ def _records(found: "Audit") -> list[dict[str, Any]]:
 
 def _print(question: "Question", found: "Audit") -> None:
     """The block, a line for each layer, and the findings."""
-    from normscope.schemes import draw_block
-
     scheme = question.view.scheme
     if scheme is not None:
-        typer.echo(f"{scheme.name}: {scheme.title}\n\n{draw_block(scheme)}\n")
+        typer.echo(f"{scheme.name}: {scheme.title}\n\n{scheme.block}\n")
     motion = found.tables["motion"].merge(found.tables["writes"], on="layer", how="left")
     rows = [
         (row["layer"], *(_cell(row.get(name), form) for name, form in _COLUMNS.values())) for row in motion.to_dict("records")

@@ -87,9 +87,7 @@ class NormscopeModel(Model):
 
     @torch.no_grad()
     def _scales(self, layer: int, sublayer: str) -> tuple[Tensor, Tensor]:
-        part = self._sublayer(layer, sublayer)
-        values = part.at if part.alpha is None else {**part.at, "alpha": part._learned_alpha(part.alpha)}
-        step, carry = (torch.as_tensor(formula(values)).to(self.device) for formula in part.step_carry_input[:2])
+        step, carry, _ = (torch.as_tensor(value).to(self.device) for value in self._sublayer(layer, sublayer).values())
         return step, carry
 
     def projections(self, layer: int) -> HeadProjections:

@@ -61,8 +61,15 @@ def block_records(scheme: Scheme) -> list[dict[str, Any]]:
     return records
 
 
-def draw_block(scheme: Scheme) -> str:
-    """The block of one stage in box-drawing characters, x entering at the top."""
+def draw_blocks(scheme: Scheme) -> str:
+    """The block of every stage in box-drawing characters, x entering at the top."""
+    if scheme.then is None:
+        return _draw_block(scheme)
+    titles = (f"for t < {stage.until:g}·T:" if stage.then else "then:" for stage in scheme.stages)
+    return "\n\n".join(f"{title}\n{_draw_block(stage)}" for title, stage in zip(titles, scheme.stages, strict=True))
+
+
+def _draw_block(scheme: Scheme) -> str:
     parts = block_parts(scheme)
     width = max(len(text) for part in parts for text in part.branch) + 4
     lines = [_trunk("x")]

@@ -8,9 +8,8 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
-from normscope.schemes import Scheme
-from normscope.schemes.update import layer, read, settle, written
-from normscope.subspaces.worlds import World, slots_at
+from normscope.schemes import Scheme, scheme_values
+from normscope.subspaces.worlds import World, update_at
 
 
 class WorldView(Model):
@@ -21,7 +20,7 @@ class WorldView(Model):
     def __init__(self, world: World, scheme: Scheme) -> None:
         self.name, self.world, self.scheme, self.schemes = "world", world, scheme, (scheme,)
         self._weights = world.weights
-        self._slots, self._normalised = slots_at(scheme, 0, 1)
+        self._update, self._normalised = update_at(scheme, 0, 1), scheme.at(0, 1).attention.heads
         self.heads, self.dim, self.head_dim = self._projections[0].shape
         self.kv_heads = self.heads
         self.vocabulary = len(world.coordinates[0])
@@ -35,7 +34,8 @@ class WorldView(Model):
     def checksum(self) -> str:
         """The same for the same world and scheme."""
         parts = (*self._projections, *self.world.coordinates)
-        return checksum(str(self.scheme), ((str(place), part) for place, part in enumerate(parts)))
+        assert self.scheme is not None
+        return checksum(str(scheme_values(self.scheme)), ((str(place), part) for place, part in enumerate(parts)))
 
     @property
     def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -58,27 +58,26 @@ class WorldView(Model):
             replaced = None if observer.state is None else observer.state(layer, x)
             return x if replaced is None else replaced
 
-        x = observed(0, settle(self._slots, self.embeddings[sample.tokens]))
-        states = read(self._slots, x)
+        x = observed(0, self._update.settle(self.embeddings[sample.tokens]))
+        states = self._update.read(x)
         q, k, v = self.heads_of(0, states)
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
         attention = AttentionStep(0, x, states, q, k, v, 1.0, mask, self._projections[3])
         mixed = None if observer.attention is None else observer.attention(attention)
         output = unproject(attention.weights() @ v if mixed is None else mixed, self._weights.W_O)
-        update = written(self._slots, output)
-        after = layer(self._slots, x, update)
+        after = self._update.state(x, output)
         if observer.sublayer is not None:
             step, carry = self.step(0, "attention"), self.carry(0, "attention")
-            observer.sublayer(SublayerStep(0, "attention", x, output, step * update, after, step, carry))
+            observer.sublayer(SublayerStep(0, "attention", x, output, self._update.written(output), after, step, carry))
         return observed(1, after)
 
     def step(self, layer: int, sublayer: str) -> Tensor:
         """The branch scale of the slots."""
-        return torch.as_tensor(self._slots.step, dtype=torch.float64)
+        return torch.as_tensor(self._update.step, dtype=torch.float64)
 
     def carry(self, layer: int, sublayer: str) -> Tensor:
         """The residual scale of the slots."""
-        return torch.as_tensor(self._slots.carry, dtype=torch.float64)
+        return torch.as_tensor(self._update.carry, dtype=torch.float64)
 
     def projections(self, layer: int) -> HeadProjections:
         """The matrices of the heads; there are no biases."""
@@ -107,9 +106,9 @@ class WorldView(Model):
         """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
         assert self.scheme is not None
         stage = self.scheme.at(0, 1)
-        factor = float(self._slots.input_factor)
-        wanted = [("input", factor, self.dim)] * bool(self._slots.reads_norm)
-        wanted += [("embedding", 1.0, self.dim)] * bool(self._slots.stream_norm)
+        factor = float(self._update.factor)
+        wanted = [("input", factor, self.dim)] * (self._update.input is not None)
+        wanted += [("embedding", 1.0, self.dim)] * (self._update.stream is not None)
         wanted += [(letter, 1.0, self.head_dim) for letter in self.normalised_heads]
         return [
             BlockNorm(
