@@ -58,7 +58,7 @@ def test_a_scheme_that_changes_with_depth_is_one_for_each_layer() -> None:
     assert model.schemes[0] != model.schemes[-1]
 
 
-@pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Transformer(8, 2, 1, 1, 8)])
+@pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Identity()])
 def test_what_is_no_model_is_refused(thing: Any) -> None:
     with pytest.raises(InputError, match="is not a model"):
         open_model(thing)
@@ -166,3 +166,12 @@ def test_names_are_escaped_in_html() -> None:
     plain = built("LlamaConfig", GROUPED)
     plain.config._name_or_path = "<script>"
     assert "<script>" not in open_model(plain)._repr_html_()
+
+
+def test_weights_that_change_after_opening_are_followed() -> None:
+    """OPT scales its queries; the factor belongs to the architecture, not to the weights of one moment."""
+    plain = built(FAMILIES["opt"].config, FAMILIES["opt"].options)
+    model = open_model(plain)
+    before = model.projections(0).W_Q.clone()
+    plain.model.decoder.layers[0].self_attn.q_proj.weight.mul_(3)
+    assert near(model.projections(0).W_Q, 3 * before)

@@ -40,7 +40,10 @@ class HuggingFaceModel(Model):
         self.layers, self.heads, self.kv_heads = len(self.blocks), probe.heads, probe.kv_heads
         self.head_dim, self.dim = probe.head_dim, probe.dim
         self.causal, self._outside = probe.causal, probe.outside
-        self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
+        inputs = [record.attention_input for record in probe.records]
+        self._query_scales = [
+            self._query_scale(*values) for values in zip(range(self.layers), inputs, probe.queries, strict=True)
+        ]
         config = model.config.get_text_config()
         known = int(config.vocab_size) if tokenizer is None else len(tokenizer)  # rows may be padded to a round number
         self.vocabulary, self.context = min(int(config.vocab_size), known), getattr(config, "max_position_embeddings", None)
@@ -53,9 +56,9 @@ class HuggingFaceModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of its weights."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @cached_property
     def checksum(self) -> str:
@@ -67,8 +70,8 @@ class HuggingFaceModel(Model):
     @property
     def dtype(self) -> torch.dtype:
         """The precision of its weights."""
-        found: torch.dtype = self.model.dtype
-        return found
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def parameters(self) -> int:
@@ -90,12 +93,12 @@ class HuggingFaceModel(Model):
             return run(self.model, sample.tokens, sample.attention_mask)
 
     def step(self, layer: int, sublayer: str) -> Tensor | None:
-        """The branch scale that fits the observed states."""
+        """The branch scale that fitted the states when the model was opened."""
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.step
 
     def carry(self, layer: int, sublayer: str) -> Tensor | None:
-        """The residual scale that fits the observed states."""
+        """The residual scale that fitted the states when the model was opened."""
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.carry
 
@@ -112,12 +115,22 @@ class HuggingFaceModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        found = projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+        weights, scale = self._weights(layer), self._query_scales[layer]
+        return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
+
+    def _weights(self, layer: int) -> HeadProjections:
+        return projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+
+    def _query_scale(self, layer: int, x: Tensor, q: Tensor) -> float:
+        """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
         if "q" in self.placements[layer].head_norms:
-            return found
-        read, q = self._probed[layer]
-        factor = q.norm() / (read[:, None] @ found.W_Q + found.b_Q[:, None]).norm()  # OPT scales q, and not the scores
-        return replace(found, W_Q=factor * found.W_Q, b_Q=factor * found.b_Q) if abs(factor - 1) > _NOT_ONE else found
+            return 1.0
+        try:
+            weights = self._weights(layer)
+        except InputError:  # raised again by those who ask for the weights
+            return 1.0
+        factor = float(q.norm() / (x[:, None] @ weights.W_Q + weights.b_Q[:, None]).norm())
+        return factor if abs(factor - 1) > max(_NOT_ONE, torch.finfo(q.dtype).eps) else 1.0
 
     def output_projection(self, layer: int) -> nn.Module:
         """The module of W_O."""
@@ -172,7 +185,7 @@ class HuggingFaceModel(Model):
         return cos[:, positions], sin[:, positions]
 
     def _applies(self, step: AttentionStep) -> bool:
-        """Whether a layer rotates its queries as told by its arguments: some layers do not."""
+        """Whether a layer applies the rotation that it receives: some layers do not."""
         errors = []
         for rotation in (None, step.rotation):
             (q,) = self.heads_of(step.layer, step.input, rotation, "q")
@@ -192,14 +205,14 @@ class HuggingFaceModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
-        found = []
+        norms = []
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                found.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
-                found.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        return found + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+                norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
+        return norms + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
 
     @property
     @torch.no_grad()
@@ -271,9 +284,9 @@ class HuggingFaceModel(Model):
         """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
         if self.tokenizer is None:
             return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
-        found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        known = len(found) == 1 and found[0] != self.tokenizer.unk_token_id and found[0] < self.vocabulary
-        return found[0] if known else None
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
+        return ids[0] if known else None
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The token ids before and after one that follows a text, special tokens included."""

