@@ -119,19 +119,10 @@ def print_folder(folder: Path) -> None:
 
 
 def chosen_device(name: str) -> str:
-    """``auto`` resolved, and a device that is not there refused."""
-    import torch
+    """``auto`` resolved, and a device that is not available refused; torch is imported only here."""
+    from normscope.core.devices import chosen_device
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-        known = torch.device(name).type in ("cpu", "cuda")
-    except (RuntimeError, AssertionError):
-        known = False
-    if not known:
-        raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}")
-    return name
+    return chosen_device(name)
 
 
 def chosen_names(text: str | None, allowed: Sequence[str], what: str) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import Causal, HeadNorm, Reach
+from normscope.core import AttentionMask, CausalMask, HeadNorm
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
@@ -59,7 +59,7 @@ class NormscopeModel(Model):
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """Logits of the next character at every position."""
-        reach: Reach = Causal()
+        mask: AttentionMask = CausalMask()
         with ExitStack() as stack:
             blocks = list(self.model.decoder)
             if observer.state is not None:
@@ -67,14 +67,14 @@ class NormscopeModel(Model):
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
-                reach = _ObservedReach(self, observer.attention)
-                reach.install(stack)
+                mask = _ObservedMask(self, observer.attention)
+                mask.install(stack)
             if observer.state is not None:
                 on_leaving(stack, blocks, observer.state)
             positions = sample.positions
             if positions is None:
                 positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
-            logits: Tensor = self.model(Row(sample.tokens, positions, reach))
+            logits: Tensor = self.model(Row(sample.tokens, positions, mask))
             return logits
 
     def step(self, layer: int, sublayer: str) -> Tensor:
@@ -116,7 +116,7 @@ class NormscopeModel(Model):
         parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
         made = [x[:, None] @ parts[letter] for letter in letters]
         if norm is not None:
-            made = [norm.one(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
+            made = [norm.single(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
         return tuple(made)
 
     @property
@@ -239,12 +239,12 @@ class _SublayerHooks:
         self.observe(SublayerStep(layer, name, self.before, computed, step * self.scaled, output, step, carry))
 
 
-class _ObservedReach:
-    """A reach that passes q, k and v of every layer to an observer."""
+class _ObservedMask:
+    """A mask that passes q, k and v of every layer to an observer."""
 
     def __init__(self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
         self.model, self.observe, self.layer = model, observe, -1
-        self._causal: Reach = Causal()
+        self._causal: AttentionMask = CausalMask()
         self.stream = self.input = torch.empty(0)
 
     def install(self, stack: ExitStack) -> None:
