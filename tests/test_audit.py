@@ -15,6 +15,7 @@ import torch
 
 import test_cli_words
 from cli_run import run
+from helpers.pages import csv_of
 from normscope.audit import Question, Subject, audit, compare
 from normscope.audit.advise_ranks import CRITERIA
 from normscope.audit.parts import PARTS
@@ -430,7 +431,7 @@ def test_simulations_are_compared_scheme_by_scheme(
 def test_evaluations_are_compared_split_by_split(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model in ("pre", "qkv"):
         assert run(capsys, "evaluate", f"builtin:addition-small-{model}", "--examples", "32", "--out", f"runs/{model}")[0] == 0
-    status, out, err = run(capsys, "compare", "runs/pre", "runs/qkv")
+    status, out, err = run(capsys, "compare", "runs/pre", "runs/qkv", "--format", "html,csv")
     assert status == 0, err
     folder = open_run(here / "runs" / "compare")
     numbers = folder.table("numbers").set_index(["line", "subject"])["value"]
@@ -441,7 +442,7 @@ def test_evaluations_are_compared_split_by_split(here: Path, capsys: pytest.Capt
     assert f"for {most}: " in said({"findings": folder.table("findings")}, "Test accuracy differs most")
     page = (folder.path / "report.html").read_text(encoding="utf-8")
     assert 'href="#figure-test-accuracy"' in page
-    drawn = pd.read_csv(folder.path / "figures" / "test-accuracy.csv")
+    drawn = csv_of(folder.path, "test-accuracy")
     assert sorted(drawn["share of answer tokens"]) == pytest.approx(sorted(numbers))
     for value in map(number_cell, numbers):
         assert value in out

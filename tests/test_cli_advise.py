@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cli_run import run
+from helpers.pages import read_page
 from normscope.runs import RunFolder, open_run
 from normscope.schemes import NAMED
 
@@ -39,7 +40,7 @@ def test_a_run_prints_a_table_and_findings_and_its_page_has_the_numbers_of_its_t
     for row in folder.table("ranks").itertuples(index=False):
         assert f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})" in out
     _check_page(folder)
-    figures = {path.stem for path in (folder.path / "figures").glob("*.png")}
+    figures = set(read_page(folder.path / "report.html").figures)
     criteria, curves = ("early", "late", "collapse", "gradient", "noise"), ("moved", "turned", "gap", "radius", "gradient")
     assert figures == {"ranks", *(f"criterion-{name}" for name in criteria), *(f"layers-{name}" for name in curves)}
     description = folder.description

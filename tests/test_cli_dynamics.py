@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_run import run
+from helpers.pages import read_page
 from normscope.runs import open_run
 
 FIGURES = ("cosine", "rate", "phase")
@@ -25,7 +26,7 @@ def test_simulate_prints_records_and_writes_a_run_folder(here: Path, capsys: pyt
     assert all(r.keys() >= {"scheme", "time", "cosine", "variance", "radius", "speed"} for r in records)
     folder = open_run(here / "runs" / "simulate")
     assert folder.tables == ["milestones", "trajectories"]
-    assert all((folder.path / "figures" / f"{name}.{kind}").is_file() for name in FIGURES for kind in ("png", "html"))
+    assert set(FIGURES) <= set(read_page(folder.path / "report.html").figures)
     assert folder.description["configuration"]["beta"] == 5.0
     table = folder.table("trajectories").set_index(["scheme", "time"])["cosine"]
     assert [table[r["scheme"], r["time"]] for r in records] == [r["cosine"] for r in records]
@@ -61,7 +62,7 @@ def test_layers_weights_feedforward_gradients_and_states(here: Path, capsys: pyt
     assert gradients.groupby("scheme")["layer"].apply(list).to_dict() == {"pre": [0, 1, 2, 3], "qkv": [0, 1, 2, 3]}
     states = load_file(folder.path / "states.safetensors")
     assert states["pre/t=4"].shape == (6, 8)
-    assert (folder.path / "figures" / "gradient.png").is_file()
+    assert "gradient" in read_page(folder.path / "report.html").figures
 
 
 def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +101,7 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
     assert [r["time"] for r in records][:3] == [0.0, 0.5, 1.0]
     assert len({r["scheme"] for r in records}) == 6
     assert all(r["low"] <= r["mean"] <= r["high"] or r["time"] == 0 for r in records)
-    assert (here / "runs" / "ensemble-5d" / "figures" / "ensemble.png").is_file()
+    assert read_page(here / "runs" / "ensemble-5d" / "report.html").figures == ["ensemble"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from cli_run import run
+from helpers.pages import read_page
 from model_zoo import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 from normscope.cli import main
 from normscope.runs import RunFolder, open_run
@@ -83,7 +84,7 @@ def test_a_run_leaves_tables_pictures_and_a_page(whole_run: tuple[RunFolder, lis
     wanted = ["collapse", "findings", "maps", "margins", "maxima", "noise", "sparsity", "spread", "tokens"]
     assert folder.tables == wanted
     assert (folder.path / "report.html").is_file()
-    assert len(list((folder.path / "figures").glob("*.png"))) >= 4
+    assert len(read_page(folder.path / "report.html").figures) >= 4
     assert folder.description["command"] == "stability"
     assert folder.description["configuration"]["model"] == PRE
     assert folder.description["configuration"]["scheme"] == "pre"

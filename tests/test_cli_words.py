@@ -6,31 +6,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
-import transformers as library
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cli_run import run
-from normscope.words import common_nouns
-
-NOUNS = common_nouns()[:40]
-SENTENCE = "the time of the world"
+from helpers.gpt2 import NOUNS, SENTENCE, save_gpt2
+from helpers.pages import read_page
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with a GPT-2 of random weights that knows some nouns, with a blank before them and some without."""
-    words = ["<|endoftext|>", "the", " the", " of", *(f" {noun}" for noun in NOUNS), *NOUNS[:5], "?"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_next")
-    made.decoder = decoders.Fuse()
-    folder = tmp_path_factory.mktemp("gpt2")
-    config = library.GPT2Config(vocab_size=len(words), n_embd=16, n_layer=3, n_head=2, n_positions=32)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        library.GPT2LMHeadModel(config).save_pretrained(folder)
-    library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?").save_pretrained(folder)
-    return str(folder)
+    return save_gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
 @pytest.fixture
@@ -134,7 +118,7 @@ def test_a_journey_is_told_and_drawn(gpt2: str, inside: Path, capsys: pytest.Cap
     status, out, _ = run(capsys, "words", gpt2, "journey", SENTENCE)
     assert status == 0
     assert "travels" in out
-    assert (inside / "runs" / "words-journey" / "figures" / "journey.html").is_file()
+    assert "journey" in read_page(inside / "runs" / "words-journey" / "report.html").figures
 
 
 def test_geometry_is_drawn(gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
-"""The page of words says what its tables say, its scenes hold their points, and no label covers another."""
+"""Sections on tokens show what their tables hold, scenes hold their points, and no label covers another."""
 
+import base64
 import math
-import warnings
+import re
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
+from helpers.pages import lines_of, read_page
 from normscope.errors import InputError
-from normscope.report.chart_png import draw_png
-from normscope.report.charts import Chart, Cloud, Line, Scene, Trail, save_chart
 from normscope.report.labels import Box, place_labels
-from normscope.report.page import Section
-from normscope.report.scene_png import draw_scene_png
-from normscope.report.tables import token_name
+from normscope.report.sphere import camera, frame, scene_data, scene_svg, wire_sphere
 from normscope.report.words import words_sections, write_words_report
-from normscope.results.scene import camera, frame, wire_sphere
+from normscope.results import Chart, Cloud, Figure, HeatMap, Line, Scene, Section, Trail
+from normscope.results.tables import token_name
 from normscope.runs import RunFolder
-from test_report import Reader, traces
 
 WORDS = [" time", " life", " world", " year"]
 SECTIONS = {
@@ -29,7 +26,7 @@ SECTIONS = {
     "Journey of a token": ["journey", "places"],
     "The journey, layer by layer": ["journey"],
     "Embeddings on the sphere": ["distances", "extremes"],
-    "What heads do to words": ["heads"],
+    "What heads do to tokens": ["heads"],
     "Queries and their keys": ["nearest"],
     "Keys and their values": ["nearest", "updates"],
     "Singular vectors": ["spectrum", "singular"],
@@ -168,80 +165,71 @@ def tables(layers: int, count: int) -> dict[str, pd.DataFrame]:
     }
 
 
-def written(folder: Path, content: dict[str, pd.DataFrame]) -> RunFolder:
-    run = RunFolder(folder)
-    for name, table in content.items():
-        run.write_table(name, table)
-    return run
+@pytest.fixture(scope="module")
+def content() -> dict[str, pd.DataFrame]:
+    """Tables of three layers with four heads."""
+    return tables(3, 4)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of three layers with four heads, drawn once for the tests that only look at it."""
-    folder = written(tmp_path_factory.mktemp("run"), tables(3, 4))
-    write_words_report(folder, "tiny model, seed 0")
-    return folder
+def sections(content: dict[str, pd.DataFrame]) -> dict[str, Section]:
+    return {section.title: section for section in words_sections(content, "tiny model, seed 0")}
 
 
 @pytest.fixture(scope="module")
-def page(run: RunFolder) -> Reader:
-    return Reader((run.path / "report.html").read_text(encoding="utf-8"))
+def figures(sections: dict[str, Section]) -> dict[str, Figure]:
+    return figures_of(*sections.values())
 
 
-def drawn(run: RunFolder, name: str) -> dict[str, dict[str, Any]]:
-    """The traces of an interactive chart that a legend names."""
-    return {trace["name"]: trace for trace in traces(run.path / "figures" / f"{name}.html") if trace.get("showlegend")}
+def figures_of(*sections: Section) -> dict[str, Figure]:
+    return {name: figure for section in sections for name, figure in section.figures.items()}
 
 
-def section(run: RunFolder, title: str) -> Section:
-    (found,) = (one for one in words_sections(run, "") if one.title == title)
+def section(content: dict[str, pd.DataFrame], title: str) -> Section:
+    (found,) = (one for one in words_sections(content, "") if one.title == title)
     return found
 
 
-@pytest.fixture(scope="module")
-def sections(run: RunFolder) -> dict[str, Section]:
-    return {one.title: one for one in words_sections(run, "tiny model, seed 0")}
+def lines(figure: Figure) -> dict[str, Line]:
+    assert isinstance(figure, Chart)
+    return lines_of(figure)
+
+
+def heat(figure: Figure) -> HeatMap:
+    assert isinstance(figure, HeatMap)
+    return figure
 
 
 # The page
 
 
-def test_the_page_has_every_section_and_embeds_every_figure(run: RunFolder, page: Reader) -> None:
+def test_the_page_has_every_section_and_holds_every_figure(
+    tmp_path: Path, content: dict[str, pd.DataFrame], figures: dict[str, Figure]
+) -> None:
+    run = RunFolder(tmp_path)
+    for name, table in content.items():
+        run.write_table(name, table)
+    write_words_report(run, "tiny model, seed 0")
+    page = read_page(tmp_path / "report.html")
     headings = [page.text.rindex(f"{title}\n") for title in SECTIONS]
     assert headings == sorted(headings)
     assert len(page.every("section")) == len(SECTIONS)
-    figures = {path.stem for path in (run.path / "figures").glob("*.png")}
-    assert len(page.every("img")) == len(figures)
-    assert {f"figures/{name}.html" for name in figures} <= {link["href"] for link in page.every("a")}
-    assert page.text.count("tiny model, seed 0") == 1 + len(figures)
+    assert page.figures == [re.sub(r"[^a-z0-9]+", "-", name) for name in figures]
     assert "The embedding is <tied>." in page.text
-
-
-def test_every_picture_opens_and_nothing_is_loaded_from_the_network(run: RunFolder, page: Reader) -> None:
-    for path in (run.path / "figures").glob("*.png"):
-        with Image.open(path) as image:
-            image.load()
-            assert image.width == 1200
-    for path in [run.path / "report.html", *(run.path / "figures").glob("*.html")]:
-        text = path.read_text(encoding="utf-8")
-        assert not [source for source in Reader(text).sources() if "//" in source.split(",")[0]]
-        assert "http" not in Reader(text).text
-        assert 'href="http' not in text
+    assert not [source for source in page.sources() if "//" in source.split(",")[0]]
 
 
 @pytest.mark.parametrize("name", sorted({name for names in SECTIONS.values() for name in names}))
-def test_one_table_is_enough(tmp_path: Path, name: str) -> None:
-    sections = words_sections(written(tmp_path, {name: tables(1, 2)[name]}), "")
+def test_one_table_is_enough(name: str) -> None:
+    sections = words_sections({name: tables(1, 2)[name]}, "")
     assert {one.title for one in sections} == {title for title, names in SECTIONS.items() if name in names}
 
 
-def test_empty_tables_make_an_empty_page(tmp_path: Path) -> None:
-    run = written(tmp_path, {name: table.iloc[:0] for name, table in tables(1, 2).items()})
-    assert words_sections(run, "") == []
-    write_words_report(run, "")
+def test_empty_tables_have_no_section(content: dict[str, pd.DataFrame]) -> None:
+    assert words_sections({name: table.iloc[:0] for name, table in content.items()}, "") == []
 
 
-def test_what_was_not_measured_is_left_out_without_a_warning(tmp_path: Path) -> None:
+def test_what_was_not_measured_is_left_out() -> None:
     content = tables(2, 2)
     kept = ["layer", "nearest_text", "nearest_cosine", "angle", "travelled", "from_start", "cosine_start", "radius"]
     content["journey"] = content["journey"][kept]
@@ -251,126 +239,112 @@ def test_what_was_not_measured_is_left_out_without_a_warning(tmp_path: Path) -> 
     content["places"].loc[3, "x"] = math.nan
     content["nearest"]["nearest_text"] = None
     content["updates"] = content["updates"][content["updates"]["head"].notna()]
-    run = written(tmp_path, content)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        write_words_report(run, "")
-    figures = {path.stem for path in (tmp_path / "figures").glob("*.png")}
-    assert {"journey", "journey-angle", "heads-values-same", "heads-values-nearness"} <= figures
-    assert not {"journey-rank", "journey-probability", "heads-queries-precedence", "heads-values-precedence"} & figures
-    (table,) = section(run, "The journey, layer by layer").tables
-    assert "rank of expected" not in table.columns
-    assert list(drawn(run, "journey-cosine")) == ["start word", "nearest word"]
+    figures = figures_of(*words_sections(content, ""))
+    assert {"journey", "journey-angle", "heads-values-same", "heads-values-nearness"} <= set(figures)
+    assert not {"journey-rank", "journey-probability", "heads-queries-precedence", "heads-values-precedence"} & set(figures)
+    (table,) = section(content, "The journey, layer by layer").tables
+    assert "rank of target" not in table.columns
+    assert set(lines(figures["journey-cosine"])) == {"start token", "nearest token"}
 
 
 # Journeys
 
 
-def test_the_journey_is_told_and_listed(run: RunFolder, sections: dict[str, Section], page: Reader) -> None:
-    table = run.table("journey")
-    assert "The nearest word is ␣one at the start and ␣stone at the end." in page.text
-    assert f"turns by {table['travelled'].iloc[-1]:.0f}° in all, and ends 80° from where it started" in page.text
-    assert "The expected word is the most probable one from layer 6 on." in page.text
+def test_the_journey_is_summarised_and_listed(content: dict[str, pd.DataFrame], sections: dict[str, Section]) -> None:
+    table, text = content["journey"], " ".join(sections["Journey of a token"].text)
+    assert "The nearest token is ␣one at the start and ␣stone at the end." in text
+    assert f"Its path is {table['travelled'].iloc[-1]:.0f}° long and ends 80° from its start." in text
+    assert "The target is the most probable token from the state before layer 6 on." in text
     (listed,) = sections["The journey, layer by layer"].tables
     assert [row[0] for row in listed.rows] == [str(layer) for layer in range(9)]
     assert listed.rows[0][1:4] == ("␣one", "0.90", "$x$")
-    assert listed.rows[1][listed.columns.index("nearest word")] == "⏎<b>"
-    assert [row[listed.columns.index("rank of expected")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
-    assert listed.rows[0][listed.columns.index("turned")] == "–"
+    assert listed.rows[1][listed.columns.index("nearest token")] == "⏎<b>"
+    assert [row[listed.columns.index("rank of target")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
+    assert listed.rows[0][listed.columns.index("rotation")] == "–"
 
 
-def test_a_next_word_that_is_left_again_counts_from_its_return(tmp_path: Path) -> None:
+def test_a_target_that_is_not_predicted_has_a_rank() -> None:
+    content = {"journey": tables(3, 4)["journey"].assign(rank=7)}
+    assert "After the last layer the target has rank 7" in " ".join(section(content, "Journey of a token").text)
+
+
+def test_a_target_that_is_lost_again_counts_from_its_return() -> None:
     table = journey(9).assign(rank=[5, 1, 1, 3, 2, 1, 1, 1, 1])
-    assert "from layer 5 on." in section(written(tmp_path, {"journey": table}), "Journey of a token").text[-1]
-    table["rank"] = [5, 1, 1, 3, 2, 1, 1, 1, 1200]
-    assert "rank 1,200" in section(written(tmp_path, {"journey": table}), "Journey of a token").text[-1]
+    assert "before layer 5 on." in section({"journey": table}, "Journey of a token").text[-1]
 
 
-def test_charts_of_the_journey_have_the_values_of_the_table(run: RunFolder) -> None:
-    table = run.table("journey")
-    for name, lines in {
-        "journey-angle": {"since the layer before": "angle"},
-        "journey-way": {"travelled in all": "travelled", "from the start": "from_start"},
-        "journey-cosine": {
-            "start word": "cosine_start",
-            "predicted word": "cosine_predicted",
-            "nearest word": "nearest_cosine",
-        },
-        "journey-radius": {"radius": "radius"},
-        "journey-rank": {"expected word": "rank"},
-        "journey-probability": {"most probable word": "predicted_probability"},
-    }.items():
-        found = drawn(run, name)
-        for line, column in lines.items():
-            assert found[line]["x"] == list(table["layer"])
-            assert found[line]["y"] == [None if value != value else value for value in table[column]]
+def test_charts_of_the_journey_are_its_table(content: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    table = content["journey"]
+    rotation = lines(figures["journey-angle"])["rotation"]
+    assert rotation.x == [layer - 1 for layer in table["layer"]]  # the layer between two states
+    np.testing.assert_array_equal(rotation.y, table["angle"])
+    for name, line, column in (
+        ("journey-way", "path length", "travelled"),
+        ("journey-radius", "norm", "radius"),
+        ("journey-rank", "target", "rank"),
+        ("journey-probability", "most probable token", "predicted_probability"),
+    ):
+        assert list(lines(figures[name])[line].y) == list(table[column]), name
 
 
-def test_the_journey_is_drawn_where_the_table_says(run: RunFolder, sections: dict[str, Section]) -> None:
-    table = run.table("places")
+def test_the_path_is_a_trail_between_marked_tokens(content: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    drawn, table = figures["journey"], content["places"]
+    assert isinstance(drawn, Scene)
     path = table[table["kind"] == "path"]
-    found = drawn(run, "journey")
-    trail = found["state of the token"]
-    for axis in "xyz":
-        assert trail[axis] == pytest.approx(list(path[axis]), rel=1e-4)
-        assert len(found["200 other words"][axis]) == 200
-    assert trail["hovertext"] == [f"layer {layer}: {text.replace(' ', '␣')}" for layer, text in enumerate(path["text"])]
-    assert trail["marker"]["color"] == list(range(9))
-    assert trail["marker"]["size"] == sorted(trail["marker"]["size"])
-    assert found["start and predicted word"]["text"] == ["␣one", "␣stone"]
-    (picture, *_) = sections["Journey of a token"].pictures
-    shares = path["shown"]
-    seen = f"{shares.min():.0%} to {shares.max():.0%}"
-    assert picture.settings == f"tiny model, seed 0; of the path's squared length {seen} can be seen"
+    (trail,), (others, marked) = drawn.trails, drawn.clouds
+    assert trail.numbers == list(range(9))
+    assert [point[0] for point in trail.points] == list(path["x"])
+    assert (marked.marked, list(marked.labels)) == (True, ["␣one", "␣stone"])
+    assert others.name == "200 other tokens"
+    seen = f"{path['shown'].min():.0%} to {path['shown'].max():.0%}"
+    assert drawn.settings == f"tiny model, seed 0; the projection holds {seen} of the path's squared norm"
+    assert drawn.radius == 1.0
 
 
-def test_a_map_without_lengths_has_no_sphere_and_says_so(tmp_path: Path) -> None:
-    run = written(tmp_path, {"places": places(9, umap=True)})
-    (picture,) = section(run, "Journey of a token").pictures
-    assert "not angles or distances" in picture.caption
-    assert all(trace.get("showlegend") for trace in traces(tmp_path / "figures" / "journey.html"))
+def test_a_map_without_norms_has_no_sphere_and_says_so() -> None:
+    drawn = section({"places": places(9, umap=True)}, "Journey of a token").figures["journey"]
+    assert isinstance(drawn, Scene)
+    assert "not angles or distances" in drawn.caption
+    assert drawn.radius is None
 
 
 # Heads
 
 
-def test_maps_of_heads_have_the_values_of_the_table(run: RunFolder) -> None:
-    table = run.table("heads")
+def test_maps_of_heads_have_the_values_of_the_table(content: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    table = content["heads"]
     for probe, score in product(("queries", "values"), ("same", "nearness", "precedence")):
-        (trace,) = traces(run.path / "figures" / f"heads-{probe}-{score}.html")
         rows = table[table["probe"] == probe]
-        assert trace["z"] == [list(group[score]) for _, group in rows.groupby("layer")]
-        (random,) = traces(run.path / "figures" / f"heads-{probe}-{score}-random.html")
-        assert random["z"] == [list(group[f"{score}_random"]) for _, group in rows.groupby("layer")]
-        assert {(each["zmin"], each["zmax"]) for each in (trace, random)} == {(0, 1)}
+        found, random = heat(figures[f"heads-{probe}-{score}"]), heat(figures[f"heads-{probe}-{score}-random"])
+        assert found.values == [list(group[score]) for _, group in rows.groupby("layer")]
+        assert random.values == [list(group[f"{score}_random"]) for _, group in rows.groupby("layer")]
+        assert found.limits == random.limits == (0, 1)
 
 
-def test_chosen_layers_stand_without_gaps(tmp_path: Path) -> None:
+def test_chosen_layers_stand_without_gaps() -> None:
     table = heads(3, 2, ("queries",)).replace({"layer": {1: 7, 2: 29}})
-    words_sections(written(tmp_path, {"heads": table}), "")
-    (trace,) = traces(tmp_path / "figures" / "heads-queries-same.html")
-    assert trace["z"] == [list(group["same"]) for _, group in table.groupby("layer")]
-    assert trace["text"][2][1].startswith("layer 29, head 1: ")
+    found = heat(figures_of(*words_sections({"heads": table}, ""))["heads-queries-same"])
+    assert found.values == [list(group["same"]) for _, group in table.groupby("layer")]
+    assert found.y_names == ["0", "7", "29"]
 
 
-def test_one_layer_shows_heads_beside_random_weights(tmp_path: Path) -> None:
+def test_one_layer_shows_heads_beside_random_weights() -> None:
     table = heads(1, 5, ("queries",))
-    run = written(tmp_path, {"heads": table})
-    words_sections(run, "")
-    found = traces(tmp_path / "figures" / "heads-queries-nearness.html")
-    shown = [trace for trace in found if trace["mode"] == "markers"]
-    assert shown[0]["y"] == list(table["nearness"])
-    assert [value for value in shown[1]["y"] if value is not None] == list(table["nearness_random"])
-    bars = next(trace for trace in found if trace["name"] == "head" and not trace["showlegend"] and trace["mode"] == "lines")
-    assert bars["y"][:2] == [table["nearness_low"][0], table["nearness_high"][0]]
-    assert "chance" in [trace["name"] for trace in found]
-    assert '"range":[-0.03,1.03]' in (tmp_path / "figures" / "heads-queries-same.html").read_text(encoding="utf-8")
-    assert "chance" not in [trace["name"] for trace in traces(tmp_path / "figures" / "heads-queries-same.html")]
+    drawn = figures_of(*words_sections({"heads": table}, ""))
+    found = lines(drawn["heads-queries-nearness"])
+    assert set(found) == {"head", "random weights", "chance"}
+    assert found["head"].dots
+    assert (found["head"].y, found["head"].low) == (list(table["nearness"]), list(table["nearness_low"]))
+    assert found["random weights"].y == list(table["nearness_random"])
+    same = drawn["heads-queries-same"]
+    assert isinstance(same, Chart)
+    assert same.limits == (-0.03, 1.03)
+    assert "chance" not in lines(same)
 
 
-def test_heads_are_counted_and_sorted_by_kind(run: RunFolder, sections: dict[str, Section]) -> None:
-    table = run.table("heads")
-    counts, queries, values = sections["What heads do to words"].tables
+def test_heads_are_counted_and_sorted_by_kind(content: dict[str, pd.DataFrame], sections: dict[str, Section]) -> None:
+    table = content["heads"]
+    counts, queries, values = sections["What heads do to tokens"].tables
     assert counts.columns[1:4] == ("meaning-preserving", "precedence", "none")
     for row in counts.rows:
         assert [int(cell) for cell in row[1:4]] == [
@@ -380,22 +354,22 @@ def test_heads_are_counted_and_sorted_by_kind(run: RunFolder, sections: dict[str
     kinds = [row[1].replace("‑", "-") for row in queries.rows]
     assert kinds == sorted(kinds, key=["meaning-preserving", "precedence", "none"].index)
     first = table[(table["probe"] == "queries") & (table["label"] == kinds[0])].sort_values("same").iloc[-1]
+    assert queries.columns[0] == "layer, head"  # by which a page links the row to its head
     assert queries.rows[0][0] == f"{first['layer']}, {first['head']}"
     assert queries.rows[0][2] == f"{first['same']:.2f} ({first['same_low']:.2f}–{first['same_high']:.2f})"
 
 
-def test_of_many_heads_the_table_shows_the_first(tmp_path: Path) -> None:
-    run = written(tmp_path, {"heads": heads(6, 9, ("values",))})
-    _, table = section(run, "What heads do to words").tables
+def test_of_many_heads_the_table_shows_the_first() -> None:
+    _, table = section({"heads": heads(6, 9, ("values",))}, "What heads do to tokens").tables
     assert len(table.rows) == 20
     assert "the first 20 of 54" in table.caption
-    assert "over 100 words" in table.caption
+    assert "over 100 tokens" in table.caption
 
 
 # Nearest tokens, updates, singular vectors, embeddings
 
 
-def test_nearest_tokens_stand_by_head_and_word(run: RunFolder, sections: dict[str, Section]) -> None:
+def test_nearest_tokens_stand_by_head_and_token(sections: dict[str, Section]) -> None:
     queries, values = sections["Queries and their keys"].tables, sections["Keys and their values"].tables
     assert [table.columns for table in queries] == [("head", "␣time", "␣life", "␣world")] * 3
     assert [row[0] for row in queries[0].rows] == [f"head {head}" for head in range(4)]
@@ -403,38 +377,36 @@ def test_nearest_tokens_stand_by_head_and_word(run: RunFolder, sections: dict[st
     assert queries[0].rows[0][2] == "␣life1 · ␣life2 · ␣life3 · ␣life4 · ␣life5"
 
 
-def test_of_many_layers_three_have_tables(tmp_path: Path) -> None:
-    tables_shown = section(written(tmp_path, {"nearest": nearest(9, 1)}), "Queries and their keys").tables
+def test_of_many_layers_three_have_tables() -> None:
+    tables_shown = section({"nearest": nearest(9, 1)}, "Queries and their keys").tables
     assert [table.caption.split(",")[0] for table in tables_shown] == [f"Nearest tokens in layer {n}" for n in (0, 4, 8)]
 
 
-def test_updates_are_means_over_words(run: RunFolder, tmp_path: Path) -> None:
-    table = run.table("updates")
-    (trace,) = traces(run.path / "figures" / "updates.html")
+def test_updates_are_means_over_tokens(content: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    table = content["updates"]
     means = table[table["head"].notna()].groupby(["layer", "head"])["relative_norm"].mean()
-    assert np.array(trace["z"]).ravel() == pytest.approx(np.log10(means.to_numpy()))  # its colours are logarithmic
-    one = written(tmp_path, {"updates": table[table["layer"] == 0]})
-    words_sections(one, "")
-    found = traces(tmp_path / "figures" / "updates.html")
-    assert next(trace for trace in found if trace["mode"] == "markers")["y"] == pytest.approx(list(means[0]))
-    whole = next(trace for trace in found if trace["name"] == "sum of all heads")["y"]
-    assert whole == pytest.approx([table[(table["layer"] == 0) & table["head"].isna()]["relative_norm"].mean()] * 2)
+    assert np.array(heat(figures["updates"]).values).ravel() == pytest.approx(means.to_numpy())
+    one = lines(figures_of(*words_sections({"updates": table[table["layer"] == 0]}, ""))["updates"])
+    assert one["one head"].y == pytest.approx(list(means[0]))
+    whole = table[(table["layer"] == 0) & table["head"].isna()]["relative_norm"].mean()
+    assert one["sum of all heads"].y == pytest.approx([whole] * 2)
 
 
-def test_spectra_and_the_tokens_of_singular_vectors(run: RunFolder, sections: dict[str, Section], tmp_path: Path) -> None:
-    table = run.table("spectrum")
-    lines = drawn(run, "spectrum-2-vo")
-    assert list(lines) == [f"head {head}" for head in range(4)]
-    assert lines["head 1"]["y"] == list(table[table["head"] == 1]["value"])
+def test_spectra_and_the_tokens_of_singular_vectors(
+    content: dict[str, pd.DataFrame], sections: dict[str, Section], figures: dict[str, Figure]
+) -> None:
+    table, found = content["spectrum"], lines(figures["spectrum-2-vo"])
+    assert set(found) == {f"head {head}" for head in range(4)}
+    assert found["head 1"].y == list(table[table["head"] == 1]["value"])
     (listed,) = sections["Singular vectors"].tables
     assert len(listed.rows) == 4 * 3
     assert listed.rows[3] == ("head 1, 0", "10", "␣l1.1 · ␣l1.2 · ␣l1.3", "␣r1.1 · ␣r1.2 · ␣r1.3")
     many, _ = singular(0, 20)
-    words_sections(written(tmp_path, {"spectrum": many.drop(columns="matrix")}), "")
-    assert [trace["name"] for trace in traces(tmp_path / "figures" / "spectrum-0.html")] == ["20 heads"]
+    drawn = figures_of(*words_sections({"spectrum": many.drop(columns="matrix")}, ""))
+    assert list(lines(drawn["spectrum-0"])) == ["20 heads"]
 
 
-def test_embeddings_have_the_tables_of_the_paper(run: RunFolder, sections: dict[str, Section]) -> None:
+def test_embeddings_have_the_tables_of_the_paper(sections: dict[str, Section]) -> None:
     distances, extremes = sections["Embeddings on the sphere"].tables
     assert distances.rows[0] == ("original", "23.747 ± 0.432", "< 0.001 ± < 0.001")
     assert [row[0] for row in extremes.rows] == [f"{end} {rank}" for end in ("top", "bottom") for rank in range(1, 6)]
@@ -451,39 +423,26 @@ def test_tokens_show_what_cannot_be_seen() -> None:
 # The geometry of a norm
 
 
-def test_points_are_joined_to_where_they_came_from(run: RunFolder) -> None:
-    table = run.table("norm_points")
-    found = traces(run.path / "figures" / "norm-points.html")
-    assert [trace["name"] for trace in found if trace["showlegend"]] == ["given", "centred", "normalised"]
-    links = [trace for trace in found if trace["mode"] == "lines" and trace.get("legendgroup") == "normalised"]
-    stages = {stage: rows["x"].to_numpy() for stage, rows in table.groupby("stage")}
-    assert links[0]["x"][0::3] == pytest.approx(list(stages["centred"]), rel=1e-4)
-    assert links[0]["x"][1::3] == pytest.approx(list(stages["normalised"]), rel=1e-4)
-    sphere = np.array(next(trace for trace in found if trace["hoverinfo"] == "skip")["z"], dtype=float)
-    assert np.nanmax(sphere) == pytest.approx(math.sqrt(3), rel=1e-4)
+def test_points_are_joined_to_where_they_came_from(content: dict[str, pd.DataFrame], figures: dict[str, Figure]) -> None:
+    drawn, table = figures["norm-points"], content["norm_points"]
+    assert isinstance(drawn, Scene)
+    assert [cloud.name for cloud in drawn.clouds] == ["given", "centred", "normalised"]
+    stages = {str(stage): list(rows["x"]) for stage, rows in table.groupby("stage")}
+    last = drawn.clouds[-1]
+    assert [origin[0] for origin in last.origins] == stages["centred"]
+    assert [point[0] for point in last.points] == stages["normalised"]
+    assert drawn.radius == pytest.approx(math.sqrt(3))
 
 
-def test_curves_close_and_arrows_lead_where_they_should(run: RunFolder) -> None:
-    for curve in drawn(run, "norm-curves").values():
-        assert (curve["x"][0], curve["y"][0]) == (curve["x"][-1], curve["y"][-1])
-    arrows = drawn(run, "head-update")
-    assert list(arrows) == ["sphere", "token", "update", "sum", "back on the sphere"]
-    assert (arrows["token"]["x"], arrows["token"]["y"]) == ([0, 1.2], [0, 0.75])
-    assert (arrows["update"]["x"], arrows["update"]["y"]) == ([1.2, 0.8], [0.75, 1.9])
-    assert arrows["sum"]["marker"]["symbol"] == "arrow"
-    assert arrows["sphere"].get("marker", {}).get("symbol") != "arrow"
-
-
-def test_equal_axes_keep_a_circle_round() -> None:
-    turn = np.linspace(0, 2 * math.pi, 50)
-    circle = Line("circle", (5 * np.cos(turn)).tolist(), (5 * np.sin(turn)).tolist())
-    for equal in (True, False):
-        figure = draw_png(Chart("Round", "x", "y", (circle, Line("to", [0, 5], [0, 0], arrow=True)), "", equal=equal))
-        figure.canvas.draw()
-        across, up = np.diff(figure.axes[0].transData.transform([[0, 0], [1, 1]]), axis=0)[0]
-        assert (across == pytest.approx(up)) == equal
-        (head,) = figure.axes[0].texts
-        assert head.xy == (5, 0)  # type: ignore[attr-defined]
+def test_curves_close_and_arrows_lead_where_they_should(figures: dict[str, Figure]) -> None:
+    for curve in lines(figures["norm-curves"]).values():
+        assert (curve.x[0], curve.y[0]) == (curve.x[-1], curve.y[-1])
+    arrows = lines(figures["head-update"])
+    assert set(arrows) == {"sphere", "token", "update", "sum", "back on the sphere"}
+    assert (arrows["token"].x, arrows["token"].y) == ([0, 1.2], [0, 0.75])
+    assert (arrows["update"].x, arrows["update"].y) == ([1.2, 0.8], [0.75, 1.9])
+    assert arrows["sum"].arrow
+    assert not arrows["sphere"].arrow
 
 
 # Scenes
@@ -493,38 +452,46 @@ def scene(states: int, **options: Any) -> Scene:
     table = places(states)
     path, cloud = (table[table["kind"] == kind][["x", "y", "z"]].to_numpy() for kind in ("path", "cloud"))
     trail = Trail("state", list(map(tuple, path.tolist())), [f"␣word{i}" for i in range(states)])
-    clouds = (Cloud("words", list(map(tuple, cloud.tolist()))), Cloud("marked", [(0.0, 0.0, 1.0)], ["$x$ 日本"], marked=True))
+    clouds = (Cloud("words", list(map(tuple, cloud.tolist()))), Cloud("marked", [(0.0, 0.0, 1.0)], ["$x$ <b>"], marked=True))
     return Scene("Journey", clouds, (trail,), "See the way.", "seed 0", **options)
 
 
 @pytest.mark.parametrize("radius", [None, 1.0])
 @pytest.mark.parametrize("states", [1, 2, 31])
-def test_labels_of_a_scene_stay_on_the_picture_and_apart(states: int, radius: float | None) -> None:
-    figure = draw_scene_png(scene(states, radius=radius, order="layer"))
-    figure.canvas.draw()
-    width, height = figure.canvas.get_width_height()
-    assert width == 1200
-    labels = [text for text in figure.texts if "word" in text.get_text() or "□" in text.get_text()]
-    written = [text.get_text() for text in labels]
-    assert {"$x$ □□", "␣word0 (0)", f"␣word{states - 1} ({states - 1})"} <= set(written)
-    assert min(states, 10) < len(written) <= states + 1
-    boxes = [text.get_window_extent() for text in labels]
-    for box in boxes:
-        assert 0 <= box.x0 <= box.x1 <= width
-        assert 0 <= box.y0 <= box.y1 <= height
-    inner = [box.expanded(1, 0.6) for box in boxes]  # without the empty room above and below its letters
-    assert not [1 for one, other in combinations(inner, 2) if one.overlaps(other)]
+def test_labels_of_a_picture_stay_on_it(states: int, radius: float | None) -> None:
+    svg = scene_svg(scene(states, radius=radius, order="layer"))
+    size = re.search(r'viewBox="0 0 (\d+) (\d+)"', svg)
+    assert size is not None
+    found = [
+        (float(x), float(y), text) for x, y, text in re.findall(r'<text x="([\d.-]+)" y="([\d.-]+)"[^>]*>([^<]*)</text>', svg)
+    ]
+    assert {"$x$ &lt;b&gt;", "␣word0 (0)", f"␣word{states - 1} ({states - 1})", "Journey", "seed 0"} <= {
+        text for *_, text in found
+    }
+    assert all(0 <= x <= int(size[1]) and 0 <= y <= int(size[2]) for x, y, _ in found)
+    for x, y in re.findall(r'<circle cx="([\d.-]+)" cy="([\d.-]+)"', svg):
+        assert 0 <= float(x) <= int(size[1])
+        assert 0 <= float(y) <= int(size[2])
 
 
-def test_a_label_stands_where_it_changes_with_the_steps_that_it_holds_for() -> None:
+def test_the_page_has_the_points_to_four_digits() -> None:
+    drawn = scene(31, radius=1.0)
+    data = scene_data(drawn)
+    points = np.frombuffer(base64.b64decode(data["trails"][0]["points"]), dtype="<i2").reshape(-1, 3) / 32767
+    assert points == pytest.approx(np.array(drawn.trails[0].points), abs=2e-5)
+    assert data["radius"] == 1.0
+    assert data["steps"] == (0.0, 30.0)
+
+
+def test_a_caption_stands_where_it_changes_with_the_steps_that_it_holds_for() -> None:
     points = [(float(i), 0.0, 0.0) for i in range(6)]
     points[2] = (math.nan, 0.0, 0.0)
     trail = Trail("t", points, ["a", "a", "b", "a", "c", "c"], steps=[0, 2, 4, 6, 8, 10])
-    assert trail.words() == {0: "a (0–6)", 4: "c (8–10)"}
-    assert Trail("t", points).words() == {}
+    assert trail.captions() == {0: "a (0–6)", 4: "c (8–10)"}
+    assert Trail("t", points).captions() == {}
 
 
-def test_a_scene_is_seen_from_its_trail() -> None:
+def test_the_camera_faces_the_trail() -> None:
     on_sphere = Scene("s", (), (Trail("t", [(0.0, 1.0, 0.1), (0.1, 1.0, 0.0)]),), "", radius=1.0)
     elevation, azimuth = camera(on_sphere)
     assert azimuth == pytest.approx(90, abs=5)
@@ -536,44 +503,23 @@ def test_a_scene_is_seen_from_its_trail() -> None:
         assert screen @ screen.T == pytest.approx(np.eye(2))
 
 
-def test_everything_in_a_scene_is_inside_its_frame() -> None:
-    figure = draw_scene_png(scene(9))
-    figure.canvas.draw()
-    axes = figure.axes[0]
-    box = axes.get_window_extent()
-    for collection in axes.collections:
-        spots = axes.transData.transform(np.asarray(collection.get_offsets()))
-        assert ((spots >= box.min - 1) & (spots <= box.max + 1)).all()
-
-
 def test_a_wire_sphere_has_its_radius() -> None:
     lines = np.array(wire_sphere(2.5))
     assert np.linalg.norm(lines, axis=-1) == pytest.approx(2.5)
     assert lines[:, 0] == pytest.approx(lines[:, -1])
 
 
-def test_words_in_space_carry_no_markup(tmp_path: Path) -> None:
-    odd = Scene("s", (), (Trail("<i>", [(0.0, 0.0, 0.0), (1.0, 1.0, 1.0)], ["<b>", "&"]),), "", axes=("<x>", "y", "z"))
-    _, page = save_chart(odd, tmp_path, "odd")
-    (trace,) = traces(page)
-    assert trace["text"] == ["‹b› (0)", "& (1)"]
-    assert trace["hovertext"] == ["step 0: &lt;b&gt;", "step 1: &amp;"]
-    assert trace["name"] == "&lt;i&gt;"
-
-
-def test_a_scene_of_one_point_or_without_trails_is_drawn(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for number, one in enumerate(
-            [
-                Scene("s", (Cloud("c", [(1.0, 1.0, 1.0)]),), (), ""),
-                Scene("s", (), (Trail("t", [(0.0, 0.0, 0.0)], ["a"]),), "", radius=1.0),
-                Scene("s", (Cloud("c", []),), (Trail("t", [(0.0, math.nan, 0.0), (0.0, 0.0, 0.0)]), Trail("u", [])), ""),
-            ]
-        ):
-            picture, _ = save_chart(one, tmp_path, f"scene-{number}")
-            with Image.open(picture) as image:
-                assert image.width == 1200
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Scene("s", (Cloud("c", [(1.0, 1.0, 1.0)]),), (), ""),
+        Scene("s", (), (Trail("t", [(0.0, 0.0, 0.0)], ["a"]),), "", radius=1.0),
+        Scene("s", (Cloud("c", []),), (Trail("t", [(0.0, math.nan, 0.0), (0.0, 0.0, 0.0)]), Trail("u", [])), ""),
+    ],
+)
+def test_a_scene_of_one_point_or_without_trails_is_drawn(shown: Scene) -> None:
+    assert "nan" not in scene_svg(shown)
+    assert len(scene_data(shown)["clouds"]) + len(scene_data(shown)["trails"]) == 1
 
 
 def test_a_scene_says_what_is_wrong_with_it() -> None:

@@ -86,8 +86,8 @@ def advise(
     from normscope.audit.advise_ranks import chosen_criteria
     from normscope.audit.advise_setting import MOST_TOKENS
     from normscope.dynamics.motion import check_schemes
+    from normscope.report import FORMATS
     from normscope.report.advise import write_advice_report
-    from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, fresh_path, new_run, run_path
 
     criteria, formats = chosen_criteria(rank_by), chosen_names(format, FORMATS, "format")

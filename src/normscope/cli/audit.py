@@ -75,8 +75,8 @@ def audit(
     What is measured stands beside theory for the model's scheme and for others. Parts that were measured before, of the same
     weights, text, settings and code, are taken from the cache.
     """
+    from normscope.report import FORMATS
     from normscope.report.audit import write_audit_report
-    from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, fresh_path, new_run, run_path
 
     formats = chosen_names(format, FORMATS, "format")

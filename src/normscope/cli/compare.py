@@ -69,8 +69,8 @@ def compare(
     """
     from normscope.audit import compare as put_beside
     from normscope.audit.compare import check_common, check_names
+    from normscope.report import FORMATS
     from normscope.report.compare import write_comparison_report
-    from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, fresh_path, new_run, plain_rows, run_path
 
     formats = chosen_names(format, FORMATS, "format")

@@ -42,8 +42,8 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Audit a model, compare six schemes, train two of them a little, check the ledger: one report page."""
+    from normscope.report import FORMATS
     from normscope.report.demo import write_demo_report
-    from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, new_run, run_path
     from normscope.theorems import LEDGER
     from normscope.training import read_recipe
@@ -67,7 +67,7 @@ def demo(
         }
         with console(stderr=True).status("drawing"):
             write_demo_report(run, settings, formats)
-    report = run_path(out) / f"report.{formats[0]}"
+    report = run_path(out) / ("report.md" if formats == ["md"] else "report.html")
     if json:
         print_json([{"report": str(report), "model": name, "schemes": SIX_SCHEMES.split(",")}])
     else:

@@ -27,7 +27,9 @@ OutOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
-FormatOption = Annotated[str, typer.Option("--format", help="Form of the report page: html, md, or both with a comma.")]
+FormatOption = Annotated[
+    str, typer.Option("--format", help="What to write, with commas: html or md pages; png and csv add the figures as files.")
+]
 
 _WIDTH_OF_A_FILE = 160
 

@@ -65,7 +65,7 @@ def stability(
 ) -> None:
     """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
     from normscope.models import open_model
-    from normscope.report.figures import FORMATS
+    from normscope.report import FORMATS
     from normscope.report.stability import write_stability_report
     from normscope.runs import check_writable, fresh_path, new_run, run_path
     from normscope.stability import MEASURES, StabilitySetting, chosen_sample, measure_stability

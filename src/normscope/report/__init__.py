@@ -1,29 +1,12 @@
-"""Figures and pages from results; this room draws what was computed elsewhere and computes nothing itself.
+"""Pages and files from declared results; this package renders what was computed elsewhere and computes nothing itself.
 
-``charts`` draws line charts, heat maps and scenes in three dimensions, ``blocks`` the block of a scheme, ``page`` an HTML
-page out of text, findings, tables and pictures, ``markdown`` the same as Markdown.
-The libraries that draw are imported when something is drawn, so importing the room costs nothing.
+``page`` renders sections as one interactive HTML file, ``markdown`` as Markdown, ``files`` a figure as PNG, SVG or CSV.
+The libraries that draw are imported when something is drawn, so importing the package costs nothing.
 """
 
-from normscope.report.blocks import draw_blocks, save_figure
-from normscope.report.charts import Chart, Cloud, Line, Scene, Trail, save_chart
+from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
-from normscope.results.sections import Finding, PageTable, Picture, Section
+from normscope.report.write import FORMATS, write_report
 
-__all__ = [
-    "Chart",
-    "Cloud",
-    "Finding",
-    "Line",
-    "PageTable",
-    "Picture",
-    "Scene",
-    "Section",
-    "Trail",
-    "draw_blocks",
-    "render_markdown",
-    "render_page",
-    "save_chart",
-    "save_figure",
-]
+__all__ = ["FORMATS", "render_markdown", "render_page", "save_figure", "write_report"]

@@ -1,82 +1,103 @@
-"""Figures and page of an audit: a model's block, how its tokens move, and what the labs say of it, from the tables."""
+"""Sections of an audit: a model's block, how its hidden states move, and the measures of its attention, from the tables."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, Line
-from normscope.report.figures import charts_section, save_blocks, with_findings, write_page
 from normscope.report.journey import journey_sections
-from normscope.report.page import Section
 from normscope.report.stability import stability_sections
 from normscope.report.subspaces import subspaces_sections
-from normscope.report.tables import floats, spans_decades, table_of
-from normscope.runs import RunFolder
+from normscope.report.write import Report, findings_of, tables_of, write_report
+from normscope.results import Blocks, Chart, Figure, Line, Section
+from normscope.results.tables import Tables, figures_section, floats, spans_decades, table_of
+from normscope.runs import RunFolder, plain_rows
 
 
 def write_audit_report(run: RunFolder, model: str, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of a model's audit and its page."""
-    write_page(run, f"Audit of {model}", settings, with_findings(run, audit_sections(run, settings)), formats)
+    """Write the page of a model's audit."""
+    write_report(run.path, audit_report(tables_of(run), model, settings), formats)
 
 
-def audit_sections(run: RunFolder, settings: str) -> list[Section]:
-    """Block, motion, and the sections of the labs, each if the run has a table for it."""
-    own = [section for section in (_block(run, settings), _motion(run, settings), _clusters(run, settings)) if section]
-    labs = (stability_sections, subspaces_sections, journey_sections)
-    return [*own, *(section for sections in labs for section in sections(run, settings))]
+def audit_report(tables: Tables, model: str, settings: str) -> Report:
+    """The page: key figures, the findings that matter, and all sections."""
+    sections = audit_sections(tables, settings)
+    return Report(f"Audit of {model}", settings, sections, audit_facts(tables), findings_of(tables))
 
 
-def _block(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "blocks")
+def audit_sections(tables: Tables, settings: str) -> list[Section]:
+    """Block, motion, clustering, and the sections of attention's measures, each if there is a table for it."""
+    first = [
+        section for section in (_block(tables, settings), _motion(tables, settings), _clusters(tables, settings)) if section
+    ]
+    others = (stability_sections, subspaces_sections, journey_sections)
+    return [*first, *(section for sections in others for section in sections(tables, settings))]
+
+
+def audit_facts(tables: Tables) -> list[tuple[str, str]]:
+    """Key figures: scheme, layers, heads, growth and rotation, as far as they were measured."""
+    blocks, motion, sparsity = (table_of(tables, name) for name in ("blocks", "motion", "sparsity"))
+    facts = [] if blocks is None else [("scheme", str(blocks["scheme"].iloc[0]))]
+    if motion is not None:
+        norms, angles = floats(motion["radius"]), [angle for angle in floats(motion["angle"]) if angle == angle]
+        facts += [("layers", f"{len(norms) - 1}"), ("residual stream norm, last / first", f"{norms[-1] / norms[0]:.3g} ×")]
+        facts.append(("median rotation per layer", f"{pd.Series(angles).median():.3g}°"))
+        facts.append(("mean cosine after the last layer", f"{floats(motion['cosine'])[-1]:.2f}"))
+    if sparsity is not None:
+        facts.insert(min(2, len(facts)), ("query heads per layer", f"{sparsity['head'].nunique()}"))
+    return facts
+
+
+def _block(tables: Tables, settings: str) -> Section | None:
+    table = table_of(tables, "blocks")
     if table is None:
         return None
     name = str(table["scheme"].iloc[0])
     caption = "Where the model normalises: attention below, feed-forward layer above; x enters at the bottom."
-    text = ("The model's norms, found by running it, as slots of a scheme; the block is drawn from the slots.",)
-    return Section(
-        f"Its scheme: {name}", text, (), (save_blocks(run, "block", table, f"The block of {name}", caption, settings),)
-    )
+    text = ("Where the norms are was observed by running the model; the block is drawn from the slots of its scheme.",)
+    blocks = Blocks(f"The block of {name}", plain_rows(table), caption, settings)
+    return Section(f"Scheme: {name}", text, figures={"block": blocks}, name="scheme")
 
 
-def _motion(run: RunFolder, settings: str) -> Section | None:
-    motion, writes, replay = (table_of(run, name) for name in ("motion", "writes", "replay"))
+def _motion(tables: Tables, settings: str) -> Section | None:
+    motion, updates, replay = (table_of(tables, name) for name in ("motion", "writes", "replay"))
     if motion is None:
         return None
     text = (
-        "Means over tokens without the first of every row, which many models use as a sink for attention. Other schemes get "
-        "the lengths and directions of this model's own writes, layer by layer: with a norm of outputs all writes have the "
-        "mean length, with a norm of the stream the radius stays what it is at first. They would learn other writes; this is "
-        "what their slots alone make of these.",
+        "Means over tokens without the first of every sequence, which many models use as an attention sink. Hidden states are "
+        "those before each layer; the last one is after the last layer.",
+        "Other schemes replay this model's recorded sublayer outputs through other norm placements, without retraining: with "
+        "a norm of outputs all updates have the mean norm, with a norm on the residual stream its norm stays what it is at "
+        "first. A model trained with such a scheme would have learnt other updates.",
     )
-    charts: dict[str, Drawing | None] = {
-        "motion-radius": _radius(motion, settings),
+    figures: dict[str, Figure | None] = {
+        "motion-radius": _norms(motion, settings),
         "motion-angle": _angle(motion, replay, settings),
-        "motion-speed": _speed(writes, replay, settings),
+        "motion-speed": _speed(updates, replay, settings),
     }
-    return charts_section(run, "How tokens move", text, charts)
+    return figures_section("How hidden states move", text, figures, name="motion")
 
 
-def _radius(motion: pd.DataFrame, settings: str) -> Chart:
-    layers, radii, low, high = (floats(motion[name]) for name in ("layer", "radius", "radius_low", "radius_high"))
+def _norms(motion: pd.DataFrame, settings: str) -> Chart:
+    layers, norms, low, high = (floats(motion[name]) for name in ("layer", "radius", "radius_low", "radius_high"))
     return Chart(
-        "Length of the residual stream",
-        "layer",
+        "Residual stream norm",
+        "before layer",
         "|x|",
-        (Line("this model, 90 % of tokens", layers, radii, low, high),),
-        "A stream that grows is what slows late layers down: the same write turns a longer token less.",
+        (Line("this model, 90 % of tokens", layers, norms, low, high),),
+        "A growing norm is what damps late layers: the same update rotates a longer vector less.",
         settings,
-        log_y=spans_decades(radii),
+        log_y=spans_decades(norms),
     )
 
 
 def _angle(motion: pd.DataFrame, replay: pd.DataFrame | None, settings: str) -> Chart:
     lines = [Line("this model", floats(motion["layer"]), floats(motion["angle"])), *_replayed(replay, "angle")]
     return Chart(
-        "Angle turned by each layer",
+        "Rotation per layer",
         "layer",
         "degrees",
         tuple(lines),
-        "A line that stays up keeps moving tokens late; the distance to this model's is what another scheme would change.",
+        "0° is no change, 90° an unrelated direction. Other lines replay this model's sublayer outputs in other schemes.",
         settings,
     )
 
@@ -86,37 +107,41 @@ def _replayed(replay: pd.DataFrame | None, column: str) -> list[Line]:
     return [Line(f"as {name}", floats(rows["layer"]), floats(rows[column])) for name, rows in groups]
 
 
-def _speed(writes: pd.DataFrame | None, replay: pd.DataFrame | None, settings: str) -> Chart | None:
-    if writes is None or "speed" not in writes:
+def _speed(updates: pd.DataFrame | None, replay: pd.DataFrame | None, settings: str) -> Chart | None:
+    if updates is None or "speed" not in updates:
         return None
-    layers = floats(writes["layer"])
+    layers = floats(updates["layer"])
     lines = [
-        Line("this model, measured", layers, floats(writes["speed"])),
-        Line("theory for its scheme", layers, floats(writes["theory"])),
+        Line("this model, measured", layers, floats(updates["speed"])),
+        Line("theory for its scheme", layers, floats(updates["theory"])),
         *_replayed(replay, "speed"),
     ]
     return Chart(
-        "Effective speed factor of attention",
+        "Damping of attention: the speed factor s",
         "layer",
         "s",
         tuple(lines),
-        "The larger s, the more a token resists being turned, θ̇ = (1/s) P A; measured beside what slots give.",
+        "The part of attention's output perpendicular to the residual rotates it by that length divided by s.",
         settings,
         log_y=spans_decades([value for line in lines for value in line.y]),
     )
 
 
-def _clusters(run: RunFolder, settings: str) -> Section | None:
-    motion = table_of(run, "motion")
+def _clusters(tables: Tables, settings: str) -> Section | None:
+    motion = table_of(tables, "motion")
     if motion is None:
         return None
-    figures = {
-        "cosine": ("Mean cosine between tokens", "cosine", "Near 1 all tokens point one way; near 0 they are unrelated."),
-        "rank": ("Effective rank of the tokens", "directions", "How many directions the tokens take up; low is clustered."),
+    quantities = {
+        "cosine": (
+            "Mean cosine between tokens",
+            "cosine",
+            "At 1 all hidden states point one way (rank collapse); near 0 they are unrelated.",
+        ),
+        "rank": ("Participation ratio of the hidden states", "directions", "How many directions the hidden states occupy."),
     }
-    charts: dict[str, Drawing | None] = {}
-    for column, (title, unit, caption) in figures.items():
+    figures: dict[str, Figure | None] = {}
+    for column, (title, unit, caption) in quantities.items():
         layers, without, everything = (floats(motion[name]) for name in ("layer", column, f"{column}_all"))
         lines = (Line("without the first token", layers, without), Line("with the first token, the sink", layers, everything))
-        charts[f"motion-{column}"] = Chart(title, "layer", unit, lines, caption, settings)
-    return charts_section(run, "How tokens cluster", (), charts)
+        figures[f"motion-{column}"] = Chart(title, "before layer", unit, lines, caption, settings)
+    return figures_section("How tokens align", (), figures, name="clusters")

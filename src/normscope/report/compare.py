@@ -1,4 +1,4 @@
-"""Figures and page of a comparison, from its tables."""
+"""Sections of a comparison, from its tables."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,25 +6,26 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, HeatMap, Line
-from normscope.report.figures import charts_section, with_findings, write_page
-from normscope.report.page import PageTable, Section
-from normscope.report.tables import cell, floats, spans_decades, table_of
+from normscope.report.write import Report, findings_of, tables_of, write_report
+from normscope.results import Chart, Figure, HeatMap, Line, PageTable, Section
+from normscope.results.tables import Tables, cell, figures_section, floats, needed_table, spans_decades, table_of
 from normscope.runs import RunFolder, plain_rows
 
 
 def write_comparison_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of a comparison and its page."""
-    write_page(run, "Side by side", settings, with_findings(run, comparison_sections(run, settings)), formats)
+    """Write the page of a comparison."""
+    tables = tables_of(run)
+    sections = comparison_sections(tables, settings)
+    write_report(run.path, Report("Side by side", settings, sections, findings=findings_of(tables)), formats)
 
 
-def comparison_sections(run: RunFolder, settings: str) -> list[Section]:
+def comparison_sections(tables: Tables, settings: str) -> list[Section]:
     """The numbers as a table with a column for each subject, and a figure for each quantity."""
-    curves, charts = run.table("curves"), dict[str, Drawing | None]()
-    for words in plain_rows(run.table("quantities")):
+    curves, figures = needed_table(tables, "curves"), dict[str, Figure | None]()
+    for words in plain_rows(needed_table(tables, "quantities")):
         rows = curves[curves["quantity"] == words["name"]]
-        charts[words["name"]] = _map(rows, words, settings) if rows["x"].isna().all() else _chart(rows, words, settings)
-    return [*_numbers(run), charts_section(run, "Figures", (), charts)]
+        figures[words["name"]] = _map(rows, words, settings) if rows["x"].isna().all() else _chart(rows, words, settings)
+    return [*_numbers(tables), figures_section("Figures", (), figures)]
 
 
 def number_cell(value: float) -> str:
@@ -32,8 +33,8 @@ def number_cell(value: float) -> str:
     return f"{value:,.0f}" if value >= 10_000 and value.is_integer() else cell(value, ".4g")
 
 
-def _numbers(run: RunFolder) -> list[Section]:
-    table = table_of(run, "numbers")
+def _numbers(tables: Tables) -> list[Section]:
+    table = table_of(tables, "numbers")
     if table is None:
         return []
     subjects = list(dict.fromkeys(map(str, table["subject"])))

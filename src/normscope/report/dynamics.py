@@ -1,110 +1,91 @@
-"""Figures and page sections of simulations and ensembles, from their tables."""
+"""Sections of simulations and ensembles, from their tables."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Line
-from normscope.report.figures import save_picture, write_page
-from normscope.report.page import PageTable, Section
+from normscope.report.write import Report, tables_of, write_report
+from normscope.results import Chart, Figure, Line, PageTable, Section
+from normscope.results.tables import Tables, figures_section, needed_table
 from normscope.runs import RunFolder
+
+_LABELS = {"time": "time t", "cosine": "mean cosine γ", "layer": "layer"}
+# Figure → columns across and up, title, label, caption, whether the axis up is logarithmic.
+_CURVES = {
+    "cosine": ("time", "cosine", "Clustering over time", "mean cosine γ", "1 is collapse: all tokens point one way.", False),
+    "rate": (
+        "time",
+        "cosine_rate",
+        "Speed of clustering over time",
+        "γ̇",
+        "Straight lines are exponential decay; curves that flatten keep moving late.",
+        True,
+    ),
+    "phase": (
+        "cosine",
+        "cosine_rate",
+        "Phase plot",
+        "γ̇",
+        "How fast tokens cluster when they are this clustered already.",
+        False,
+    ),
+    "radius": ("time", "radius", "Norm over time", "mean |x|", "A growing norm is what damps the motion.", False),
+}
 
 
 def write_simulation_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of a simulation and its page."""
-    write_page(run, "Tokens as particles", settings, [simulation_section(run, settings)], formats)
+    """Write the page of a simulation."""
+    write_report(run.path, Report("Tokens as particles", settings, [simulation_section(tables_of(run), settings)]), formats)
 
 
 def write_ensemble_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the picture of an ensemble and its page."""
-    write_page(run, "Ensemble with random weights", settings, [ensemble_section(run, settings)], formats)
+    """Write the page of an ensemble."""
+    sections = [ensemble_section(tables_of(run), settings)]
+    write_report(run.path, Report("Ensemble with random weights", settings, sections), formats)
 
 
-def simulation_section(run: RunFolder, settings: str) -> Section:
-    """Mean cosine, its rate, the phase plot, and radius and gradients where the run has them."""
-    table = run.table("trajectories")
-    charts = {
-        "cosine": _chart(
-            table,
-            "time",
-            "cosine",
-            "Clustering over time",
-            "mean cosine γ",
-            "1 is collapse: all tokens point one way.",
+def simulation_section(tables: Tables, settings: str) -> Section:
+    """Mean cosine, its rate, the phase plot, norms, and gradients where there are any."""
+    table = needed_table(tables, "trajectories")
+    figures: dict[str, Figure | None] = {name: _chart(table, settings, *curve) for name, curve in _CURVES.items()}
+    if "gradients" in tables:
+        figures["gradient"] = _chart(
+            tables["gradients"],
             settings,
-        ),
-        "rate": _chart(
-            table,
-            "time",
-            "cosine_rate",
-            "Speed of clustering over time",
-            "γ̇",
-            "Straight lines here are exponential decay; curves that flatten keep moving late.",
-            settings,
-            log_y=True,
-        ),
-        "phase": _chart(
-            table,
-            "cosine",
-            "cosine_rate",
-            "Phase plot",
-            "γ̇",
-            "How fast tokens cluster when they are this clustered already.",
-            settings,
-        ),
-        "radius": _chart(
-            table,
-            "time",
-            "radius",
-            "Radius over time",
-            "mean |x|",
-            "A growing radius is what slows a free stream down.",
-            settings,
-        ),
-    }
-    if "gradients" in run.tables:
-        charts["gradient"] = _chart(
-            run.table("gradients"),
             "layer",
             "relative",
             "Gradient by depth",
-            "effect of turning an early token",
-            "What the last token's final direction still owes to an early token's direction at each layer.",
-            settings,
-            log_y=True,
+            "effect of rotating an early token",
+            "How much the last token's final direction depends on an early token's direction before each layer.",
+            True,
         )
-    pictures = tuple(save_picture(run, name, chart) for name, chart in charts.items())
     text = (
         "Tokens are particles on a sphere: attention pulls them together, and the scheme regulates how fast. A good scheme "
         "moves them far in early layers and still moves them in late ones.",
     )
-    return Section("Tokens as particles", text, (_milestones(run.table("milestones")),), pictures)
+    return figures_section("Tokens as particles", text, figures, [_milestones(needed_table(tables, "milestones"))])
 
 
-def ensemble_section(run: RunFolder, settings: str) -> Section:
-    """Mean cosine with its 90% band for each scheme."""
-    table = run.table("cosines")
+def ensemble_section(tables: Tables, settings: str) -> Section:
+    """Mean cosine with its 90 % band for each scheme."""
     lines = tuple(
         Line(str(name), list(rows["time"]), list(rows["mean"]), list(rows["low"]), list(rows["high"]))
-        for name, rows in table.groupby("scheme", sort=False)
+        for name, rows in needed_table(tables, "cosines").groupby("scheme", sort=False)
     )
     chart = Chart(
         "Clustering with random weights",
         "time t",
         "mean cosine",
         lines,
-        "Lines are means over runs, bands hold 90% of them; all schemes saw the same starts and weights.",
+        "Lines are means over runs, bands hold 90 % of them; all schemes had the same starts and weights.",
         settings,
     )
-    return Section("Random weights", (), (), (save_picture(run, "ensemble", chart),))
+    return Section("Random weights", figures={"ensemble": chart})
 
 
-def _chart(
-    table: pd.DataFrame, x: str, y: str, title: str, y_label: str, caption: str, settings: str, log_y: bool = False
-) -> Chart:
+def _chart(table: pd.DataFrame, settings: str, x: str, y: str, title: str, label: str, caption: str, log: bool) -> Chart:
     lines = tuple(Line(str(name), list(rows[x]), list(rows[y])) for name, rows in table.groupby("scheme", sort=False))
-    x_label = {"time": "time t", "cosine": "mean cosine γ", "layer": "layer"}[x]
-    return Chart(title, x_label, y_label, lines, caption, settings, log_y=log_y)
+    return Chart(title, _LABELS[x], label, lines, caption, settings, log_y=log)
 
 
 def _milestones(table: pd.DataFrame) -> PageTable:

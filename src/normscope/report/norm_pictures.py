@@ -1,23 +1,19 @@
-"""Pictures of what a norm does: points moved onto a sphere, gain and bias acting on it, one head's update."""
+"""Figures of what a norm does: points moved onto a sphere, gain and bias acting on it, one head's update."""
 
 import numpy as np
 import pandas as pd
 
-from normscope.report.charts import Chart, Cloud, Drawing, Line, Scene
-from normscope.report.figures import charts_section
-from normscope.report.page import Section
-from normscope.report.tables import floats, table_of
-from normscope.results.scene import Point
-from normscope.runs import RunFolder
+from normscope.results import Chart, Cloud, Figure, Line, Point, Scene, Section
+from normscope.results.tables import Tables, figures_section, floats, table_of
 
 _VIEW = (25.0, -20.0)  # from here the plane of the centred points, orthogonal to (1, 1, 1), looks neither flat nor round
 _CIRCLE = "circle"
 
 
-def norm_section(run: RunFolder, settings: str) -> Section | None:
-    """The three pictures, each if the run has its table."""
-    points, curves, update = (table_of(run, name) for name in ("norm_points", "norm_curves", "head_update"))
-    charts: dict[str, Drawing | None] = {
+def norm_section(tables: Tables, settings: str) -> Section | None:
+    """The three figures, each if there is a table for it."""
+    points, curves, update = (table_of(tables, name) for name in ("norm_points", "norm_curves", "head_update"))
+    charts: dict[str, Figure | None] = {
         "norm-points": None if points is None else _points_scene(points, settings),
         "norm-curves": None if curves is None else _curves_chart(curves, settings),
         "head-update": None if update is None else _update_chart(update, settings),
@@ -25,10 +21,10 @@ def norm_section(run: RunFolder, settings: str) -> Section | None:
     if not any(charts.values()):
         return None
     text = (
-        "LayerNorm takes the mean away, which moves a token onto the plane orthogonal to (1, 1, …, 1), and then gives it the "
-        "length √d. RMSNorm only does the second. The gain makes an ellipsoid of the sphere, the bias moves its centre.",
+        "LayerNorm subtracts the mean, which moves a token onto the plane orthogonal to (1, 1, …, 1), and then scales it to "
+        "the norm √d. RMSNorm only does the second. The gain makes an ellipsoid of the sphere, the bias moves its centre.",
     )
-    return charts_section(run, "The geometry of a norm", text, charts)
+    return figures_section("The geometry of a norm", text, charts, name="geometry")
 
 
 def _points_scene(table: pd.DataFrame, settings: str) -> Scene:
@@ -45,7 +41,7 @@ def _points_scene(table: pd.DataFrame, settings: str) -> Scene:
         "A norm on points in three dimensions",
         tuple(clouds),
         (),
-        "Follow a line: from wherever it was given, a point goes first to the plane without a mean, then onto the sphere.",
+        "Follow a line: a point goes first to the plane of zero mean, then onto the sphere.",
         settings,
         radius=reach,
         axes=("x₁", "x₂", "x₃"),
@@ -80,5 +76,5 @@ def _update_chart(table: pd.DataFrame, settings: str) -> Chart:
         if part != _CIRCLE:
             x, y = zip(*(way if len(way) > 1 else [(0.0, 0.0), *way]), strict=True)
             lines.append(Line(part, list(x), list(y), arrow=True))
-    caption = "The update turns the token; the norm then gives the sum the token's length again."
+    caption = "The update rotates the token; the norm then scales the sum back onto the sphere."
     return Chart("One head's update", "along the token", "across", tuple(lines), caption, settings, equal=True)

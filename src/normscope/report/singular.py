@@ -1,35 +1,42 @@
-"""Singular vectors of heads: their values as lines, and the tokens nearest to the first of them."""
+"""The section on singular vectors of heads: their values as lines, and the tokens nearest to the first of them."""
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, Line
-from normscope.report.figures import charts_section
-from normscope.report.page import PageTable, Section
-from normscope.report.tables import a_few, cell, floats, joined_tokens, spans_decades, table_of, together
-from normscope.runs import RunFolder
+from normscope.results import Chart, Figure, Line, PageTable, Section
+from normscope.results.conventions import DRAWN_HEADS
+from normscope.results.tables import (
+    Tables,
+    a_few,
+    cell,
+    figures_section,
+    floats,
+    joined_tokens,
+    spans_decades,
+    table_of,
+    together,
+)
 
 _VECTORS = 3  # of each head in a table
-_DRAWN_HEADS = 12  # of more heads than these single lines could not be told apart
 _MATRICES = {"vo": "W_VO", "qk": "W_QK"}
 
 
-def singular_section(run: RunFolder, settings: str) -> Section | None:
+def singular_section(tables: Tables, settings: str) -> Section | None:
     """Singular values of heads, and the tokens nearest to their first vectors."""
-    spectrum, singular = table_of(run, "spectrum"), table_of(run, "singular")
+    spectrum, singular = table_of(tables, "spectrum"), table_of(tables, "singular")
     if spectrum is None and singular is None:
         return None
-    charts: dict[str, Drawing | None] = {}
+    charts: dict[str, Figure | None] = {}
     if spectrum is not None:
         for (layer, matrix), rows in _by_matrix(spectrum).items():
             charts[f"spectrum-{layer}{'-' if matrix else ''}{matrix}"] = _spectrum_chart(rows, layer, matrix, settings)
-    tables = []
+    shown = []
     for (layer, matrix), rows in (_by_matrix(singular) if singular is not None else {}).items():
-        tables.append(_singular_table(rows, layer, matrix))
+        shown.append(_singular_table(rows, layer, matrix))
     text = (
-        "A head's matrix is a store of keys and values: tokens near the left vector σu are what it looks for, tokens near the "
-        "right vector v are what it then writes (for W_QK: what a query looks like, and the keys that it finds).",
+        "A head's matrix maps inputs to outputs: tokens near the left vector σu are the inputs that it responds to, tokens "
+        "near the right vector v are what it then outputs (for W_QK: the queries, and the keys that they match).",
     )
-    return charts_section(run, "Singular vectors", text, charts, tables)
+    return figures_section("Singular vectors", text, charts, shown, name="singular")
 
 
 def _by_matrix(table: pd.DataFrame) -> dict[tuple[int, str], pd.DataFrame]:
@@ -47,7 +54,7 @@ def _of_matrix(layer: int, matrix: str) -> str:
 
 def _spectrum_chart(rows: pd.DataFrame, layer: int, matrix: str, settings: str) -> Chart:
     groups = {int(str(head)): group.sort_values("index") for head, group in rows.groupby("head")}
-    if len(groups) > _DRAWN_HEADS:
+    if len(groups) > DRAWN_HEADS:
         lines = [together(f"{len(groups)} heads", groups.values(), "index", "value")]
     else:
         lines = [Line(f"head {head}", floats(group["index"]), floats(group["value"])) for head, group in groups.items()]

@@ -1,36 +1,45 @@
-"""Figures and page sections of stability: spread of norms, noise, circuit collapse and sparsity, from their tables."""
+"""Sections of stability: spread of norms, noise, circuit collapse and near-one-hot attention, from their tables."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, HeatMap, Line
-from normscope.report.figures import charts_section, with_findings, write_page
-from normscope.report.page import Section
-from normscope.report.tables import floats, grid, head_map, spans_decades, table_of, together, token_name
+from normscope.report.write import Report, findings_of, tables_of, write_report
+from normscope.results import Chart, Figure, HeatMap, Line, Section
+from normscope.results.conventions import DRAWN_HEADS, NOISE
+from normscope.results.tables import (
+    Tables,
+    figures_section,
+    floats,
+    grid,
+    head_map,
+    spans_decades,
+    table_of,
+    together,
+    token_name,
+)
 from normscope.runs import RunFolder
 
-_LEVEL = 0.1  # RMS noise at which heads are compared
-_DRAWN_HEADS = 12  # of more heads than these single lines could not be told apart
 _NAMED_LAYERS = 8  # more layers than these share one name in a legend
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
 
 
 def write_stability_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of a measurement of stability and its page."""
-    sections = with_findings(run, stability_sections(run, settings))
-    write_page(run, "Stability of attention", settings, sections, formats)
+    """Write the page of a measurement of stability."""
+    tables = tables_of(run)
+    sections = stability_sections(tables, settings)
+    write_report(run.path, Report("Stability of attention", settings, sections, findings=findings_of(tables)), formats)
 
 
-def stability_sections(run: RunFolder, settings: str) -> list[Section]:
-    """Spread, noise, collapse, sparsity and attention maps, each if the run has a table for it."""
-    sections = [section(run, settings) for section in (_spread, _noise, _collapse, _sparsity, _maps)]
+def stability_sections(tables: Tables, settings: str) -> list[Section]:
+    """Spread, noise, collapse, sparsity and attention maps, each if there is a table for it."""
+    sections = [section(tables, settings) for section in (_spread, _noise, _collapse, _sparsity, _maps)]
     return [section for section in sections if section]
 
 
-def _spread(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "spread")
+def _spread(tables: Tables, settings: str) -> Section | None:
+    table = table_of(tables, "spread")
     if table is None:
         return None
     whole = table[table["head"].isna()].sort_values("layer")
@@ -42,19 +51,20 @@ def _spread(run: RunFolder, settings: str) -> Section | None:
     lines += [Line("±20%", layers, [limit] * len(layers)) for limit in (0.8, 1.2)]
     lines += _head_limits(table[table["head"].notna()].sort_values("layer"))
     chart = Chart(
-        "Spread of embedding norms",
+        "Spread of hidden state norms",
         "layer",
         "norm / median norm",
         tuple(lines),
-        "Bands hold 50, 90 and 99% of a layer's attention; where they are narrow, embeddings lie on a sphere.",
+        "Bands hold 50, 90 and 99% of a layer's attention; where they are narrow, the states that it reads lie on a sphere.",
         settings,
         log_y=spans_decades([value for line in lines for value in line.y]),
     )
     text = (
-        "Heads that read different subspaces through a norm at their input stay independent only if embeddings lie on spheres: "
-        "then their norms do not vary. Published for Pre-Norm: 90% within ±20% of the median.",
+        "All heads share one divisor, the residual norm; they are independent only if it does not depend on what other heads "
+        "read. Hidden states before each layer, weighted by the attention they receive. Published value for Pre-Norm: 90% "
+        "within ±20% of the median.",
     )
-    return charts_section(run, "Spread of embedding norms", text, {"spread": chart})
+    return figures_section("Spread of hidden state norms", text, {"spread": chart}, name="spread")
 
 
 def _head_limits(heads: pd.DataFrame) -> list[Line]:
@@ -62,31 +72,31 @@ def _head_limits(heads: pd.DataFrame) -> list[Line]:
     groups = [rows for _, rows in heads.groupby("head")]
     if not groups:
         return []
-    if len(groups) <= _DRAWN_HEADS:
+    if len(groups) <= DRAWN_HEADS:
         return [together("single heads, 90%", groups, "layer", column) for column in ("low90", "high90")]
     widest = heads.groupby("layer", as_index=False).agg({"low90": "min", "high90": "max"})
     return [together("outermost heads, 90%", [widest], "layer", column) for column in ("low90", "high90")]
 
 
-def _noise(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "noise")
+def _noise(tables: Tables, settings: str) -> Section | None:
+    table = table_of(tables, "noise")
     if table is None:
         return None
     table = table.assign(accuracy=100 * table["accuracy"], accuracy_stderr=100 * table["accuracy_stderr"])
     clean, noisy = table[table["noise"] == 0], table[table["noise"] > 0].sort_values("noise", kind="stable")
     everywhere = noisy[noisy["layer"].isna()]
-    charts: dict[str, Drawing | None] = {
+    charts: dict[str, Figure | None] = {
         f"noise-{column}": _noise_chart(everywhere, clean, column, settings) for column in ("accuracy", "loss")
     }
     for (perturbed, where), rows in noisy[noisy["layer"].notna()].groupby(["perturbed", "where"], sort=False):
         name = f"noise-layers-{perturbed}-{where}".replace(",", "")
         charts[name] = _layer_noise_chart(rows, clean, f"{perturbed}, {where}", settings)
     text = (
-        "The norms of queries q, keys k and messages m are multiplied by 1 + κ with random κ of the given RMS: at all "
-        "distributions, or only at those that are sparse or are not. Published for Pre-Norm: noise of 1% everywhere costs "
-        "10 points of accuracy or more. Bands are one standard error.",
+        "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the given RMS: in all "
+        "attention rows, or only in those that are near-one-hot (sparse) or are not. Published value for Pre-Norm: noise of 1% "
+        "everywhere costs 10 points of accuracy or more. Bands are one standard error.",
     )
-    return charts_section(run, "Sensitivity to noise", text, charts)
+    return figures_section("Sensitivity to noise", text, charts, name="noise")
 
 
 def _noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings: str) -> Chart | None:
@@ -101,7 +111,7 @@ def _noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings:
         "RMS of the relative noise",
         _LABELS[column],
         tuple(lines),
-        "A line that leaves the clean value early belongs to norms that have to be exact.",
+        "A line that leaves the clean value early belongs to norms that have to be precise.",
         settings,
         log_x=True,
         log_y=column == "loss" and spans_decades([value for line in lines for value in line.y]),
@@ -124,18 +134,21 @@ def _layer_noise_chart(rows: pd.DataFrame, clean: pd.DataFrame, perturbed: str, 
     )
 
 
-def _collapse(run: RunFolder, settings: str) -> Section | None:
-    collapse, margins = table_of(run, "collapse"), table_of(run, "margins")
+def _collapse(tables: Tables, settings: str) -> Section | None:
+    collapse, margins = table_of(tables, "collapse"), table_of(tables, "margins")
     if collapse is None and margins is None:
         return None
     text = (
-        "A circuit collapses if noise on q and k makes a sparse distribution select another token (loose), and be sparse there "
-        "too (strict). Noise is in one layer at a time, on clean inputs. Published for Pre-Norm: 1% collapse at a noise of "
-        "11%. Bands are one standard error; a logarithmic axis leaves out points at zero.",
+        "A near-one-hot attention row has its largest weight at 0.95 or more. Its circuit collapses if noise on q and k "
+        "changes its top key (loose), to one where the row is near-one-hot again (strict). Noise is in one layer at a time, "
+        "on clean inputs. Published value for Pre-Norm: 1% collapse at a noise of 11%. Bands are one standard error; a "
+        "logarithmic axis leaves out points at zero.",
     )
     if all(table is None or not table["sparse"].any() for table in (collapse, margins)):
-        return Section("Circuit collapse", (*text, "No attention distribution was sparse, so none could collapse."))
-    charts: dict[str, Drawing | None] = {}
+        return Section(
+            "Circuit collapse", (*text, "No attention row was near-one-hot, so none could collapse."), name="collapse"
+        )
+    charts: dict[str, Figure | None] = {}
     if collapse is not None:
         charts |= {"collapse": _collapse_chart(collapse, settings), "collapse-heads": _collapse_map(collapse, settings)}
     if margins is not None:
@@ -143,12 +156,12 @@ def _collapse(run: RunFolder, settings: str) -> Section | None:
             margins,
             "margin",
             "Smallest noise that can collapse a head",
-            "margin (relative noise)",
-            "Dark heads have a distribution that the least noise can move; empty cells have no sparse distribution.",
+            "margin (bound on relative noise)",
+            "Dark heads have a row whose top key the least noise can change; empty cells have no near-one-hot row.",
             settings,
             log=spans_decades(floats(margins["margin"])),
         )
-    return charts_section(run, "Circuit collapse", text, charts)
+    return figures_section("Circuit collapse", text, charts, name="collapse")
 
 
 def _collapse_chart(table: pd.DataFrame, settings: str) -> Chart:
@@ -168,9 +181,9 @@ def _collapse_chart(table: pd.DataFrame, settings: str) -> Chart:
     return Chart(
         "Circuit collapse under noise",
         "RMS of the relative noise",
-        "share of sparse distributions",
+        "share of near-one-hot rows",
         tuple(lines),
-        "How many sparse distributions select another token; the further left a line rises, the less noise it takes.",
+        "How many near-one-hot rows change their top key; the further left a line rises, the less noise it takes.",
         settings,
         log_x=True,
         log_y=spans_decades([value for line in lines for value in line.y]),
@@ -181,44 +194,44 @@ def _collapse_map(table: pd.DataFrame, settings: str) -> HeatMap | None:
     rows = table[(table["noise"] > 0) & (table["definition"] == "loose")]
     if rows.empty:
         return None
-    level = min(rows["noise"], key=lambda noise: abs(noise - _LEVEL))
+    level = min(rows["noise"], key=lambda noise: abs(noise - NOISE))
     return head_map(
         rows[rows["noise"] == level],
         "probability",
         f"Circuit collapse by head at a noise of {level:.3g}",
-        "share of sparse distributions",
-        "Bright heads are the ones that lose their token; empty cells have no sparse distribution.",
+        "share of near-one-hot rows",
+        "Bright heads change their top key; empty cells have no near-one-hot row.",
         settings,
     )
 
 
-def _sparsity(run: RunFolder, settings: str) -> Section | None:
-    sparsity, maxima = table_of(run, "sparsity"), table_of(run, "maxima")
+def _sparsity(tables: Tables, settings: str) -> Section | None:
+    sparsity, maxima = table_of(tables, "sparsity"), table_of(tables, "maxima")
     if sparsity is None and maxima is None:
         return None
     text: tuple[str, ...] = ()
-    charts: dict[str, Drawing | None] = {}
+    charts: dict[str, Figure | None] = {}
     if sparsity is not None:
         text = _sparse_shares(sparsity)
         charts["sparsity"] = head_map(
             sparsity,
             "share",
-            "Share of sparse attention by head",
-            "share of distributions",
-            "Bright heads select a single token nearly always; dark ones average over several.",
+            "Share of near-one-hot attention by head",
+            "share of attention rows",
+            "Bright heads nearly always attend to a single key; dark ones average over several.",
             settings,
         )
     if maxima is not None:
         charts["maxima"] = _maxima_chart(maxima[maxima["layer"].isna() & maxima["head"].isna()], settings)
-    return charts_section(run, "Sparsity of attention", text, charts)
+    return figures_section("Near-one-hot attention", text, charts, name="sparsity")
 
 
 def _sparse_shares(table: pd.DataFrame) -> tuple[str, ...]:
     whole = table[table["layer"].isna() & table["head"].isna()]
     columns = (floats(whole[name]) for name in ("distributions", "share", "non_sparse_share", "mean_max"))
     return tuple(
-        f"Of {count:,.0f} distributions {100 * sparse:.1f} % are sparse and {100 * other:.1f} % clearly are not; the largest "
-        f"weight is {largest:.3f} on average."
+        f"Of {count:,.0f} attention rows {100 * sparse:.1f} % are near-one-hot and {100 * other:.1f} % clearly are not; the "
+        f"largest weight is {largest:.3f} on average."
         for count, sparse, other, largest in zip(*columns, strict=True)
     )
 
@@ -231,22 +244,22 @@ def _maxima_chart(table: pd.DataFrame, settings: str) -> Chart | None:
     edges = [edge for pair in zip(floats(bins["low"]), floats(bins["high"]), strict=True) for edge in pair]
     counts = [count for count in floats(bins["count"]) for _ in ("low", "high")]
     return Chart(
-        "Largest weight of a distribution",
+        "Largest weight of an attention row",
         "largest attention weight",
-        "distributions",
+        "attention rows",
         (Line("whole model", edges, counts, [0.0] * len(counts), counts),),
-        "A peak at 1 is sparse attention: heads that select one token, and that noise can make select another.",
+        "A peak at 1 is near-one-hot attention: rows whose top key noise can change.",
         settings,
         log_y=spans_decades(counts),
     )
 
 
-def _maps(run: RunFolder, settings: str) -> Section | None:
-    table, tokens = table_of(run, "maps"), table_of(run, "tokens")
+def _maps(tables: Tables, settings: str) -> Section | None:
+    table, tokens = table_of(tables, "maps"), table_of(tables, "tokens")
     if table is None:
         return None
     names = {} if tokens is None else dict(zip(tokens["position"], map(token_name, tokens["text"]), strict=True))
-    charts: dict[str, Drawing | None] = {}
+    charts: dict[str, Figure | None] = {}
     for (layer, head), rows in table.groupby(["layer", "head"], sort=False):
         queries, keys, weights = grid(rows, "query", "key", "weight")
         charts[f"map-{layer}-{head}"] = HeatMap(
@@ -257,12 +270,13 @@ def _maps(run: RunFolder, settings: str) -> Section | None:
             [names.get(key, str(key)) for key in keys],
             [names.get(query, str(query)) for query in queries],
             weights,
-            "Each row is what one token reads from; a row with one bright cell is sparse.",
+            "Each row is one query position; a row with one bright cell is near-one-hot.",
             settings,
             limits=(0.0, 1.0),
             from_top=True,
+            of_head=(int(str(layer)), int(str(head))),
         )
-    return charts_section(run, "Attention maps", (), charts)
+    return figures_section("Attention maps", (), charts, name="maps")
 
 
 def _banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:

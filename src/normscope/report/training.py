@@ -1,4 +1,4 @@
-"""Figures and page sections of training and evaluation, from their tables."""
+"""Sections of training and evaluation, from their tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,27 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from normscope.report.charts import Chart, Line
-from normscope.report.figures import save_picture, write_page
-from normscope.report.page import PageTable, Section
+from normscope.report.write import Report, tables_of, write_report
+from normscope.results import Chart, Line, PageTable, Section
+from normscope.results.tables import Tables, needed_table
 from normscope.runs import RunFolder
 
-POINTS = 400  # more than these would not show in a picture 1200 pixels wide
+POINTS = 400  # more than these would not show in a chart
 
 
 def write_training_report(run: RunFolder, settings: str, name: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the curves of a training run and its page; ``name`` is the scheme."""
-    metrics, tests = run.table("metrics"), evaluation_section(run, settings)
-    write_page(run, "Training", settings, [training_section({name: metrics}, run, settings), tests], formats)
+    """Write the page of a training run; ``name`` is the scheme."""
+    tables = tables_of(run)
+    metrics, tests = needed_table(tables, "metrics"), evaluation_section(tables, settings)
+    write_report(run.path, Report("Training", settings, [training_section({name: metrics}, settings), tests]), formats)
 
 
 def write_evaluation_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the picture of an evaluation and its page."""
-    write_page(run, "Evaluation", settings, [evaluation_section(run, settings)], formats)
+    """Write the page of an evaluation."""
+    write_report(run.path, Report("Evaluation", settings, [evaluation_section(tables_of(run), settings)]), formats)
 
 
-def training_section(metrics: Mapping[str, pd.DataFrame], run: RunFolder, settings: str) -> Section:
+def training_section(metrics: Mapping[str, pd.DataFrame], settings: str) -> Section:
     """Loss, accuracy and learning rate against examples seen, a line for each table of metrics by its name."""
     block = max(math.ceil(len(table) / POINTS) for table in metrics.values())
     small_print = f"{settings}; every point is a mean over {block} rows of the table" if block > 1 else settings
@@ -39,44 +40,48 @@ def training_section(metrics: Mapping[str, pd.DataFrame], run: RunFolder, settin
 
     charts = {
         "loss": chart(
-            "Loss", "loss", "loss", "Spikes are instability; a curve that still falls at its end was stopped early.", log_y=True
+            "Loss",
+            "loss",
+            "loss",
+            "Spikes are instability; a curve that is still falling at its end was stopped early.",
+            log_y=True,
         ),
         "accuracy": chart(
             "Accuracy per answer token",
             "accuracy",
             "accuracy in %",
-            "On the training batches; a long plateau and then a rise is a rule found late.",
+            "On the training batches; a long plateau and then a rise is a rule learnt late.",
             factor=100,
         ),
         "learning-rate": chart(
             "Learning rate",
             "rate",
             "learning rate",
-            "Where this curve bends, a bend in the curves above may be its doing.",
+            "Where this curve bends, it may cause a bend in the others.",
         ),
     }
     text = tuple(line for name, table in metrics.items() for line in _progress(table, name))
-    return Section("Training", text, (), tuple(save_picture(run, file, one) for file, one in charts.items()))
+    return Section("Training", text, figures=charts)
 
 
-def evaluation_section(run: RunFolder, settings: str) -> Section:
+def evaluation_section(tables: Tables, settings: str) -> Section:
     """Accuracy of each split, and by position in the answer."""
-    accuracy = _accuracy_table(run.table("accuracy"))
+    accuracy = _accuracy_table(needed_table(tables, "accuracy"))
     lines = tuple(
         _position_line(str(split), rows.sort_values("position"))
-        for split, rows in run.table("positions").groupby("split", sort=False)
+        for split, rows in needed_table(tables, "positions").groupby("split", sort=False)
     )
     chart = Chart(
         "Accuracy by position in the answer",
         "position from the left",
         "accuracy in %",
         lines,
-        "A dip shows which characters are hard; lines that part show what does not carry over from training. "
+        "A dip shows which characters are hard; lines that separate show what does not generalise. "
         "Bands are one standard error.",
         settings,
     )
     text = ("An answer counts as exact if every character of it is right; ± is one standard error.",)
-    return Section("Evaluation", text, (accuracy,), (save_picture(run, "positions", chart),))
+    return Section("Evaluation", text, (accuracy,), {"positions": chart})
 
 
 def _progress(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:

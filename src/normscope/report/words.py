@@ -1,61 +1,61 @@
-"""The page of words: the sphere, the heads and the journeys of a language model, from their tables."""
+"""Sections on the tokens of a language model: the sphere, the heads and the journeys, from their tables."""
 
 from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.report.figures import charts_section, write_page
 from normscope.report.journey import journey_sections
 from normscope.report.norm_pictures import norm_section
-from normscope.report.page import PageTable, Section
 from normscope.report.probes import heads_section, nearest_sections
 from normscope.report.singular import singular_section
-from normscope.report.tables import cell, floats, table_of, token_name
+from normscope.report.write import Report, tables_of, write_report
+from normscope.results import PageTable, Section
+from normscope.results.conventions import TOKEN_LENGTH
+from normscope.results.tables import Tables, cell, floats, table_of, token_name
 from normscope.runs import RunFolder
 
 _SMALL = 0.0005  # would read as zero
-_LONGEST = 24  # characters of a token in a table
 
 
 def write_words_report(run: RunFolder, settings: str, formats: Sequence[str] = ("html",)) -> None:
-    """Draw the pictures of words and their page."""
-    write_page(run, "Words on the sphere", settings, words_sections(run, settings), formats)
+    """Write the page on a model's tokens."""
+    write_report(run.path, Report("Tokens on the sphere", settings, words_sections(tables_of(run), settings)), formats)
 
 
-def words_sections(run: RunFolder, settings: str) -> list[Section]:
-    """Notes, journey, embeddings, heads, nearest tokens, singular vectors and norms, each if the run has a table for it."""
+def words_sections(tables: Tables, settings: str) -> list[Section]:
+    """Notes, journey, embeddings, heads, nearest tokens, singular vectors and norms, each if there is a table for it."""
     sections = [
-        _notes(run, settings),
-        *journey_sections(run, settings),
-        _embeddings(run, settings),
-        heads_section(run, settings),
-        *nearest_sections(run, settings),
-        singular_section(run, settings),
-        norm_section(run, settings),
+        _notes(tables),
+        *journey_sections(tables, settings),
+        _embeddings(tables),
+        heads_section(tables, settings),
+        *nearest_sections(tables, settings),
+        singular_section(tables, settings),
+        norm_section(tables, settings),
     ]
     return [section for section in sections if section]
 
 
-def _notes(run: RunFolder, settings: str) -> Section | None:
-    table = table_of(run, "notes")
+def _notes(tables: Tables) -> Section | None:
+    table = table_of(tables, "notes")
     return None if table is None else Section("What to know about this model", tuple(map(str, table["text"])))
 
 
-def _embeddings(run: RunFolder, settings: str) -> Section | None:
-    distances, extremes = table_of(run, "distances"), table_of(run, "extremes")
-    text, tables = [], []
+def _embeddings(tables: Tables) -> Section | None:
+    distances, extremes = table_of(tables, "distances"), table_of(tables, "extremes")
+    text, shown = [], []
     if distances is not None:
         text.append(
-            "A norm without parameters moves every embedding onto one sphere. How far it moves them says what is on the sphere "
-            "already: a small cosine distance means that it only changes lengths, a small ℓ2 distance that even these fit."
+            "A norm without parameters moves every embedding onto one sphere. A small cosine distance means that it only "
+            "rescales them, a small ℓ2 distance that they lie on the sphere already."
         )
-        tables.append(_distance_table(distances))
+        shown.append(_distance_table(distances))
     if extremes is not None:
         text.append(
-            "The output favours some tokens always: those with a long embedding, and those that gain and bias single out."
+            "The output always favours some tokens: those with a large embedding norm, and those that gain and bias single out."
         )
-        tables.append(_extreme_table(extremes))
-    return charts_section(run, "Embeddings on the sphere", tuple(text), {}, tables) if tables else None
+        shown.append(_extreme_table(extremes))
+    return Section("Embeddings on the sphere", tuple(text), tuple(shown), name="embeddings") if shown else None
 
 
 def _distance_table(table: pd.DataFrame) -> PageTable:
@@ -75,7 +75,7 @@ def _small(value: float) -> str:
 def _extreme_table(table: pd.DataFrame) -> PageTable:
     scores = list(dict.fromkeys(map(str, table["score"])))
     cells = {
-        (str(score), str(end), int(rank)): f"{token_name(text, _LONGEST)} ({value:.3g})"
+        (str(score), str(end), int(rank)): f"{token_name(text, TOKEN_LENGTH)} ({value:.3g})"
         for score, end, rank, text, value in zip(
             table["score"], table["end"], table["rank"], table["text"], floats(table["value"]), strict=True
         )

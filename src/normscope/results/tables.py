@@ -1,24 +1,34 @@
-"""What reports read out of a run's tables: columns as numbers, lines, maps of heads, texts of tokens."""
+"""Figures and cells from tables: columns as numbers, lines, maps of heads, texts of tokens."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from normscope.results.heat import HeatMap
-from normscope.results.lines import Line
-from normscope.runs import RunFolder
+from normscope.errors import InputError
+from normscope.results.figures import Figure, HeatMap, Line
+from normscope.results.sections import PageTable, Section
+
+Tables = Mapping[str, pd.DataFrame]
 
 _NAME = 12  # characters of a token that a label shows
 _LAYERS = 3  # that have tables of tokens
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
 
 
-def table_of(run: RunFolder, name: str) -> pd.DataFrame | None:
-    """The table, if the run has it and it has rows."""
-    table = run.table(name) if name in run.tables else pd.DataFrame()
-    return None if table.empty else table
+def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
+    """The table, if it is there and has rows."""
+    table = tables.get(name)
+    return None if table is None or table.empty else table
+
+
+def figures_section(
+    title: str, text: tuple[str, ...], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = (), name: str = ""
+) -> Section:
+    """The text, the tables, and the figures that there are."""
+    there = {key: figure for key, figure in figures.items() if figure is not None}
+    return Section(title, text, tuple(tables), there, name=name)
 
 
 def head_map(
@@ -41,7 +51,7 @@ def head_map(
         rows = rows.assign(layer=[names.index(int(layer)) for layer in rows["layer"]])
     layers, heads, values = grid(rows, "layer", "head", column)
     x_names, y_names = list(map(str, heads)), list(map(str, names if chosen else layers))
-    return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, limits, log)
+    return HeatMap(title, "head", "layer", value_label, x_names, y_names, values, caption, settings, limits, log, heads=True)
 
 
 def grid(rows: pd.DataFrame, y: str, x: str, column: str) -> tuple[range, range, list[list[float]]]:
@@ -62,15 +72,6 @@ def together(name: str, groups: Iterable[pd.DataFrame], x: str, y: str) -> Line:
     tables = list(groups)
     xs, ys = ([value for table in tables for value in (*floats(table[column]), math.nan)] for column in (x, y))
     return Line(name, xs, ys, thin=True)
-
-
-def dots(name: str, x: Sequence[float], y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[Line]:
-    """Dots, each with a bar from ``low`` to ``high`` if these differ."""
-    apart = [value for place in x for value in (place, math.nan)]
-    bars = [value for place in x for value in (place, place, math.nan)]
-    pairs = ((a, b) if a < b else (math.nan, math.nan) for a, b in zip(low, high, strict=True))
-    ends = [value for pair in pairs for value in (*pair, math.nan)]
-    return [Line(name, apart, [value for one in y for value in (one, math.nan)]), Line(name, bars, ends, thin=True)]
 
 
 def spans_decades(values: Iterable[float]) -> bool:
@@ -100,3 +101,10 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def needed_table(tables: Tables, name: str) -> pd.DataFrame:
+    """The table, which has to be there."""
+    if name not in tables:
+        raise InputError(f"no table '{name}'; there are: {', '.join(sorted(tables)) or 'none'}")
+    return tables[name]

@@ -1,0 +1,50 @@
+"""A finding: one plain sentence with the number that matters, its severity, a comparison that gives it scale, and advice."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+Severity = Literal["ok", "notice", "warning"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a reader should know, and what to do about it.
+
+    Attributes:
+        text: one sentence with the number that matters.
+        figure: the name of the figure that shows it, or None.
+        title: a few words that head its card; empty for a finding that is only listed.
+        severity: ``ok``, ``notice`` or ``warning``.
+        number: the number in the sentence, if there is one.
+        comparison: what gives the number scale: typical models, theory, a published value.
+        advice: what to do, if anything.
+        weight: how much it matters; findings with a title are shown as cards, the heaviest five first.
+    """
+
+    text: str
+    figure: str | None = None
+    title: str = ""
+    severity: Severity = "notice"
+    number: float | None = None
+    comparison: str = ""
+    advice: str = ""
+    weight: float = 0.0
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The finding as a row of the table ``findings``."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> "Finding":
+        """The finding of a row of the table ``findings``."""
+        given = {field.name: record[field.name] for field in fields(cls) if record.get(field.name) is not None}
+        return cls(**given)
+
+
+def most_important(findings: Iterable[Finding], count: int = 5) -> list[Finding]:
+    """The cards of a page: warnings first, then by weight."""
+    cards = [finding for finding in findings if finding.title]
+    return sorted(cards, key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.weight))[:count]
