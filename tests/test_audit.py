@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import normscope as ns
-from cli_run import run
-from model_zoo import GROUPED, built, word_tokenizer
+from helpers.cli import run
+from helpers.models import GROUPED, built, word_tokenizer
 from normscope.experiments.audit import Audit, audit_measures, audit_tables
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import Result
