@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli_run import run
 from helpers.browser import CHROMIUM, chromium
+from helpers.cli import run
 from normscope.cli import COMMANDS
 from normscope.cli.output import SIX_SCHEMES, print_table
 from normscope.schemes import NAMED
