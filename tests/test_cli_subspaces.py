@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helpers.cli import run
-from helpers.models import GROUPED, built, opened_smollm2, word_tokenizer
+from helpers.models import GROUPED, built, word_tokenizer
 from helpers.pages import read_page
 from normscope.cli import main
 from normscope.experiments.result import Result, load
@@ -248,7 +248,7 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_a_decoder_with_real_weights() -> None:
-    result = Subspaces(model=opened_smollm2(), tokens=32).run()
+    result = Subspaces(model="package:smollm2", tokens=32).run()
     assert "30 layers, 9 heads of 64" in result.configuration["description"]
     assert result.findings[0].title.startswith("Content that heads cannot read changes attention in layer")
     assert "of 90 KV heads" in "\n".join(finding.text for finding in result.findings)
