@@ -15,7 +15,7 @@ from normscope.core import HeadWeights
 from normscope.errors import InputError
 from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.schemes import NAMED, Scheme, Slots
-from normscope.stability import sample_text
+from normscope.measures.sample import sample_text
 from normscope.subspaces import (
     MEASURES,
     InductionCircuit,

@@ -109,8 +109,8 @@ class SublayerStep:
     output: States
     update: States
     after: States | None
-    step: Float[Tensor, " *dim"]
-    carry: Float[Tensor, " *dim"]
+    step: Float[Tensor, " *step"]
+    carry: Float[Tensor, " *carry"]
 
 
 @dataclass(frozen=True)
