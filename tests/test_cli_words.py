@@ -44,7 +44,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without a page: its figures take longer than what is measured."""
-    monkeypatch.setattr("normscope.report.files.write_report", lambda *arguments, **options: None)
+    monkeypatch.setattr("normscope.report.write.write_report", lambda *arguments, **options: None)
 
 
 def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

@@ -13,19 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from helpers.pages import Reader, read_page
 from normscope.dynamics.ensemble import Ensemble
 from normscope.dynamics.ensemble_run import EnsembleRun
 from normscope.errors import InputError
-from normscope.report.charts import Chart, HeatMap
 from normscope.report.sweep import write_sweep_report
 from normscope.report.sweep_curves import training_charts
 from normscope.report.sweep_fields import Sweep, read_sweep
 from normscope.report.sweep_final import final_charts, measures_of
+from normscope.results import Chart, HeatMap
 from normscope.runs import Parts, RunFolder, new_run, open_run
 from normscope.schemes import NAMED
 from normscope.training import DivergedError, Training
 from normscope.training.recipe import read_recipe
-from test_report import Reader, traces
 
 # At the second rate runs diverge after a block or two, at the third within the first.
 GRID: dict[str, list[Any]] = {"scheme": ["pre", "qkv"], "dim": [16, 8], "rate": [1e-2, 1e4, 1e8], "seed": [100, 101]}
@@ -74,7 +74,7 @@ def written(
         for name, table in tables.items():
             run.write_table(name, table)
     run = open_run(folder)
-    write_sweep_report(run, title, ("html", "md"))
+    write_sweep_report(run, title, ("html", "md", "csv"))
     return run
 
 
@@ -94,7 +94,7 @@ def run(scan: Tables, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def page(run: RunFolder) -> Reader:
-    return Reader((run.path / "report.html").read_text(encoding="utf-8"))
+    return read_page(run.path / "report.html")
 
 
 def csv(run: RunFolder, name: str) -> pd.DataFrame:
@@ -111,10 +111,8 @@ def synthetic(grid: dict[str, list[Any]], **results: Any) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**{key: [make(i) for i in range(len(rows))] for key, make in results.items()})
 
 
-def swept(folder: Path, runs: pd.DataFrame, varied: list[str], kind: str = "train") -> Sweep:
-    run = RunFolder(folder)
-    run.write_table("runs", runs)
-    return read_sweep(run, {"kind": kind, "varied": varied})
+def swept(runs: pd.DataFrame, varied: list[str], kind: str = "train") -> Sweep:
+    return read_sweep({"runs": runs}, {"kind": kind, "varied": varied})
 
 
 def final(sweep: Sweep) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def test_the_scan_has_runs_of_every_fate(scan: Tables) -> None:
 
 
 def test_the_page_has_its_sections_and_figures(run: RunFolder, page: Reader) -> None:
-    titles = ["Findings", "Final numbers", "Accuracy over training", "Loss over training", "Runs"]
+    titles = ["Final numbers", "Accuracy over training", "Loss over training", "Runs"]
     headings = [page.text.rindex(f"{title}\n") for title in titles]
     assert headings == sorted(headings)
     counts = run.table("runs")["state"].value_counts()
@@ -148,9 +146,8 @@ def test_the_page_has_its_sections_and_figures(run: RunFolder, page: Reader) -> 
     )
     assert small_print in page.text
     assert "scheme pre, qkv; dim 8, 16; rate 0.01, 10000, 1e+08; seed 100, 101; mean over seeds" in page.text
-    links = [link["href"] for link in page.every("a")]
-    assert all(f"figures/{name}.{kind}" in links for name in figures(run) for kind in ("html", "csv"))
-    assert "#figure-diverged-pre" in links
+    assert set(page.figures) == figures(run)
+    assert "#figure-diverged-pre" in [link["href"] for link in page.every("a")]
     assert "All runs at a rate of 1e8 diverged." in page.text
 
 
@@ -167,7 +164,8 @@ def test_maps_are_means_and_shares_over_seeds(run: RunFolder, scan: Tables) -> N
             assert accuracy["accuracy in %"][i] == pytest.approx(fmean(known) if known else math.nan, nan_ok=True)
             ended = [row["state"] == "diverged" for row in point if row["state"] != "failed"]
             assert diverged["runs diverged in %"][i] == 100 * sum(ended) / len(ended)
-        assert traces(run.path / "figures" / f"accuracy-{scheme}.html")[0]["zmax"] == 100
+        (plot,) = (plot for plot in read_page(run.path / "report.html").plots if plot["name"] == f"accuracy-{scheme}")
+        assert plot["spec"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == [0, 100]
 
 
 def test_curves_are_the_trainings_and_a_dot_ends_one_that_diverged(run: RunFolder, scan: Tables) -> None:
@@ -245,11 +243,11 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_width_and_rate_are_the_axes_where_they_vary_and_else_the_first_numbers(
-    tmp_path: Path, numeric: list[str], axes: tuple[str, ...]
+    numeric: list[str], axes: tuple[str, ...]
 ) -> None:
     grid: dict[str, list[Any]] = {"scheme": ["b", "a"], **{field: [1, 2] for field in numeric}, "seed": [1, 2]}
     grid["calibrate"] = [True, False]
-    sweep = swept(tmp_path, synthetic(grid, accuracy=lambda i: i / 100), list(grid))
+    sweep = swept(synthetic(grid, accuracy=lambda i: i / 100), list(grid))
     assert sweep.axes == axes
     assert set(sweep.others) == {"scheme", "calibrate", *numeric} - set(axes)
     drawn = final(sweep)
@@ -260,27 +258,27 @@ def test_width_and_rate_are_the_axes_where_they_vary_and_else_the_first_numbers(
         assert list(drawn) == ["accuracy", "diverged"]
 
 
-def test_names_and_values_of_fields_change_nothing_but_words(tmp_path: Path) -> None:
+def test_names_and_values_of_fields_change_nothing_but_words() -> None:
     grid = {"scheme": ["pre", "qkv"], "layers": [1, 2, 3], "heads": [2, 4], "seed": [0, 1]}
     runs = synthetic(grid, accuracy=lambda i: (7 * i % 24) / 24)
     renamed = runs.rename(columns={"scheme": "colour", "layers": "alpha", "heads": "beta"})
     renamed = renamed.assign(colour=renamed["colour"].map({"pre": "red", "qkv": "blue"}), alpha=0.5 * renamed["alpha"])
-    one = final(swept(tmp_path, runs, list(grid)))
-    other = final(swept(tmp_path, renamed, ["colour", "alpha", "beta", "seed"]))
+    one = final(swept(runs, list(grid)))
+    other = final(swept(renamed, ["colour", "alpha", "beta", "seed"]))
     assert [chart.values for chart in one.values()] == [chart.values for chart in other.values()]
     assert [name.replace("red", "pre").replace("blue", "qkv") for name in other] == list(one)
 
 
-def test_a_field_that_keeps_its_value_is_no_axis(tmp_path: Path) -> None:
-    sweep = swept(tmp_path, synthetic({"dim": [8], "rate": [1, 2]}, accuracy=lambda i: i), ["dim", "rate"])
+def test_a_field_that_keeps_its_value_is_no_axis() -> None:
+    sweep = swept(synthetic({"dim": [8], "rate": [1, 2]}, accuracy=lambda i: i), ["dim", "rate"])
     assert sweep.axes == ("rate",)
     assert sweep.others == ()
 
 
-def test_one_number_that_varies_gives_a_line_with_the_range_of_seeds(tmp_path: Path) -> None:
+def test_one_number_that_varies_gives_a_line_with_the_range_of_seeds() -> None:
     grid = {"scheme": ["pre", "qkv"], "rate": [1e-2, 1e-4, 1e-3], "seed": [0, 1, 2]}
     runs = synthetic(grid, accuracy=lambda i: (5 * i % 18) / 20)
-    drawn = final(swept(tmp_path, runs, list(grid)))
+    drawn = final(swept(runs, list(grid)))
     chart = drawn["accuracy"]
     assert isinstance(chart, Chart)
     assert chart.log_x
@@ -295,13 +293,13 @@ def test_one_number_that_varies_gives_a_line_with_the_range_of_seeds(tmp_path: P
     assert all(line.low is None for line in drawn["diverged"].lines)
 
 
-def test_no_number_that_varies_gives_dots(tmp_path: Path) -> None:
+def test_no_number_that_varies_gives_dots() -> None:
     grid = {"scheme": ["qkv", "pre", "peri"], "seed": [0, 1]}
-    drawn = final(swept(tmp_path, synthetic(grid, accuracy=lambda i: i / 10), list(grid)))
+    drawn = final(swept(synthetic(grid, accuracy=lambda i: i / 10), list(grid)))
     lines = drawn["accuracy"].lines
-    assert [line.name for line in lines[::2]] == ["1 scheme qkv", "2 scheme pre", "3 scheme peri"]
-    assert [line.y[0] for line in lines[::2]] == pytest.approx([5, 25, 45])
-    assert [line.y[:2] for line in lines[1::2]] == [pytest.approx(pair) for pair in ([0, 10], [20, 30], [40, 50])]
+    assert [line.name for line in lines] == ["1 scheme qkv", "2 scheme pre", "3 scheme peri"]
+    assert [line.y[0] for line in lines] == pytest.approx([5, 25, 45])
+    assert [(line.low[0], line.high[0]) for line in lines] == [pytest.approx(pair) for pair in ([0, 10], [20, 30], [40, 50])]
 
 
 @pytest.mark.parametrize("grid", [{"seed": [0]}, {"seed": [0, 1, 2]}, {}])
@@ -312,28 +310,21 @@ def test_a_single_point_has_a_page_with_its_curves_and_no_map(tmp_path: Path, sc
     run = written(tmp_path / "run", {"runs": runs, "curves": curves}, list(grid))
     assert figures(run) == {"curve-accuracy", "curve-loss"}
     names = ["all runs"] if len(runs) == 1 else [f"seed {seed}" for seed in grid["seed"]]
-    assert [trace["name"] for trace in traces(run.path / "figures" / "curve-loss.html")] == names
+    assert list(dict.fromkeys(csv(run, "curve-loss")["line"])) == names
     assert "25.00" in (run.path / "report.html").read_text(encoding="utf-8")
 
 
-def test_colours_mean_the_same_in_all_panels_even_where_a_run_is_missing(tmp_path: Path) -> None:
+def test_colours_mean_the_same_in_all_panels_even_where_a_run_is_missing() -> None:
     grid = {"rate": [1, 2], "dim": [8, 16, 32]}
     runs = synthetic(grid, accuracy=lambda i: 0.5)
     curves = pd.DataFrame({"step": [1, 2], "loss": [2.0, 1.0], "accuracy": [0.1, 0.2]}).merge(runs[["name"]], "cross")
     missing = curves[curves["name"] != "rate=2,dim=8"]
-    run = RunFolder(tmp_path)
-    run.write_table("curves", missing)
-    charts = training_charts(swept(tmp_path, runs, list(grid)), missing)["loss"]
+    charts = training_charts(swept(runs, list(grid)), missing)["loss"]
     assert [list(dict.fromkeys(line.name for line in chart.lines)) for chart in charts.values()] == [
         ["dim 8", "dim 16", "dim 32"]
     ] * 2
-    write_sweep_report(run, "A run is missing", configuration={"kind": "train", "varied": list(grid)})
-    colours = [
-        {trace["name"]: trace["line"]["color"] for trace in traces(run.path / "figures" / f"curve-loss-{rate}.html")}
-        for rate in (1, 2)
-    ]
-    assert colours[0] == colours[1]
-    assert set(csv(run, "curve-loss-2")["line"]) == {"dim 16", "dim 32"}
+    drawn = {line.name for line in charts["curve-loss-2"].lines if any(map(math.isfinite, line.y))}
+    assert drawn == {"dim 16", "dim 32"}
 
 
 def test_lists_switches_and_missing_values_are_fields_too(tmp_path: Path) -> None:
@@ -364,17 +355,17 @@ def test_lists_switches_and_missing_values_are_fields_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("schemes", [["./my scheme.toml", "./My/Scheme.toml"], ["ñ", "pre"], ["x" * 300, "y"]])
-def test_values_that_are_no_names_of_files_get_names_of_their_own(tmp_path: Path, schemes: list[str]) -> None:
+def test_values_that_are_no_names_of_files_get_names_of_their_own(schemes: list[str]) -> None:
     grid = {"scheme": schemes, "dim": [1, 2], "rate": [1, 2]}
-    names = list(final(swept(tmp_path, synthetic(grid, accuracy=lambda i: 0.5), list(grid))))
+    names = list(final(swept(synthetic(grid, accuracy=lambda i: 0.5), list(grid))))
     assert len(set(names)) == 4
     assert all(re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name) and len(name) < 100 for name in names)
 
 
-def test_large_and_small_values_have_different_names(tmp_path: Path) -> None:
+def test_large_and_small_values_have_different_names() -> None:
     grid = {"rate": [1e-8, 1e8, 2], "dim": [8, 16], "heads": [1, 2]}
     curves = pd.DataFrame({"step": [1], "loss": [2.0], "accuracy": [0.1], "name": "rate=2,dim=8,heads=1"})
-    charts = training_charts(swept(tmp_path, synthetic(grid, accuracy=lambda i: 0.5), list(grid)), curves)
+    charts = training_charts(swept(synthetic(grid, accuracy=lambda i: 0.5), list(grid)), curves)
     names = [f"curve-loss-{heads}-{rate}" for heads in (1, 2) for rate in ("1e-08", "2", "1e08")]
     assert list(charts["loss"]) == names
 
@@ -455,12 +446,12 @@ def test_a_field_may_have_the_name_of_a_column_of_curves(ensembles: Tables, tmp_
     assert "diverged or failed" not in text
 
 
-def test_other_kinds_have_a_map_of_every_number(tmp_path: Path) -> None:
+def test_other_kinds_have_a_map_of_every_number() -> None:
     grid = {"model": ["one", "two"], "level": [0.1, 0.2, 0.3], "heads": [1, 2]}
     runs = synthetic(
         grid, spread=lambda i: 10.0 ** -(i % 5), change=lambda i: i - 6.0, note=lambda i: "text", none=lambda i: math.nan
     )
-    sweep = swept(tmp_path, runs, list(grid), "stability")
+    sweep = swept(runs, list(grid), "stability")
     drawn = final(sweep)
     assert list(drawn) == [f"final-{column}-{model}" for column in ("spread", "change") for model in ("one", "two")]
     assert all(isinstance(chart, HeatMap) for chart in drawn.values())
@@ -470,13 +461,13 @@ def test_other_kinds_have_a_map_of_every_number(tmp_path: Path) -> None:
     assert drawn["final-change-two"].values == [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]]
 
 
-def test_results_that_are_not_finite_leave_their_cell_empty(tmp_path: Path) -> None:
+def test_results_that_are_not_finite_leave_their_cell_empty() -> None:
     grid = {"dim": [1, 2], "rate": [1, 2], "seed": [0, 1]}
     runs = synthetic(grid, loss=lambda i: [math.inf, 1.0, math.nan, -math.inf, 2.0, 4.0, 5.0, 5.0][i])
-    (chart,) = final(swept(tmp_path, runs, list(grid), "audit")).values()
+    (chart,) = final(swept(runs, list(grid), "audit")).values()
     np.testing.assert_array_equal(chart.values, [[1.0, 3.0], [math.nan, 5.0]])
 
 
 def test_a_description_says_which_fields_vary(run: RunFolder) -> None:
     kept = json.loads((run.path / "run.json").read_text(encoding="utf-8"))["configuration"]
-    assert read_sweep(run, kept).varied == tuple(GRID)
+    assert read_sweep({"runs": run.table("runs")}, kept).varied == tuple(GRID)

@@ -13,7 +13,6 @@ from normscope.experiments import kind_of, summaries
 
 COMMANDS = {
     "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
-    "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
     "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
 }  # those that are no experiments
 

@@ -80,7 +80,7 @@ def sweep(
         return
     if folder is not None:
         raise InputError(f"one sweep at a time; '{folder}' is too much (the folder to write is --out {folder})")
-    from normscope.report.figures import FORMATS
+    from normscope.report import FORMATS
     from normscope.sweeps import Shares, SweepFolder, check_cluster, read_sweep
 
     formats = chosen_names(format, FORMATS, "format")

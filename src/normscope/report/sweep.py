@@ -1,4 +1,4 @@
-"""Page of a sweep: final numbers and divergence over the fields that vary, curves by panel, and the table of all runs."""
+"""Sections of a sweep: final numbers and divergence over the fields that vary, curves by panel, and the table of all runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,12 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing
-from normscope.report.figures import charts_section, with_findings, write_page
 from normscope.report.sweep_curves import cosine_charts, training_charts
 from normscope.report.sweep_fields import ACROSS, NONE, UP, Sweep, read_sweep, word
 from normscope.report.sweep_final import final_charts, measures_of, points_table
-from normscope.report.tables import cell, floats
-from normscope.results.sections import PageTable, Section
+from normscope.report.write import Report, findings_of, tables_of, write_report
+from normscope.results import Chart, Figure, PageTable, Section
+from normscope.results.tables import cell, figures_section, floats
 from normscope.runs import RunFolder, plain_rows
 
 _STATES = ("finished", "diverged", "failed")
@@ -25,30 +24,35 @@ _ERROR = 300  # characters of an error that the page shows
 def write_sweep_report(
     run: RunFolder, title: str, formats: Sequence[str] = ("html",), configuration: Mapping[str, Any] | None = None
 ) -> None:
-    """Draw the figures of a sweep and its page from its tables ``runs``, ``curves`` and, if it has it, ``findings``.
+    """Write the page of a sweep from its tables ``runs``, ``curves`` and, if it has it, ``findings``.
 
     Args:
         run: the folder.
         title: the heading of the page.
-        formats: html, md or both.
+        formats: of the report.
         configuration: has ``kind``, in ``varied`` the fields that vary in their order, and in ``points``, if there, the
             ``values`` of every point, for the small print. The run's own unless given, as it has to be while the folder is
             being written and has no ``run.json`` yet.
     """
-    sweep = read_sweep(run, run.description["configuration"] if configuration is None else configuration)
-    sections = [section for section in (_final(run, sweep), *_curves(run, sweep), _runs(sweep)) if section]
-    write_page(run, title, _lead(sweep), with_findings(run, sections), formats)
+    tables = tables_of(run)
+    sweep = read_sweep(tables, run.description["configuration"] if configuration is None else configuration)
+    write_report(run.path, Report(title, _lead(sweep), sweep_sections(sweep), findings=findings_of(tables)), formats)
+
+
+def sweep_sections(sweep: Sweep) -> list[Section]:
+    """Final numbers, curves, and all runs."""
+    return [section for section in (_final(sweep), *_curves(sweep), _runs(sweep)) if section]
 
 
 def _lead(sweep: Sweep) -> str:
     counts = sweep.runs["state"].value_counts()
     states = dict.fromkeys(state for state in (*_STATES, *counts.index) if state in counts)
-    said = ", ".join(f"{counts[state]:,} {state}" for state in states) or "none"
+    listed = ", ".join(f"{counts[state]:,} {state}" for state in states) or "none"
     over = f" over {', '.join(sweep.varied)}" if sweep.varied else ""
-    return f"{len(sweep.runs):,} run{'s' * (len(sweep.runs) != 1)} of kind {sweep.kind}{over}: {said}."
+    return f"{len(sweep.runs):,} run{'s' * (len(sweep.runs) != 1)} of kind {sweep.kind}{over}: {listed}."
 
 
-def _final(run: RunFolder, sweep: Sweep) -> Section | None:
+def _final(sweep: Sweep) -> Section | None:
     measures = measures_of(sweep)
     charts = {name: chart for measure in measures for name, chart in final_charts(sweep, measure).items()}
     tables = (points_table(sweep, measures),) if sweep.repeated and (sweep.axes or sweep.others) else ()
@@ -56,36 +60,39 @@ def _final(run: RunFolder, sweep: Sweep) -> Section | None:
         return None
     text: tuple[str, ...] = ()
     if sweep.repeated:
-        text = ("Runs that differ in nothing but their seed are one point; its numbers are means over those that have one.",)
+        text = ("Runs that differ only in their seed are one point; its numbers are means over seeds.",)
     if sweep.kind == "train" and (sweep.runs["state"] == "diverged").any():
-        text += ("A run that diverged counts with the accuracy that it last had, if it had one.",)
+        text += ("A run that diverged counts with its last accuracy, if it had one.",)
     if sweep.kind == "train" and sweep.axes == (ACROSS, UP):
-        text += ("Published for the addition task: at large width and a rate of 1e-3 Pre-Norm is unstable, QKV-Norm is not.",)
-    return replace(_section(run, "Final numbers", text, charts), tables=tables)
+        text += (
+            "Published for the addition task: at large width and a learning rate of 1e-3 Pre-Norm is unstable, QKV-Norm is "
+            "not.",
+        )
+    return replace(_section("Final numbers", text, charts), tables=tables)
 
 
-def _curves(run: RunFolder, sweep: Sweep) -> list[Section]:
+def _curves(sweep: Sweep) -> list[Section]:
     if sweep.curves is None:
         return []
     if "mean" in sweep.curves:
-        return [_curve_section(run, "Mean cosine over time", "", cosine_charts(sweep, sweep.curves))]
+        return [_curve_section("Mean cosine over time", "", cosine_charts(sweep, sweep.curves))]
     charts = training_charts(sweep, sweep.curves)
-    text = "Lines of one look differ in nothing but their seed." if sweep.repeated else ""
-    return [_curve_section(run, f"{name.capitalize()} over training", text, found) for name, found in charts.items()]
+    text = "Lines of one look differ only in their seed." if sweep.repeated else ""
+    return [_curve_section(f"{name.capitalize()} over training", text, panels) for name, panels in charts.items()]
 
 
-def _curve_section(run: RunFolder, title: str, text: str, charts: Mapping[str, Chart]) -> Section:
+def _curve_section(title: str, text: str, charts: Mapping[str, Chart]) -> Section:
     """The panels that have a curve; those without are named."""
     drawn = {name: chart for name, chart in charts.items() if any(math.isfinite(x) for line in chart.lines for x in line.x)}
     empty = [chart.title.partition(": ")[2] for name, chart in charts.items() if name not in drawn]
-    said = (text, f"No run has a curve at {'; '.join(empty)}." if empty else "")
-    return _section(run, title, tuple(filter(None, said)), drawn)
+    texts = (text, f"No run has a curve at {'; '.join(empty)}." if empty else "")
+    return _section(title, tuple(filter(None, texts)), drawn)
 
 
-def _section(run: RunFolder, title: str, text: tuple[str, ...], charts: Mapping[str, Drawing | None]) -> Section:
+def _section(title: str, text: tuple[str, ...], charts: Mapping[str, Figure | None]) -> Section:
     if len(charts) > _FIGURES:
         text = (*text, f"Of {len(charts)} figures the first {_FIGURES} are drawn; the tables beside this page hold the others.")
-    return charts_section(run, title, text, dict(islice(charts.items(), _FIGURES)))
+    return figures_section(title, text, dict(islice(charts.items(), _FIGURES)))
 
 
 def _runs(sweep: Sweep) -> Section:
@@ -94,10 +101,10 @@ def _runs(sweep: Sweep) -> Section:
 
 
 def _troubled(runs: pd.DataFrame) -> PageTable:
-    """Runs that diverged or failed, with the last line of what was said."""
+    """Runs that diverged or failed, with the last line of the error."""
     rows = plain_rows(runs[runs["state"].isin(["diverged", "failed"])][["name", "state", "error"]])
-    said = tuple((_breakable(row["name"]), str(row["state"]), _last_line(row["error"])) for row in rows)
-    return PageTable("Runs that diverged or failed, and why", ("name", "state", "error"), said)
+    cells = tuple((_breakable(row["name"]), str(row["state"]), _last_line(row["error"])) for row in rows)
+    return PageTable("Runs that diverged or failed, and why", ("name", "state", "error"), cells)
 
 
 def _breakable(name: str) -> str:

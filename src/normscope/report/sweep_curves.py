@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from normscope.report.charts import Chart, Line
 from normscope.report.sweep_fields import SEED, Sweep, panels, words_of
-from normscope.report.tables import floats, spans_decades
 from normscope.report.training import POINTS, block_means
+from normscope.results import Chart, Line
+from normscope.results.tables import floats, spans_decades
 
 _THICK = 4  # more lines than these of one name are thin
 _PERCENT = (-2.0, 102.0)  # lines at 0 and 100 are whole
@@ -52,7 +52,7 @@ def cosine_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, Chart]:
         "time t",
         "mean cosine",
         (),
-        "1 is collapse: all tokens point one way. Lines are means over runs, bands hold 90% of them.",
+        "1 is collapse: all tokens point one way. Lines are means over runs, bands hold 90 % of them.",
         sweep.settings,
         limits=(min([-0.02, *(low for low in floats(curves["low"]) if math.isfinite(low))]), 1.02),
     )
@@ -60,8 +60,8 @@ def cosine_charts(sweep: Sweep, curves: pd.DataFrame) -> dict[str, Chart]:
     for panel in panels(sweep.runs, fields):
         lines: list[Line] = []
         for scheme in schemes:
-            found = [groups[run, scheme] for run in panel.rows["name"] if (run, scheme) in groups]
-            lines += [_banded(scheme, rows) for rows in found] or [_absent(scheme)]
+            drawn = [groups[run, scheme] for run in panel.rows["name"] if (run, scheme) in groups]
+            lines += [_banded(scheme, rows) for rows in drawn] or [_absent(scheme)]
         charts[f"curve-cosine{panel.file}"] = replace(chart, title=panel.title(chart.title), lines=tuple(lines))
     return charts
 
@@ -87,13 +87,13 @@ def _training_lines(runs: pd.DataFrame, by: str | None, curves: Mapping[str, pd.
     groups = {"all runs": runs} if by is None else {f"{by} {value}": runs[runs[by] == value] for value in words_of(runs[by])}
     lines: list[Line] = []
     for name, rows in groups.items():
-        found = [curves[run] for run in rows["name"] if run in curves]
-        lines += [Line(name, floats(one["step"]), floats(one[column]), thin=len(found) > _THICK) for one in found]
-        lines += [] if found else [_absent(name)]
+        drawn = [curves[run] for run in rows["name"] if run in curves]
+        lines += [Line(name, floats(one["step"]), floats(one[column]), thin=len(drawn) > _THICK) for one in drawn]
+        lines += [] if drawn else [_absent(name)]
     ended = [curves[run] for run in runs.loc[runs["state"] == "diverged", "name"] if run in curves]
     last = [rows[np.isfinite(rows[column])].tail(1) for rows in ended]
-    x, y = ([value for rows in last for value in (*floats(rows[key]), math.nan)] for key in ("step", column))
-    return (*lines, Line("diverged", x, y)) if np.isfinite(x).any() else tuple(lines)
+    x, y = ([value for rows in last for value in floats(rows[key])] for key in ("step", column))
+    return (*lines, Line("diverged", x, y, dots=True)) if x else tuple(lines)
 
 
 def _absent(name: str) -> Line:

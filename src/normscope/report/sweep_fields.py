@@ -1,6 +1,6 @@
 """A sweep as its figures are drawn: which of the fields that vary is an axis, a line or a panel, and the runs of a panel.
 
-Nothing depends on the values of a field. Runs that differ in nothing but their seed are one point.
+Nothing depends on the values of a field. Runs that differ only in their seed are one point.
 """
 
 import re
@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from normscope.report.tables import table_of
-from normscope.runs import RunFolder
+from normscope.results.tables import Tables, needed_table, table_of
 
 SEED = "seed"
 ACROSS, UP = "dim", "rate"  # the axes of a map where these vary
@@ -73,16 +72,16 @@ class Panel:
         return f"{text}: {self.words}" if self.words else text
 
 
-def read_sweep(run: RunFolder, configuration: Mapping[str, Any]) -> Sweep:
-    """The sweep in a run's folder; its configuration names its kind, the fields that vary in order, and all points."""
-    runs = run.table("runs")
+def read_sweep(tables: Tables, configuration: Mapping[str, Any]) -> Sweep:
+    """The sweep of these tables; its configuration names its kind, the fields that vary in order, and all points."""
+    runs = needed_table(tables, "runs")
     varied = tuple(str(field) for field in configuration["varied"] if field in runs)
     shown = runs.assign(**{field: in_words(runs[field]) for field in varied})
     fields = [field for field in varied if field != SEED and shown[field].nunique() > 1]
     axes = _axes([field for field in fields if is_number(runs[field])])
     others = tuple(field for field in fields if field not in axes)
     settings = _settings(configuration, shown[list(varied)])
-    return Sweep(str(configuration["kind"]), shown, table_of(run, "curves"), varied, axes, others, settings)
+    return Sweep(str(configuration["kind"]), shown, table_of(tables, "curves"), varied, axes, others, settings)
 
 
 def panels(rows: pd.DataFrame, fields: Sequence[str]) -> list[Panel]:
@@ -93,12 +92,12 @@ def panels(rows: pd.DataFrame, fields: Sequence[str]) -> list[Panel]:
     files = [plain("-".join(values))[:_LONGEST].strip("-") for values in groups]
     if len(set(files)) < len(files) or not all(files):
         files = [f"{file}-{number}".lstrip("-") for number, file in enumerate(files, 1)]
-    said = [", ".join(f"{field} {value}" for field, value in zip(fields, values, strict=True)) for values in groups]
-    return [Panel(words, f"-{file}", group) for words, file, group in zip(said, files, groups.values(), strict=True)]
+    words = [", ".join(f"{field} {value}" for field, value in zip(fields, values, strict=True)) for values in groups]
+    return [Panel(text, f"-{file}", group) for text, file, group in zip(words, files, groups.values(), strict=True)]
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that the name of a file and of an anchor had better not have; 1e+08 is 1e08."""
+    """The text as the name of a file and of an anchor; 1e+08 is 1e08."""
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"(?<=\d)e\+(?=\d)", "e", text.lower())).strip("-")
 
 
@@ -115,7 +114,7 @@ def words_of(column: "pd.Series[Any]") -> list[str]:
 
 
 def word(value: Any) -> str:
-    """A value as a sweep's file would say it, with all its digits; – where there is none."""
+    """A value as in a sweep's file, with all its digits; – where there is none."""
     if isinstance(value, list | tuple | np.ndarray):
         return ",".join(map(word, value))
     if value is None or value is pd.NA or value != value:

@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from normscope.report.charts import Chart, Drawing, HeatMap, Line
 from normscope.report.sweep_fields import NONE, Panel, Sweep, panels, plain, words_of
-from normscope.report.tables import dots, floats, spans_decades
-from normscope.results.heat import colour_limits
-from normscope.results.sections import PageTable
+from normscope.results import Chart, Figure, HeatMap, Line, PageTable
+from normscope.results.tables import floats, spans_decades
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of every run, NaN where it has none, and what its figures say; a share of runs has no spread."""
+    """A number of every run, NaN where it has none, and the texts of its figures; a share of runs has no spread."""
 
     file: str
     title: str
@@ -35,18 +33,18 @@ def measures_of(sweep: Sweep) -> list[Measure]:
     return measures
 
 
-def final_charts(sweep: Sweep, measure: Measure) -> dict[str, Drawing | None]:
+def final_charts(sweep: Sweep, measure: Measure) -> dict[str, Figure | None]:
     """The measure over the fields that vary, by the names of the figures; nothing without a number or for a single point."""
     rows = sweep.runs.assign(value=measure.values)
     if rows["value"].isna().all():
         return {}
     if len(sweep.axes) > 1:
         return {**_maps(sweep, measure, rows)}
-    found = panels(rows[rows["value"].notna()], sweep.others)
-    if not sweep.axes and len(found) < 2:
+    drawn = panels(rows[rows["value"].notna()], sweep.others)
+    if not sweep.axes and len(drawn) < 2:
         return {}
     spread = sweep.repeated and measure.spread
-    lines = _profiles(sweep.axes[0], found, banded=spread) if sweep.axes else _dots(found, barred=spread)
+    lines = _profiles(sweep.axes[0], drawn, banded=spread) if sweep.axes else _dots(drawn, barred=spread)
     chart = Chart(
         measure.title,
         sweep.axes[0] if sweep.axes else f"points of {', '.join(sweep.others)}",
@@ -77,9 +75,9 @@ def _accuracy(sweep: Sweep) -> Measure:
 
 
 def _divergence(states: "pd.Series[str]") -> Measure:
-    """100 for a run that diverged, 0 for one that finished; one that failed says nothing of either."""
+    """100 for a run that diverged, 0 for one that finished, NaN for one that failed."""
     values = states.map({"diverged": 100.0, "finished": 0.0}).astype(float)
-    caption = "Above 0 is where runs diverge: their loss or weights leave the finite numbers. Failed runs do not count."
+    caption = "Above 0 is where runs diverge: their loss or weights became non-finite. Failed runs do not count."
     return Measure("diverged", "Share of runs that diverged", "runs diverged in %", caption, values, percent=True, spread=False)
 
 
@@ -113,15 +111,15 @@ def _maps(sweep: Sweep, measure: Measure, rows: pd.DataFrame) -> dict[str, HeatM
             sweep.settings + "; mean over seeds" * sweep.repeated,
             log=log,
         )
-    ranges = [colour_limits(heat) for heat in maps.values() if np.isfinite(heat.values).any()]
+    ranges = [heat.colour_limits for heat in maps.values() if np.isfinite(heat.values).any()]
     limits = (0.0, 100.0) if measure.percent else (min(low for low, _ in ranges), max(high for _, high in ranges))
     return {name: replace(heat, limits=limits) for name, heat in maps.items()}
 
 
-def _profiles(field: str, found: list[Panel], *, banded: bool) -> list[Line]:
+def _profiles(field: str, drawn: list[Panel], *, banded: bool) -> list[Line]:
     """A line for each panel, through its means over seeds."""
     lines = []
-    for panel in found:
+    for panel in drawn:
         rows = panel.rows[panel.rows[field] != NONE]
         numbers = rows.groupby(field, observed=True)["value"].agg(["mean", "min", "max"])
         x, (y, low, high) = [float(value) for value in numbers.index], (floats(numbers[name]) for name in numbers)
@@ -129,13 +127,13 @@ def _profiles(field: str, found: list[Panel], *, banded: bool) -> list[Line]:
     return lines
 
 
-def _dots(found: list[Panel], *, barred: bool) -> list[Line]:
+def _dots(drawn: list[Panel], *, barred: bool) -> list[Line]:
     """A dot for each panel at its mean over seeds, with a bar from the lowest to the highest."""
     lines: list[Line] = []
-    for place, panel in enumerate(found, 1):
+    for place, panel in enumerate(drawn, 1):
         values = panel.rows["value"]
-        dot, bar = dots(f"{place} {panel.words}", [float(place)], [values.mean()], [values.min()], [values.max()])
-        lines += [dot, bar] if barred else [dot]
+        low, high = ([values.min()], [values.max()]) if barred else (None, None)
+        lines.append(Line(f"{place} {panel.words}", [float(place)], [values.mean()], low, high, dots=True))
     return lines
 
 
