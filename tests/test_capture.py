@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import (
+from helpers.models import (
     COMMON,
     FAMILIES,
     GROUPED,

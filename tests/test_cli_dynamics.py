@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli_run import run
+from helpers.cli import run
 from normscope.runs import open_run
 
 SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")

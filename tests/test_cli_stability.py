@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from cli_run import run
-from model_zoo import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
+from helpers.cli import run
+from helpers.models import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 from normscope.cli import main
 from normscope.runs import RunFolder, open_run
 

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from cli_run import run
+from helpers.cli import run
+from helpers.models import GROUPED, built, opened_smollm2, word_tokenizer
 from helpers.pages import read_page
-from model_zoo import GROUPED, built, opened_smollm2, word_tokenizer
 from normscope.cli import main
 from normscope.experiments.result import Result, load
 from normscope.experiments.subspaces import MEASURES, Subspaces

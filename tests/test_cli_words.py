@@ -11,7 +11,7 @@ import transformers as library
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import normscope as ns
-from cli_run import run
+from helpers.cli import run
 from normscope.experiments.result import load
 from normscope.measures.vocabulary import common_nouns
 

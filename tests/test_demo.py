@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli_run import run
 from helpers.browser import CHROMIUM, chromium
+from helpers.cli import run
 from normscope.experiments.demo import Demo, members_of
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import load

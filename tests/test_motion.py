@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import FAMILIES, OWN, untouched
+from helpers.models import FAMILIES, OWN, untouched
 from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
 from normscope.measures.base import Subject, Tables, joined, measure_all

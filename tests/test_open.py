@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from model_zoo import COMMON, FAMILIES, GPT2, GROUPED, LAYERS, built, near, some_tokens, word_tokenizer
+from helpers.models import COMMON, FAMILIES, GPT2, GROUPED, LAYERS, built, near, some_tokens, word_tokenizer
 from normscope.errors import InputError
 from normscope.models import open_model
 from normscope.models.hugging_face import HuggingFaceModel

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from normscope.audit import Question, audit
 from safetensors.torch import load_file
 
-from normscope.audit import Question, audit
 from normscope.cli import main
 from normscope.models import open_model
 from normscope.runs import open_run

@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import null_space, subspace_angles
 from torch import Tensor
 
-from model_zoo import steps_of
+from helpers.models import steps_of
 from normscope.errors import InputError
 from normscope.experiments.subspaces import circuit_tables, interference_table
 from normscope.measures.base import Subject

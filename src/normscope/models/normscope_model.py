@@ -133,7 +133,7 @@ class NormscopeModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
-        norms = self._norm_views(self.model.embed.norm, "embedding", None, "")
+        norms = self._norms_in(self.model.embed.norm, "embedding", None, "")
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
@@ -169,7 +169,7 @@ class NormscopeModel(Model):
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row."""
         if text is not None:
-            raise InputError(f"'{self.name}' adds integers: it reads examples of its task (examples=…), not a text")
+            raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         task, offsets = task_of(self.about.get("recipe", {}))
         device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
