@@ -13,20 +13,8 @@ from normscope.experiments import kind_of, summaries
 
 COMMANDS = {
     "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
-    "simulate": "Integrate schemes from one start: how tokens cluster, grow and slow down.",
-    "ensemble": "Mean cosine over time with a 90% band over random starts and weights.",
-    "train": "Train a transformer to add integers, and test it within and beyond what it saw.",
-    "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
-    "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
-    "subspaces": "What each head reads of a token, whether heads are independent, and how the rest changes its attention.",
-    "words": "A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories.",
-    "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
-    "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
-    "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",
-    "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
     "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
-    "demo": "Audit a model, compare six schemes, train two of them a little, check the ledger: one report page.",
-}
+}  # those that are no experiments
 
 
 def app(wanted: str | None = None) -> typer.Typer:
@@ -44,7 +32,7 @@ def app(wanted: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(options)
-    for name, summary in COMMANDS.items():
+    for name, summary in _listed().items():
         if (wanted is None or name == wanted) and name in summaries():
             from normscope.cli.command import command_of
 
@@ -56,6 +44,11 @@ def app(wanted: str | None = None) -> typer.Typer:
         else:
             commands.command(name, help=summary)(_not_wanted)
     return commands
+
+
+def _listed() -> dict[str, str]:
+    """All commands with their summaries, in the order of the list: schemes, experiments, sweeps."""
+    return {"schemes": COMMANDS["schemes"], **summaries(), **COMMANDS}
 
 
 def _not_wanted() -> None:
