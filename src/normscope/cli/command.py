@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 _PLAIN = (bool, int, float, str, Path)
+_PLAIN_OPTION: dict[str, Any] = {"shown": None, "argument": False, "option": None, "several": False}
 
 
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(context: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
+    def command(
+        context: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any
+    ) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
             done = experiment.begin(context.obj)
@@ -57,6 +60,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("format", "html", FormatOption),
             ("json", False, JsonOption),
         )
+        if not (kind.grows and name == "overwrite")
     ]
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
@@ -73,16 +77,16 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     from normscope.report.files import chosen_formats
 
     formats = chosen_formats(format)
-    folder = out or experiment.default_folder()
+    folder = (out or experiment.default_folder()) if experiment.saved else None
     try:
         with progress_bar() as bar:
             result = execute(experiment, folder, overwrite=overwrite, formats=formats, progress=bar)
     except KeyboardInterrupt:
-        if experiment.resumable:
+        if experiment.resumable and folder is not None:
             say(f"interrupted; the same command with --out {folder} resumes from what is saved")
         raise
     for problem in result.problems:
-        say(f"stopped: {problem}")
+        say(f"incomplete: {with_options(problem, result.kind)}")
     if json:
         print_json(result.records)
     else:
@@ -106,8 +110,8 @@ def show(result: "Result") -> None:
 
 def with_options(message: str, kind: "type[Experiment]") -> str:
     """A message of the library, with its parameters as options: ``layers=True`` is ``--layers``, ``time=3`` ``--time 3``."""
-    for name, field in kind.fields().items():
-        extra = _extra(field)
+    settings = {name: _extra(field) for name, field in kind.fields().items()}
+    for name, extra in {**settings, "out": _PLAIN_OPTION, "overwrite": _PLAIN_OPTION}.items():
         if not extra["argument"]:
             option = extra["option"] or f"--{name.replace('_', '-')}"
             message = re.sub(rf"\b{name}=True\b", option, message)
@@ -165,7 +169,7 @@ def _limits(field: "FieldInfo", plain: Any) -> dict[str, Any]:
 
 def _extra(field: "FieldInfo") -> dict[str, Any]:
     extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {"shown": None, "argument": False, "option": None, "several": False}
+    return extra if isinstance(extra, dict) else _PLAIN_OPTION
 
 
 def _help(kind: "type[Experiment]") -> str:

@@ -1,5 +1,6 @@
 """Experiments on a model: the model, the sample that it reads, and how both are opened."""
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -42,6 +43,17 @@ class OnModel(Seeded):
     text: Path | None = setting(None, "A text to read.", shown="the bundled one")
     tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; up to 512 of the bundled text", ge=3)
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Digests of the model's files and of the text."""
+        from normscope.models.open import model_digest
+
+        content = text_of(self.text)
+        return {
+            "model_digest": model_digest(self.model) if isinstance(self.model, str) else None,
+            "text_digest": None if content is None else hashlib.sha256(content.encode()).hexdigest(),
+        }
 
     def open(self, progress: Progress = SILENT) -> "Model":
         """The model, on the device of the experiment."""

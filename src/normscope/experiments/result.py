@@ -13,11 +13,14 @@ from normscope.errors import InputError, did_you_mean
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.runs import new_run, open_run, plain_rows, run_path
+from normscope.runs import grown_run, new_run, open_run, plain_rows, run_path
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.models import Model
+
+
+PROBLEMS = "stopped.txt"
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,26 +113,32 @@ class Result:
         return render_markdown(self.kind.title, self.summary, self.sections, findings=self.findings)
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
-        """Write the run folder: complete or absent. ``formats``: html, md, png, csv."""
-        from normscope.report.files import write_report
-
-        with new_run(
-            path, self.kind.command, self.configuration, seed=self.seed, device=self.device, overwrite=overwrite,
-            started=self.started, summary=self.summary,
-        ) as run:  # fmt: skip
+        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; none of them leaves the tables alone."""
+        about: dict[str, Any] = {
+            "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
+            "started": self.started, "summary": self.summary,
+        }  # fmt: skip
+        with grown_run(path, **about) if self.kind.grows else new_run(path, **about, overwrite=overwrite) as run:
             for name, table in self.tables.items():
                 run.write_table(name, table)
             for name, write in self.files.items():
                 write(run.path / name)
+            (run_path(path) / PROBLEMS).unlink(missing_ok=True)
             if self.problems:
-                run.write_text("stopped.txt", "\n".join(self.problems) + "\n")
-            write_report(
-                run.path, self.kind.title, self.summary, self.sections, formats,
-                facts=self.kind.facts(self), findings=self.findings,
-            )  # fmt: skip
+                run.write_text(PROBLEMS, "\n".join(self.problems) + "\n")
+            if formats:
+                self._write_report(run.path, formats)
         self.on_saved()
         object.__setattr__(self, "path", run_path(path))
         return self
+
+    def _write_report(self, folder: Path, formats: Sequence[str]) -> None:
+        from normscope.report.files import write_report
+
+        write_report(
+            folder, self.kind.title, self.summary, self.sections, formats,
+            facts=self.kind.facts(self), findings=self.findings,
+        )  # fmt: skip
 
     def _repr_html_(self) -> str:
         from normscope.report.page import render_summary
@@ -170,7 +179,7 @@ def load(path: Path | str) -> Result:
     from normscope.experiments import kind_of
 
     run = open_run(path)
-    about = run.description
+    about, problems = run.description, run.path / PROBLEMS
     return Result(
         kind=kind_of(about["command"]),
         configuration=about["configuration"],
@@ -178,6 +187,7 @@ def load(path: Path | str) -> Result:
         summary=about.get("summary", ""),
         seed=about["seed"],
         device=about["device"],
+        problems=tuple(problems.read_text(encoding="utf-8").splitlines()) if problems.is_file() else (),
         path=run.path,
     )
 

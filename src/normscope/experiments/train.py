@@ -110,6 +110,12 @@ class Train(Experiment):
 
         return ("preset", "recipe", *(field.name for field in fields(Recipe)))
 
+    @property
+    def field_values(self) -> dict[str, Any]:
+        """The recipe's values, its scheme by name."""
+        base = self.preset or str(self.recipe)
+        return {**self.found.values, "scheme": self.found.found_scheme.name, "preset": base, "recipe": base}
+
     @cached_property
     def found(self) -> "Recipe":
         """The recipe with all changes."""
