@@ -18,7 +18,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from normscope.models import AttentionStep, Model, Sample, open_model
+from normscope.models import AttentionStep, Model, Observer, Sample, open_model
 from normscope.stability import collapse_probability, measure_clean, sample_text, sampled_collapse
 
 _LEVELS = [0.005 * 60 ** (i / 24) for i in range(25)]  # from 0.005 to 0.3
@@ -39,7 +39,7 @@ def noisy_pass(view: Model, sample: Sample, generator: torch.Generator, noise: s
         sparse = step.soften(raw).amax(-1) >= 0.95
         sampled_collapse(raw[sparse], step.scale, [0.1], 1, generator, noise)
 
-    view.forward(sample, observe)
+    view.forward(sample, Observer(attention=observe))
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
         scores = step.raw_scores()[:, :, 1:]
         captured.append((scores[step.soften(scores).amax(-1) >= 0.95], step.scale))
 
-    view.forward(sample, keep)
+    view.forward(sample, Observer(attention=keep))
     generator = torch.Generator().manual_seed(0)
 
     def exact() -> None:

@@ -4,46 +4,76 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
 from scipy.linalg import expm
 from scipy.stats import rankdata
 
-from normscope.audit import Advice, AdviceSetting, Spectrum, advice_findings, advise, fitting_width
-from normscope.audit.advise_facts import NOT_TRAINED, theory_table, trained_table
-from normscope.audit.advise_findings import agreement
-from normscope.audit.advise_layers import LayerAttention, RandomLayers
-from normscope.audit.advise_ranks import CRITERIA, chosen_criteria, rank, ranks_of
-from normscope.audit.advise_run import angles, apart, measure_run
 from normscope.core import Attention
 from normscope.core.norms import unit
 from normscope.dynamics import Motion, SymmetricFlow, make_start
+from normscope.dynamics.advice import (
+    LayerAttention,
+    RandomLayers,
+    Ranking,
+    Stack,
+    angles,
+    apart,
+    measure_run,
+    measure_runs,
+    rank,
+    ranks_of,
+)
 from normscope.errors import InputError
+from normscope.experiments.advise import (
+    CRITERIA,
+    NOT_TRAINED,
+    Advise,
+    agreement,
+    as_weights,
+    spectrum_of,
+    theory_table,
+    trained_table,
+)
+from normscope.experiments.result import Result
 from normscope.models import open_model
+from normscope.results.findings import most_important
 from normscope.schemes import NAMED, Scheme, Slots
 
 DOCS = Path(__file__).parent.parent / "docs"
-SMALL = AdviceSetting(depth=9, width=32, heads=4, context=24, tokens=24, simulated_width=32, runs=3)
+SMALL = {"depth": 9, "width": 32, "heads": 4, "context": 24, "runs": 3, "device": "cpu"}
+STACK = Stack(depth=9, width=32, heads=4, tokens=24)
 SEEN = ("post", "pre", "peri", "ngpt", "ngpt-lerp", "sqrt-scaling", "qk", "qkv", "hybrid")
-NAMES = [criterion.name for criterion in CRITERIA]
-EQUAL = dict.fromkeys(NAMES, 1.0)
+KEYS = [criterion.key for criterion in CRITERIA]
+SIGNS = np.array([criterion.sign for criterion in CRITERIA])
+
+
+def advise(schemes: list[Scheme], **settings: Any) -> Result:
+    return Advise(schemes=schemes, **{**SMALL, **settings}).run()
+
+
+def ranked(names: list[str], values: npt.NDArray[np.float64], by: str | None = None) -> Ranking:
+    weights = as_weights(by)
+    return rank(names, KEYS, values, SIGNS, np.array([weights.get(key, 0.0) for key in KEYS]))
 
 
 def chosen(*names: str) -> list[Scheme]:
     return [NAMED[name] for name in names]
 
 
-def mean(advice: Advice, scheme: str, criterion: str) -> float:
-    table = advice.ranking.criteria
+def mean(advice: Result, scheme: str, criterion: str) -> float:
+    table = advice.tables["criteria"]
     return float(table[(table["scheme"] == scheme) & (table["criterion"] == criterion)]["mean"].iloc[0])
 
 
 @pytest.fixture(scope="module")
-def all_schemes() -> Advice:
-    return advise(SMALL, chosen(*SEEN))
+def all_schemes() -> Result:
+    return advise(chosen(*SEEN))
 
 
 def test_small_angles_are_exact() -> None:
@@ -78,7 +108,7 @@ def test_movement_is_the_speed_of_theory(name: str) -> None:
 @pytest.mark.parametrize("heads", ["none", "qk", "qkv"])
 def test_states_of_length_1_stand_for_a_models_units(heads: str) -> None:
     """The same layer as a model computes it: states of length √d, RMSNorm of heads to √d_h, scores over √d_h."""
-    layers = RandomLayers(replace(SMALL, precision="float64"), 0)
+    layers = RandomLayers(replace(STACK, dtype=torch.float64), 0)
     x, attention = layers.start(), layers.block(0, ["free"])["free"].attention
     d, w = x.shape[-1], attention.weights
     q, k, v = (math.sqrt(d) * x @ weight for weight in (w.W_Q, w.W_K, w.W_V) if weight is not None)
@@ -89,7 +119,7 @@ def test_states_of_length_1_stand_for_a_models_units(heads: str) -> None:
 
 
 def test_noise_multiplies_what_no_norm_follows() -> None:
-    layers = RandomLayers(replace(SMALL, precision="float64"), 0)
+    layers = RandomLayers(replace(STACK, dtype=torch.float64), 0)
     x, factors = layers.start().expand(3, -1, -1), layers.noise(3)
     plain = layers.block(0, ["free"])["free"].attention
     noisy = replace(plain, noise=factors)
@@ -103,7 +133,7 @@ def test_noise_multiplies_what_no_norm_follows() -> None:
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
-    tiny = AdviceSetting(depth=4, width=4, heads=2, context=3, tokens=3, simulated_width=4, runs=2, precision="float64")
+    tiny = Stack(depth=4, width=4, heads=2, tokens=3, dtype=torch.float64)
     layers, schemes = RandomLayers(tiny, 1), chosen("peri", "mix", "ngpt-lerp", "qkv")
     found = measure_run(layers, schemes)
     for scheme, gradient in zip(schemes, found.gradient, strict=True):
@@ -120,48 +150,49 @@ def test_gradients_are_those_of_finite_differences() -> None:
         assert 10 ** gradient[0] == pytest.approx(np.linalg.norm(numeric), rel=1e-5), scheme.name
 
 
-def test_schemes_that_are_the_same_are_level(all_schemes: Advice) -> None:
+def test_schemes_that_are_the_same_are_level(all_schemes: Result) -> None:
     twin = replace(NAMED["pre"], name="twin")
-    advice = advise(replace(SMALL, depth=3), [NAMED["pre"], twin, NAMED["none"]])
-    order = advice.ranking.order.set_index("scheme")
+    advice = advise([NAMED["pre"], twin, NAMED["none"]], depth=3)
+    order = advice.tables["ranks"].set_index("scheme")
     assert order.loc["pre", "rank"] == order.loc["twin", "rank"]
     assert order.loc["pre", "place"] == order.loc["twin", "place"]
     assert "twin" in str(order.loc["pre", "level_with"])
-    pairs = advice.ranking.pairs.set_index(["scheme", "other"])["above"]
+    pairs = advice.tables["pairs"].set_index(["scheme", "other"])["above"]
     assert pairs["pre", "twin"] == pairs["twin", "pre"] == 0.5
-    alike = [text for text in advice_findings(all_schemes)["text"] if "come out the same" in text]
+    alike = [finding.text for finding in all_schemes.findings if "have the same values" in finding.text]
     assert len(alike) == 1
-    assert alike[0].startswith("hybrid, qkv come out the same")
+    assert alike[0].startswith("hybrid, qkv have the same values")
 
 
 def test_a_feed_forward_layer_tells_apart_what_attention_alone_cannot() -> None:
-    advice = advise(replace(SMALL, feedforward=2.0, depth=4, runs=2), chosen("qkv", "hybrid"))
+    advice = advise(chosen("qkv", "hybrid"), feedforward=2.0, depth=4, runs=2)
     assert mean(advice, "qkv", "collapse") != pytest.approx(mean(advice, "hybrid", "collapse"), rel=0.01)
 
 
-def test_schemes_come_in_the_order_that_theory_gives(all_schemes: Advice) -> None:
+def test_schemes_come_in_the_order_that_theory_gives(all_schemes: Result) -> None:
     """Theorem 4.1: Post-LN and nGPT close in exponentially, so they collapse and stop; Peri-LN and nGPT start fastest."""
     for collapsed in ("post", "ngpt"):
         for other in ("pre", "peri", "sqrt-scaling"):
             assert mean(all_schemes, collapsed, "collapse") < 0.1 * mean(all_schemes, other, "collapse")
             assert mean(all_schemes, collapsed, "late") < mean(all_schemes, other, "late")
-    first = all_schemes.layers[all_schemes.layers["layer"] == 0].set_index("scheme")["moved"]
+    layers = all_schemes.tables["layers"]
+    first = layers[layers["layer"] == 0].set_index("scheme")["moved"]
     assert first["peri"] == pytest.approx(first["ngpt"], rel=1e-4)
     assert first["peri"] > 1.2 * first["pre"]
     assert first["pre"] == pytest.approx(first["post"], rel=1e-4)
-    radius = all_schemes.layers[all_schemes.layers["layer"] == SMALL.depth].set_index("scheme")["radius"]
+    radius = layers[layers["layer"] == SMALL["depth"]].set_index("scheme")["radius"]
     assert radius["post"] == pytest.approx(1)
     assert radius["pre"] > 2
-    assert agreement(all_schemes)["early"] > 0.5
+    assert agreement(all_schemes.tables["criteria"], all_schemes.tables["theory"], 24)["early"] > 0.5
 
 
 def test_deeper_post_ln_is_more_collapsed() -> None:
-    gaps = [mean(advise(replace(SMALL, depth=depth, runs=2), chosen("post")), "post", "collapse") for depth in (2, 4, 8)]
+    gaps = [mean(advise(chosen("post"), depth=depth, runs=2), "post", "collapse") for depth in (2, 4, 8)]
     assert gaps[0] > 2 * gaps[1] > 8 * gaps[2]
 
 
-def test_norm_noise_is_removed_by_norms_and_grows_in_proportion(all_schemes: Advice) -> None:
-    noise = all_schemes.noise.pivot(index="scheme", columns="noise", values="angle")
+def test_norm_noise_is_removed_by_norms_and_grows_in_proportion(all_schemes: Result) -> None:
+    noise = all_schemes.tables["noise"].pivot(index="scheme", columns="noise", values="angle")
     for name in ("qkv", "hybrid"):
         assert (noise.loc[name] == 0).all()
     assert 0 < noise.loc["qk", 0.01] < 0.6 * noise.loc["pre", 0.01]
@@ -170,27 +201,28 @@ def test_norm_noise_is_removed_by_norms_and_grows_in_proportion(all_schemes: Adv
 
 
 def test_a_seed_fixes_every_number_on_any_number_of_threads() -> None:
-    schemes, few = chosen("pre", "ngpt-lerp"), replace(SMALL, depth=3)
+    schemes = chosen("pre", "ngpt-lerp")
     threads = torch.get_num_threads()
-    one = advise(few, schemes)
+    one = advise(schemes, depth=3)
     try:
         torch.set_num_threads(3)
-        again = advise(few, schemes)
+        again = advise(schemes, depth=3)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
-    other = advise(replace(few, seed=1), schemes)
+    other = advise(schemes, depth=3, seed=1)
     for name, table in one.tables.items():
         assert table.equals(again.tables[name]), name
-    assert not one.runs.equals(other.runs)
-    fewer = advise(replace(few, runs=2), [schemes[0]])
-    kept = one.runs[(one.runs["scheme"] == "pre") & (one.runs["run"] < 2)]
-    assert kept.reset_index(drop=True).equals(fewer.runs)  # neither the other schemes nor the other runs matter
+    runs = one.tables["runs"]
+    assert not runs.equals(other.tables["runs"])
+    fewer = advise(schemes[:1], depth=3, runs=2)
+    same = runs[(runs["scheme"] == "pre") & (runs["run"] < 2)]
+    assert same.reset_index(drop=True).equals(fewer.tables["runs"])  # neither the other schemes nor the other runs matter
 
 
 def test_progress_counts_every_layer_and_an_interrupt_ends_it() -> None:
     heard: list[int] = []
-    advise(replace(SMALL, depth=3, runs=2), chosen("pre"), progress=heard.append)
+    measure_runs(replace(STACK, depth=3), chosen("pre"), 2, heard.append)
     assert heard == list(range(1, 13))
 
     def interrupt(done: int) -> None:
@@ -199,20 +231,23 @@ def test_progress_counts_every_layer_and_an_interrupt_ends_it() -> None:
 
     heard.clear()
     with pytest.raises(KeyboardInterrupt):
-        advise(replace(SMALL, depth=200), chosen("pre"), progress=interrupt)
+        measure_runs(replace(STACK, depth=200), chosen("pre"), 3, interrupt)
     assert len(heard) < 10
 
 
-def test_a_scheme_that_leaves_the_finite_numbers_is_last_and_said() -> None:
+def test_a_scheme_that_becomes_non_finite_is_last_and_listed() -> None:
     wild = Scheme("wild", Slots(step="10**(12*layer)"))
-    advice = advise(replace(SMALL, depth=5), [wild, *chosen("pre", "qkv")])
-    order = advice.ranking.order
+    advice = advise([wild, *chosen("pre", "qkv")], depth=5)
+    order, criteria = advice.tables["ranks"], advice.tables["criteria"]
     assert order["scheme"].iloc[-1] == "wild"
     assert order["rank"].iloc[-1] > 2.5
-    rows = advice.ranking.criteria[advice.ranking.criteria["scheme"] == "wild"]
+    rows = criteria[criteria["scheme"] == "wild"]
     assert rows["runs"].min() == 0
     assert rows["mean"].isna().any()
-    assert any("Left the finite numbers" in text and "wild" in text for text in advice_findings(advice)["text"])
+    warned = next(finding for finding in advice.findings if "non-finite" in finding.text)
+    assert "wild" in warned.text
+    assert warned.severity == "warning"
+    assert most_important(advice.findings)[0] == warned
 
 
 def test_ranks_are_those_of_scipy() -> None:
@@ -224,9 +259,9 @@ def test_ranks_are_those_of_scipy() -> None:
 def test_intervals_are_as_wide_as_the_error_of_a_mean() -> None:
     runs = 12
     values = np.random.default_rng(1).normal(size=(runs, 2, len(CRITERIA)))
-    table = rank(["a", "b"], values, EQUAL).criteria
+    table = ranked(["a", "b"], values).criteria
     for i, name in enumerate(("a", "b")):
-        for j, criterion in enumerate(NAMES):
+        for j, criterion in enumerate(KEYS):
             row = table[(table["scheme"] == name) & (table["criterion"] == criterion)].iloc[0]
             error = values[:, i, j].std(ddof=1) / math.sqrt(runs)
             assert row["high"] - row["low"] == pytest.approx(2 * 1.645 * error, rel=0.15)
@@ -234,10 +269,9 @@ def test_intervals_are_as_wide_as_the_error_of_a_mean() -> None:
 
 def test_an_order_is_sure_only_where_runs_agree() -> None:
     generator = np.random.default_rng(2)
-    signs = np.array([-1.0 if criterion.low_is_better else 1.0 for criterion in CRITERIA])
-    level = np.repeat([[3.0], [0.0], [0.0]], len(CRITERIA), axis=1) * signs
+    level = np.repeat([[3.0], [0.0], [0.0]], len(CRITERIA), axis=1) * SIGNS
     values = level + 0.5 * generator.normal(size=(8, 3, len(CRITERIA)))
-    found = rank(["good", "one", "other"], values, EQUAL)
+    found = ranked(["good", "one", "other"], values)
     order = found.order.set_index("scheme")
     assert order.loc["good", "place"] == 1
     assert order.loc["good", "level_with"] == ""
@@ -250,16 +284,16 @@ def test_an_order_is_sure_only_where_runs_agree() -> None:
 
 def test_weights_of_criteria_change_the_order() -> None:
     values = np.zeros((4, 2, len(CRITERIA)))
-    values[:, 0, NAMES.index("early")] = 5  # the first is better early
-    values[:, 0, NAMES.index("noise")] = 7  # and worse under noise
+    values[:, 0, KEYS.index("early")] = 5  # the first is better early
+    values[:, 0, KEYS.index("noise")] = 7  # and worse under noise
     values += 1e-9 * np.random.default_rng(0).normal(size=values.shape)
-    assert rank(["a", "b"], values, chosen_criteria("early=2,noise")).order["scheme"].iloc[0] == "a"
-    assert rank(["a", "b"], values, chosen_criteria("early,noise=2")).order["scheme"].iloc[0] == "b"
-    alike = rank(["a", "b"], values, chosen_criteria(None)).order
+    assert ranked(["a", "b"], values, "early=2,noise").order["scheme"].iloc[0] == "a"
+    assert ranked(["a", "b"], values, "early,noise=2").order["scheme"].iloc[0] == "b"
+    alike = ranked(["a", "b"], values).order
     assert list(alike["place"]) == [1, 1]
     # each is first where its criterion weighs more: half of all weights
     assert list(alike["first"]) == pytest.approx([0.5, 0.5], abs=0.05)
-    assert list(rank(["a", "b"], values, chosen_criteria("early")).order["first"]) == [1, 0]
+    assert list(ranked(["a", "b"], values, "early").order["first"]) == [1, 0]
 
 
 def test_theory_starts_as_theorem_4_1_prints_it() -> None:
@@ -290,15 +324,14 @@ def test_what_was_trained_stands_in_the_documents_and_nothing_else_is_claimed() 
 
 def test_weights_have_the_spectrum_of_a_model() -> None:
     view = open_model("builtin:addition-small-pre", "cpu")
-    spectrum = Spectrum.of(view)
+    spectrum = spectrum_of(view.name)
     weights = view.projections(1)
     whole = torch.linalg.svdvals(weights.W_QK.double())[:, : view.head]
     torch.testing.assert_close(spectrum.qk[1], whole, rtol=1e-4, atol=1e-5)
-    setting = AdviceSetting(
-        depth=view.layers, width=view.dim, heads=view.heads, context=8, weights="spectrum-of", tokens=8,
-        simulated_width=view.dim, runs=2, precision="float64",
+    stack = Stack(
+        depth=view.layers, width=view.dim, heads=view.heads, tokens=8, spectrum=spectrum, dtype=torch.float64
     )  # fmt: skip
-    drawn = RandomLayers(setting, 0, spectrum).block(1, ["free"])["free"].attention.weights
+    drawn = RandomLayers(stack, 0).block(1, ["free"])["free"].attention.weights
     assert drawn.W_Q is not None
     assert drawn.W_K is not None
     assert drawn.W_V is not None
@@ -308,79 +341,98 @@ def test_weights_have_the_spectrum_of_a_model() -> None:
     narrow = spectrum.at("qk", 0.0, 2, 3)
     assert narrow.shape == (2, 3)
     assert bool((narrow.diff(dim=-1) <= 0).all())
-    advice = advise(replace(setting, depth=3, precision="float32"), chosen("pre"), spectrum=spectrum)
-    assert np.isfinite(advice.runs["value"]).all()
-    with pytest.raises(InputError, match="need a model"):
-        advise(setting, chosen("pre"))
+    shape = {"depth": 3, "width": view.dim, "heads": view.heads, "context": 8, "runs": 2, "weights": "spectrum-of"}
+    advice = advise(chosen("pre"), **shape, model=view.name)
+    assert np.isfinite(advice.tables["runs"]["value"]).all()
+    with pytest.raises(InputError, match="needs a model"):
+        advise(chosen("pre"), **shape)
 
 
 @pytest.mark.parametrize("kind", ["kaiming", "gaussian"])
-def test_a_narrower_simulation_keeps_the_sizes_of_messages(kind: str) -> None:
+def test_a_narrower_simulation_keeps_the_norms_of_messages(kind: str) -> None:
     """|A(x)|² of a single token is on average the same at any simulated width."""
     sizes = []
     for width in (64, 256):
-        setting = AdviceSetting(
-            depth=1, width=512, heads=4, context=2, weights=kind, tokens=2, simulated_width=width, runs=2, seed=3
-        )
-        draws = [RandomLayers(setting, run) for run in range(12)]
+        shape = {"depth": 1, "width": 512, "context": 2, "weights": kind, "simulated_width": width, "seed": 3}
+        stack = Advise(**{**SMALL, **shape}).stack()
+        draws = [RandomLayers(stack, run) for run in range(12)]
         messages = [draw.block(0, ["free"])["free"].attention(draw.start()[:1]) for draw in draws]
         sizes.append(float(torch.stack(messages).square().sum(-1).mean()))
     assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
 
 
 def test_the_simulated_width_fits_the_time() -> None:
-    assert fitting_width(4, 64, 4, 16, 0.0, 3, 2, "cpu") == 64
-    fitted = fitting_width(48, 2048, 16, 128, 0.0, 15, 8, "cpu")
-    assert fitted < 2048
-    assert fitted % 16 == 0
-    assert fitting_width(96, 2048, 16, 128, 4.0, 15, 8, "cpu") <= fitted
-    assert fitting_width(48, 2048, 16, 128, 0.0, 15, 8, "cuda") == 2048
+    def fitted(**shape: Any) -> int:
+        return Advise(**{**SMALL, "runs": 8, **shape}).simulated
+
+    assert fitted(depth=4, width=64) == 64
+    deep = {"width": 2048, "heads": 16, "context": 4096}
+    width = fitted(depth=48, **deep)
+    assert width < 2048
+    assert width % 16 == 0
+    assert fitted(depth=96, feedforward=4.0, **deep) <= width
 
 
-def test_findings_carry_the_numbers_of_the_tables(all_schemes: Advice) -> None:
-    findings = advice_findings(all_schemes)
-    assert set(findings["basis"]) == {"setting", "simulation", "theory", "training"}
-    said = "\n".join(findings["text"])
-    first = all_schemes.ranking.order.iloc[0]
-    assert f"First is {first['scheme']}" in said
-    assert f"mean rank {first['rank']:.1f} of {len(SEEN)}" in said
+def test_findings_carry_the_numbers_of_the_tables(all_schemes: Result) -> None:
+    assert set(all_schemes.tables["findings"]["basis"]) == {"setting", "simulation", "theory", "training"}
+    said = "\n".join(finding.text for finding in all_schemes.findings)
+    first = all_schemes.tables["ranks"].iloc[0]
+    assert f"{first['scheme']} has the best mean rank over the criteria, {first['rank']:.1f} of {len(SEEN)}" in said
     assert f"ngpt-lerp, {mean(all_schemes, 'ngpt-lerp', 'gradient'):.3g}" in said
-    assert re.search(r"Collapsed after 9 layers.*post.*ngpt", said)
-    longer = advice_findings(replace(all_schemes, setting=replace(SMALL, context=96)))["text"].iloc[0]
-    assert longer.startswith("24 sampled tokens stand for a context of 96.")
-    assert "2 times smaller" in longer
+    assert re.search(r"After 9 layers all tokens point the same way.*post.*ngpt", said)
+    longer = advise(chosen("pre"), depth=1, context=96, tokens=24)
+    sampled = next(finding.text for finding in longer.findings if "sampled tokens" in finding.text)
+    assert sampled.startswith("24 sampled tokens stand for a context of 96.")
+    assert "2 times smaller" in sampled
+
+
+def test_cards_have_figures_that_exist(all_schemes: Result) -> None:
+    cards = most_important(all_schemes.findings)
+    assert 3 <= len(cards) <= 5
+    assert "Rank collapse" in cards[0].title
+    for finding in all_schemes.findings:
+        assert finding.figure is None or finding.figure in all_schemes.figures
+
+
+def test_sections_show_the_numbers_of_the_tables(all_schemes: Result) -> None:
+    shown = {cell for section in all_schemes.sections for table in section.tables for row in table.rows for cell in row}
+    for value in all_schemes.tables["criteria"]["mean"]:
+        assert f"{value:.3g}" in shown
+    for value in all_schemes.tables["theory"]["early"]:
+        assert f"{value:.3g}" in shown
+    assert {"90.37 ± 0.03 %, 87.00 ± 0.03 %, 68.20 ± 0.04 % (one seed)", NOT_TRAINED} <= shown
+    criteria, curves = ("early", "late", "collapse", "gradient", "noise"), ("moved", "turned", "gap", "radius", "gradient")
+    assert set(all_schemes.figures) == {"ranks", *(f"criterion-{n}" for n in criteria), *(f"layers-{n}" for n in curves)}
 
 
 def test_a_scheme_that_is_worse_at_everything_is_named() -> None:
-    from normscope.audit.advise_findings import _beaten
+    from normscope.experiments.advise import _beaten
 
-    advice = advise(replace(SMALL, runs=2, depth=3), chosen("pre", "qkv"))
-    table = advice.ranking.criteria.copy()
+    table = advise(chosen("pre", "qkv"), runs=2, depth=3).tables["criteria"].copy()
     for criterion in CRITERIA:
-        chosen_rows = table["criterion"] == criterion.name
+        chosen_rows = table["criterion"] == criterion.key
         table.loc[chosen_rows, "mean"] = [2.0, 1.0] if not criterion.low_is_better else [1.0, 2.0]
-    worse = replace(advice, ranking=replace(advice.ranking, criteria=table))
-    assert list(_beaten(worse)) == ["qkv is beaten in every criterion by pre."]
+    assert [finding.text for finding in _beaten(table)] == ["qkv is beaten in every criterion by pre."]
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"depth": 0}, "depth is at least 1"),
-        ({"width": 30}, "cannot be shared among 4 heads"),
-        ({"runs": 1}, "runs is at least 2"),
-        ({"tokens": 25}, "at most as many tokens as the context"),
-        ({"simulated_width": 64}, "at most the model's"),
-        ({"simulated_width": 4}, "a head needs 2 dimensions"),
+        ({"depth": 0}, "depth=0: should be greater than or equal to 1"),
+        ({"width": 30}, "cannot be divided among 4 heads"),
+        ({"runs": 1}, "runs=1: should be greater than or equal to 2"),
+        ({"tokens": 25}, "tokens=25 is more than context=24"),
+        ({"simulated_width": 64}, "simulated_width=64 is more than width=32"),
+        ({"simulated_width": 4}, "at least 2 dimensions"),
         ({"weights": "kaming"}, "did you mean 'kaiming'"),
-        ({"feedforward": -1.0}, "feedforward"),
-        ({"radius": 0.0}, "positive number"),
-        ({"precision": "half"}, "float32"),
+        ({"feedforward": -1.0}, "feedforward=-1.0"),
+        ({"radius": 0.0}, "radius=0.0: should be greater than 0"),
+        ({"depht": 3}, "advise has no setting 'depht'"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(change: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        replace(SMALL, **change)  # type: ignore[arg-type]
+        Advise(**{**SMALL, **change})
 
 
 @pytest.mark.parametrize(
@@ -388,11 +440,15 @@ def test_a_wrong_setting_says_what_is_allowed(change: dict[str, object], said: s
 )
 def test_wrong_criteria_say_what_is_allowed(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        chosen_criteria(text)
+        as_weights(text)
+
+
+def test_diversity_is_what_tables_call_collapse() -> None:
+    assert as_weights("diversity=2") == as_weights({"collapse": 2}) == {"collapse": 2.0}
 
 
 def test_no_schemes_and_twice_the_same_are_refused() -> None:
     with pytest.raises(InputError, match="at least one scheme"):
-        advise(SMALL, [])
+        advise([])
     with pytest.raises(InputError, match="named twice"):
-        advise(SMALL, chosen("pre", "pre"))
+        advise(chosen("pre", "pre"))

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from cli_run import run
+from model_zoo import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 from normscope.cli import main
 from normscope.runs import RunFolder, open_run
 from normscope.stability import MEASURES
-from test_models import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 FEW = ("--examples", "12")

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from cli_run import run
+from model_zoo import GROUPED, built, opened_smollm2, word_tokenizer
 from normscope.cli import main
 from normscope.report.charts import Chart, Line
 from normscope.report.circuit import draw_circuit
 from normscope.runs import RunFolder, open_run
 from normscope.subspaces import MEASURES
-from test_models import GROUPED, built, opened_smollm2, word_tokenizer
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 FEW = ("--examples", "12")

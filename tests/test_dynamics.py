@@ -299,6 +299,47 @@ def test_a_stage_that_normalises_the_stream_begins_on_the_sphere(solver: str) ->
     assert np.allclose(whole.table["radius"][1:], reduced["radius"])
 
 
+@pytest.mark.parametrize("stride", [1.0, 1e-4])
+@pytest.mark.parametrize("first", ["pre", "none", "peri"])
+def test_speeds_of_layers_are_the_angles_between_saved_states(first: str, stride: float) -> None:
+    """Also in the layer that changes from a free to a normalised stream: tan of the angle is h|P_θ A|/(1 + h⟨θ, A⟩)."""
+    scheme, attention = Scheme("late", NAMED[first].attention, until=0.5, then=NAMED["post"]), Attention(1.0)
+    start, times = make_start("uniform", 8, 8, generator=generator()), [stride * i for i in range(9)]
+    path = simulate(start, scheme, attention, times, solver="layers", step=stride)
+    for layer in range(4, 8):
+        theta, after = path.states[layer], path.states[layer + 1]
+        assert torch.allclose(theta.norm(dim=-1), torch.ones(8, dtype=torch.float64))
+        A = attention(theta)
+        inner = (A * theta).sum(-1)
+        turned = torch.atan2((after - (after * theta).sum(-1, keepdim=True) * theta).norm(dim=-1), (after * theta).sum(-1))
+        speed = (turned.tan() * (1 + stride * inner) / stride).mean()
+        assert path.measures[layer]["speed"] == pytest.approx(float(speed), rel=1e-6)
+    assert stride < 1 or first != "pre" or path.measures[4]["speed"] == pytest.approx(0.405, abs=5e-4)
+    by_hand = path.states[4] + attention(path.states[4])
+    if stride == 1:
+        assert torch.allclose(path.states[5], by_hand / by_hand.norm(dim=-1, keepdim=True), atol=1e-13)
+
+
+@pytest.mark.parametrize("solver", ["rk4", "layers", "euler"])
+def test_a_run_that_ends_at_a_change_of_stage_ends_where_the_next_one_begins(solver: str) -> None:
+    scheme = Scheme("late", NAMED["pre"].attention, until=0.5, then=NAMED["post"])
+    step = 1.0 if solver == "layers" else 0.1
+    short, whole = (
+        simulate(uniform(), scheme, Attention(1.0), times, solver=solver, step=step, depth=8.0) for times in ([4.0], [4.0, 8.0])
+    )
+    assert short.measures[0] == pytest.approx(whole.measures[0], rel=1e-12)
+    assert torch.allclose(short.radii, torch.ones(1, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_start_is_normalised_where_any_sublayer_normalises_the_stream(name: str) -> None:
+    forward, start = FeedForward.random(6, 12, generator(5)), 1.7 * uniform()
+    whole = simulate(start, NAMED[name], Attention(1.0), [0.0, 1.0], solver="layers", step=1.0, feedforward=forward)
+    slots = (NAMED[name].attention, NAMED[name].feedforward)
+    expected = 1.0 if "norm" in (slots[0].stream, slots[1].stream) else 1.7
+    assert torch.allclose(whole.radii[0], torch.full((8,), expected, dtype=torch.float64))
+
+
 def test_later_stages_have_their_own_norm() -> None:
     scheme = Scheme("late", NAMED["pre"].attention, until=0.5, then=NAMED["peri"].with_norm("layer"))
     whole = simulate(uniform(), scheme, Attention(1.0), [4.0, 8.0], step=0.1)

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_zoo import FAMILIES, OWN, untouched
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
 from normscope.audit.motion import token_rank
 from normscope.audit.replay import replayed_speeds
-from normscope.core.norms import degrees_between, length, unit
+from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
-from normscope.models import open_model
+from normscope.models import Observer, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.schemes import NAMED, derive
-from normscope.schemes.update import coefficients, kept_part, layer, read, settle, written
+from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
-from test_models import FAMILIES, OWN, untouched
 
 SCHEMES = pytest.mark.parametrize("name", NAMED)
 
@@ -39,15 +39,14 @@ def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
     """A small step of a simulated layer with identity weights turns tokens as θ̇ = (1/s) P_θ A says."""
     scheme, depth, stride = NAMED[name].at(t, 12), 12, 1e-6
     place = scheme.place(t, depth)
-    c = coefficients(scheme.attention, scheme.norm, place)
+    update = Update.of(scheme.attention, place, SphereNorm(scheme.norm))
     law = derive(scheme.attention)
-    x = settle(c, tokens())
-    values = read(c, x)
-    A = attended(kept_part(values, scheme.norm) if c.reads_norm else values)
-    after = layer(c, x, written(c, A), stride)
-    seen, seen_A, seen_after = (kept_part(y, scheme.norm) for y in (x, A, after))
-    if not c.output_norm and "v" not in scheme.attention.heads:
-        seen_A = seen_A / c.input_factor if c.reads_norm else seen_A  # theory's A is taken in front of a factor on the input
+    x = update.settle(tokens())
+    A = attended(update.read(x))
+    after = update.state(x, A, stride)
+    seen, seen_A, seen_after = (visible_part(y, scheme.norm) for y in (x, A, after))
+    if update.output is None and "v" not in scheme.attention.heads:
+        seen_A = seen_A / update.factor  # theory's A is taken before a factor on the input
     s = effective_speed(seen, seen_after, seen_A, stride)
     r, a = length(seen).squeeze(-1), length(seen_A).squeeze(-1)
     theory = torch.as_tensor(law.speed({**place.values, "r": r, "A": a})).expand_as(s)
@@ -59,16 +58,16 @@ def test_motion_is_that_of_the_states(name: str) -> None:
     one = untouched(name)
     found = measure_motion(one.view, one.sample, [NAMED["pre"], NAMED["peri"]])
     states: list[Tensor] = []
-    one.view.forward(one.sample, watch=lambda layer, x: states.append(x.double()))
+    one.view.forward(one.sample, Observer(state=lambda layer, x: states.append(x.double())))
     kind = "layer" if name in ("gpt2", "bert", *OWN) else "rms"
-    counted = one.sample.present.clone()
+    counted = one.sample.attention_mask.clone()
     counted[:, 0] = False
-    kept = [kept_part(x, kind) for x in states]
+    kept = [visible_part(x, kind) for x in states]
     motion = found["motion"]
     for place, x in enumerate(kept):
         assert motion["radius"][place] == pytest.approx(float(x[counted].norm(dim=-1).mean()), rel=1e-5)
         assert motion["cosine"][place] == pytest.approx(float(mean_cosine(x[counted])), abs=1e-5)
-        assert motion["cosine_all"][place] == pytest.approx(float(mean_cosine(x[one.sample.present])), abs=1e-5)
+        assert motion["cosine_all"][place] == pytest.approx(float(mean_cosine(x[one.sample.attention_mask])), abs=1e-5)
     angles = [float(degrees_between(a[counted], b[counted]).mean()) for a, b in pairwise(kept)]
     assert motion["angle"][:-1].tolist() == pytest.approx(angles, rel=1e-4)
     assert math.isnan(motion["angle"].iloc[-1])
@@ -115,7 +114,7 @@ def test_replayed_writes_turn_tokens_as_their_sum_does() -> None:
         assert angles[place].tolist() == pytest.approx(degrees_between(states[place], states[place + 1]).tolist(), rel=1e-6)
         assert radii[place].tolist() == pytest.approx(states[place].norm(dim=-1).tolist(), rel=1e-6)
     post, fixed = replayed_turns(NAMED["post"], x.norm(dim=-1), lengths, along)
-    assert torch.equal(fixed, x.norm(dim=-1).expand(3, -1))
+    assert torch.allclose(fixed, x.norm(dim=-1).expand(3, -1), rtol=1e-12)
     across = lengths * (1 - along.square()).sqrt()
     assert torch.allclose(post, torch.atan2(across, x.norm(dim=-1) + lengths * along).rad2deg())
     peri, _ = replayed_turns(NAMED["peri"], x.norm(dim=-1), lengths, along)

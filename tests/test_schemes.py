@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from normscope import InputError
+from normscope.core.norms import SphereNorm, rms_norm, visible_part
 from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, derive, draw_block, scheme_record
-from normscope.schemes.update import coefficients, kept_part, layer, normalise, read, stack, velocity, written
+from normscope.schemes.update import Update
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
     "post": ("Ẋ = P_X A(X)", "1", "0"),
@@ -52,7 +53,7 @@ def attention(heads: str, beta: float, weights: list[Tensor]) -> Callable[[Tenso
 
 def state(slots: Slots, kind: NormKind, generator: torch.Generator) -> Tensor:
     x = 3.0 * torch.randn(6, 10, dtype=torch.float64, generator=generator)
-    return normalise(x, kind) if slots.stream == "norm" else x
+    return SphereNorm(kind)(x) if slots.stream == "norm" else x
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
@@ -65,15 +66,15 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
     for stage in scheme.stages:
         slots, law, at = stage.attention, derive(stage.attention), stage.place(t, depth)
         x = state(slots, kind, generator)
-        c = coefficients(slots, kind, at)
-        u = written(c, attention(slots.heads, beta, weights)(read(c, x)))
-        ahead, behind = (layer(c, x, u, stride) for stride in (h, -h))
+        update = Update.of(slots, at, SphereNorm(kind))
+        y = attention(slots.heads, beta, weights)(update.read(x))
+        ahead, behind = (update.state(x, y, stride) for stride in (h, -h))
         r, theta = x.norm(dim=-1, keepdim=True), x / x.norm(dim=-1, keepdim=True)
 
-        seen = x if law.sees_radius else (normalise(x, kind) if slots.reads_norm else theta)
+        seen = x if law.sees_radius else (SphereNorm(kind)(x) if slots.reads_norm else theta)
         A = attention(slots.heads, beta * law.temperature(at.values), weights)(seen)
         if "norm" in (slots.output, slots.stream):
-            A = kept_part(A, kind)  # a LayerNorm after A sees only its centred part
+            A = visible_part(A, kind)  # a LayerNorm after A sees only its centred part
         values = {**at.values, "r": r, "A": A.norm(dim=-1, keepdim=True)}
         turned = (A - (A * theta).sum(-1, keepdim=True) * theta) / law.speed(values)
         measured = (ahead / ahead.norm(dim=-1, keepdim=True) - behind / behind.norm(dim=-1, keepdim=True)) / (2 * h)
@@ -96,25 +97,62 @@ def test_flow_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> 
     for stage in scheme.stages:
         slots, at, h = stage.attention, stage.place(2.0, 8.0), 1e-5
         x = state(slots, kind, generator)
-        c = coefficients(slots, kind, at)
-        u = written(c, attention(slots.heads, 0.4, weights)(read(c, x)))
-        difference = (layer(c, x, u, h) - layer(c, x, u, -h)) / (2 * h)
-        assert torch.allclose(velocity(c, x, u), difference, rtol=1e-6, atol=1e-7)
+        update = Update.of(slots, at, SphereNorm(kind))
+        y = attention(slots.heads, 0.4, weights)(update.read(x))
+        difference = (update.state(x, y, h) - update.state(x, y, -h)) / (2 * h)
+        assert torch.allclose(update.velocity(x, y), difference, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
     generator = torch.Generator().manual_seed(9)
-    x = normalise(torch.randn(6, 10, dtype=torch.float64, generator=generator), kind)
+    norm = SphereNorm(kind)
+    x = norm(torch.randn(6, 10, dtype=torch.float64, generator=generator))
     y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
-    alone = [coefficients(scheme.attention, kind, scheme.place(2.0, 8.0)) for scheme in SCHEMES]
-    together = stack(alone, "cpu", torch.float64)
+    alone = [Update.of(scheme.attention, scheme.place(2.0, 8.0), norm) for scheme in SCHEMES]
+    together = Update.stacked(alone, norm, "cpu", torch.float64)
     tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
-    u = written(together, outputs)
-    for i, c in enumerate(alone):
-        assert torch.allclose(read(together, tokens)[i], read(c, x), atol=1e-15)
-        assert torch.allclose(layer(together, tokens, u, 0.5)[i], layer(c, x, written(c, y), 0.5), atol=1e-15)
-        assert torch.allclose(velocity(together, tokens, u)[i], velocity(c, x, written(c, y)), atol=1e-15)
+    for i, update in enumerate(alone):
+        assert torch.allclose(together.read(tokens)[i], update.read(x), atol=1e-15)
+        assert torch.allclose(together.state(tokens, outputs, 0.5)[i], update.state(x, y, 0.5), atol=1e-15)
+        assert torch.allclose(together.state(tokens, outputs)[i], update.state(x, y), atol=1e-15)
+        assert torch.allclose(together.velocity(tokens, outputs)[i], update.velocity(x, y), atol=1e-15)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_norms_of_another_radius_give_the_same_law_at_that_radius(scheme: Scheme) -> None:
+    """Models have norms of radius √d: their states are √d times those of theory where f writes √d times as much."""
+    generator = torch.Generator().manual_seed(5)
+    slots, at, radius = scheme.attention, scheme.place(2.0, 8.0), 10**0.5
+    x, y = (torch.randn(6, 10, dtype=torch.float64, generator=generator) for _ in range(2))
+    theory, model = (Update.of(slots, at, norm) for norm in (SphereNorm(), SphereNorm(radius=radius)))
+    plain = Update.of(slots, at, rms_norm)
+    x = theory.settle(x)
+    assert torch.allclose(model.state(radius * x, radius * y), radius * theory.state(x, y), atol=1e-13)
+    assert torch.allclose(plain.state(radius * x, radius * y), radius * theory.state(x, y), atol=1e-13)
+    assert torch.allclose(model.velocity(radius * x, radius * y), radius * theory.velocity(x, y), atol=1e-13)
+
+
+def test_learned_values_take_the_place_of_formulas() -> None:
+    """Norm(carry∘x + step∘Norm(y)), written out, with vectors that a model has learned."""
+    generator = torch.Generator().manual_seed(6)
+    x, y = (torch.randn(3, 10, dtype=torch.float64, generator=generator) for _ in range(2))
+    alpha, step, carry, gain = (torch.rand(10, dtype=torch.float64, generator=generator) + 0.1 for _ in range(4))
+    slots = NAMED["ngpt-lerp"].attention
+
+    def norm(z: Tensor) -> Tensor:
+        return gain * z / z.square().mean(-1, keepdim=True).sqrt()
+
+    def gained(z: Tensor) -> Tensor:
+        return rms_norm(z, gain)
+
+    learned = Update.of(slots, At(2.0, 8.0, alpha), gained)
+    assert torch.allclose(learned.state(x, y), norm((1 - alpha) * x + alpha * norm(y)), atol=1e-13)
+    assert torch.allclose(learned.written(y), alpha * norm(y), atol=1e-13)
+    given = Update.of(slots, At(2.0, 8.0), {"output": gained, "stream": gained}, step=step, carry=carry)
+    assert torch.allclose(given.state(x, y), norm(carry * x + step * norm(y)), atol=1e-13)
+    with pytest.raises(TypeError, match="has no flow"):
+        given.velocity(x, y)
 
 
 def test_layers_are_the_published_updates() -> None:
@@ -138,9 +176,8 @@ def test_layers_are_the_published_updates() -> None:
         "res-post": x + norm(f(x)),
     }
     for name, expected in by_hand.items():
-        c = coefficients(NAMED[name].attention, "rms", At(t=2.0, depth=12.0, alpha=0.3))
-        got = layer(c, x, written(c, f(read(c, x))))
-        assert torch.allclose(got, expected, atol=1e-14), name
+        update = Update.of(NAMED[name].attention, At(t=2.0, depth=12.0, alpha=0.3), SphereNorm())
+        assert torch.allclose(update.state(x, f(update.read(x))), expected, atol=1e-14), name
 
 
 def test_mix_changes_after_its_share_of_the_layers() -> None:

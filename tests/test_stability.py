@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from model_zoo import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
 from normscope.errors import InputError
-from normscope.models import NOTHING, AttentionStep, Model, Sample, open_model
+from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceModel
-from normscope.models.own import NormscopeModel
+from normscope.models.normscope_model import NormscopeModel
 from normscope.stability import (
     CLEAN_MEASURES,
     SAMPLE_TOKENS,
@@ -32,7 +33,6 @@ from normscope.stability import (
 from normscope.stability.noise import NON_SPARSE, SPARSE, Disturbance, disturbances
 from normscope.stability.spread import spread_rows
 from normscope.training.tasks import stream_seed
-from test_models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 LEVELS = (0.01, 0.1, 0.3)
@@ -59,7 +59,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def captured(view: Model, sample: Sample) -> list[AttentionStep]:
     steps: list[AttentionStep] = []
-    view.forward(sample, lambda step: steps.append(step))
+    view.forward(sample, Observer(attention=steps.append))
     return steps
 
 
@@ -72,8 +72,13 @@ def bare_step(tokens: int = 24, heads: int = 2, rows: int = 3, size: float = 1.0
     return AttentionStep(0, stream, stream, q, k, v, 8**-0.5, seen, torch.zeros(heads, tokens, 4, dtype=torch.float64))
 
 
+def mixed_values(observer: Observer, step: AttentionStep) -> Tensor | None:
+    assert observer.attention is not None
+    return observer.attention(step)
+
+
 def disturbed(step: AttentionStep, disturbance: Disturbance, normalised: str = "", seed: int = 0) -> Tensor:
-    mixed = norm_noise(disturbance, normalised, seeded(seed))(step)
+    mixed = mixed_values(norm_noise(disturbance, normalised, seeded(seed)), step)
     assert mixed is not None
     return mixed
 
@@ -126,7 +131,7 @@ def test_spread_is_of_what_enters_the_layer_without_first_token_and_padding() ->
         weights = step.weights()
         for head in range(view.heads):
             lengths, received = [], []
-            for row, here in enumerate(sample.present):
+            for row, here in enumerate(sample.attention_mask):
                 count = int(here.sum())
                 lengths += step.stream[row, 1:count].norm(dim=-1).tolist()
                 received += weights[row, head, 1:count, 1:count].sum(0).tolist()
@@ -150,9 +155,9 @@ def test_factors_have_the_rms_they_are_asked_for() -> None:
 def test_noise_on_messages_leaves_the_weights_alone() -> None:
     step = bare_step()
     mixed = disturbed(step, Disturbance(0.3, "m"))
-    factors = mixed / step.weights().masked_fill(~step.seen, 1)
+    factors = mixed / step.weights().masked_fill(~step.mask, 1)
     own = factors.diagonal(dim1=-2, dim2=-1)[:, :, None, :]
-    assert torch.allclose(factors, torch.where(step.seen, own, 0.0).expand_as(factors), atol=1e-9)
+    assert torch.allclose(factors, torch.where(step.mask, own, 0.0).expand_as(factors), atol=1e-9)
     assert not torch.allclose(own, torch.ones_like(own), atol=0.1)
     assert disturbed(step, Disturbance(0.3, "k")).sum(-1).sub(1).abs().max() < 1e-9
 
@@ -164,9 +169,9 @@ def test_noise_on_messages_of_a_layer_leaves_its_scores_alone() -> None:
 
     def observe(step: AttentionStep) -> Tensor | None:
         scores.append(step.raw_scores())
-        return noise(step)
+        return mixed_values(noise, step)
 
-    view.forward(sample, observe)
+    view.forward(sample, Observer(attention=observe))
     assert torch.equal(scores[0], clean[0])
     assert torch.equal(scores[1], clean[1])
     assert not torch.equal(scores[2], clean[2])
@@ -197,7 +202,7 @@ def test_noise_goes_to_the_distributions_it_says(where: str, low: float, high: f
 @pytest.mark.parametrize(("normalised", "touched"), [("", True), ("qk", True), ("qkv", False), ("v", True)])
 def test_what_is_normalised_gets_no_noise(normalised: str, touched: bool) -> None:
     step = bare_step()
-    made = norm_noise(Disturbance(0.3), normalised, seeded())(step)
+    made = mixed_values(norm_noise(Disturbance(0.3), normalised, seeded()), step)
     assert (made is not None) == touched
     if normalised == "qk":
         assert torch.equal(made, disturbed(step, Disturbance(0.3, "m")))
@@ -232,15 +237,15 @@ def test_the_norm_that_protects_removes_what_noise_would_do() -> None:
         kappa = 1 + 0.3 * torch.randn(3, *step.q.shape[:3], 1, generator=seeded(step.layer))
         q, k, v = (x * factor.abs() for x, factor in zip((step.q, step.k, step.v), kappa, strict=True))
         norms = [next(n for n in view.norms if n.layer == step.layer and n.slot == letter) for letter in "qkv"]
-        gains = [norm.gain.view(-1, 1, view.head) if norm.gain.numel() > view.head else norm.gain for norm in norms]
+        gains = [norm.gain.view(-1, 1, view.head_dim) if norm.gain.numel() > view.head_dim else norm.gain for norm in norms]
         q, k, v = (
-            gain * math.sqrt(view.head) * (x / gain) / (x / gain).norm(dim=-1, keepdim=True)
+            gain * math.sqrt(view.head_dim) * (x / gain) / (x / gain).norm(dim=-1, keepdim=True)
             for x, gain in zip((q, k, v), gains, strict=True)
         )
         return step.weights(q, k) @ v
 
-    found = view.forward(sample, before_norms)[sample.present]
-    assert torch.allclose(found, clean[sample.present], rtol=1e-3, atol=1e-2)
+    found = view.forward(sample, Observer(attention=before_norms))[sample.attention_mask]
+    assert torch.allclose(found, clean[sample.attention_mask], rtol=1e-3, atol=1e-2)
 
 
 def test_the_published_loss_of_accuracy_is_there_for_pre_norm_alone() -> None:
@@ -286,13 +291,13 @@ def test_standard_errors_are_those_of_other_examples() -> None:
     row = measure_noise(view, sample, [noise], seed=5).iloc[1]
     wanted = sample.targets != NOTHING
 
-    def by_token(observe: Any) -> tuple[Tensor, Tensor]:
-        logits = view.forward(sample, observe)
+    def by_token(*observers: Observer) -> tuple[Tensor, Tensor]:
+        logits = view.forward(sample, *observers)
         right = (logits.argmax(-1) == sample.targets).double()
         loss = F.cross_entropy(logits.mT, sample.targets.masked_fill(~wanted, 0), reduction="none").double()
         return right, loss
 
-    clean, noisy = by_token(None), by_token(norm_noise(noise, "", seeded(stream_seed(5, "noise", 0))))
+    clean, noisy = by_token(), by_token(norm_noise(noise, "", seeded(stream_seed(5, "noise", 0))))
     values = {"accuracy": noisy[0], "loss": noisy[1]}
     values |= {"accuracy_change": noisy[0] - clean[0], "loss_change": noisy[1] - clean[1]}
     drawn = torch.randint(len(wanted), (1000, len(wanted)), generator=seeded())
@@ -309,7 +314,7 @@ class AllOrNothing(NormscopeModel):
     def __init__(self, right: int) -> None:
         self.right, self.name = right, "all or nothing"
 
-    def forward(self, sample: Sample, observe: object = None, watch: object = None) -> Tensor:
+    def _run(self, sample: Sample, observer: Observer) -> Tensor:
         said = torch.full_like(sample.targets, 1)
         said[: self.right] = 0
         return F.one_hot(said, 2).float()
@@ -345,7 +350,7 @@ def collapsed_by_hand(
 
 
 def later_than_first(sample: Sample) -> Tensor:
-    later = sample.present.clone()
+    later = sample.attention_mask.clone()
     later[:, 0] = False
     return later
 
@@ -445,14 +450,14 @@ def test_an_unknown_noise_is_refused() -> None:
 def by_head(sample: Sample, step: AttentionStep, head: int) -> Tensor:
     """The largest weight of every distribution of a head, row by row."""
     weights = step.weights()
-    rows = [weights[row, head, 1 : int(here.sum())].amax(-1) for row, here in enumerate(sample.present)]
+    rows = [weights[row, head, 1 : int(here.sum())].amax(-1) for row, here in enumerate(sample.attention_mask)]
     return torch.cat(rows)
 
 
 def test_sparsity_is_counted_without_first_token_and_padding() -> None:
     sample, tables = examples(), clean_tables()
-    assert not bool(sample.present.all())
-    per_head = int(sample.present.sum()) - len(sample.present)
+    assert not bool(sample.attention_mask.all())
+    per_head = int(sample.attention_mask.sum()) - len(sample.attention_mask)
     table, bins = tables["sparsity"], tables["maxima"]
     assert (table[table["head"].notna()]["distributions"] == per_head).all()
     for step in captured(view_of(PRE), sample):
@@ -502,7 +507,7 @@ def test_padding_and_the_first_token_are_not_measured() -> None:
     longer = Sample(
         F.pad(sample.tokens, (0, 7), value=16),
         F.pad(sample.targets, (0, 7), value=NOTHING),
-        F.pad(sample.present, (0, 7), value=False),
+        F.pad(sample.attention_mask, (0, 7), value=False),
         None if sample.positions is None else F.pad(sample.positions, (0, 7), value=5),
     )
     for name, table in measure_clean(view, longer, draws=0).items():
@@ -540,7 +545,7 @@ def test_below_its_margin_a_head_does_not_collapse() -> None:
 def test_maps_are_the_attention_of_the_first_row() -> None:
     tables, sample = clean_tables(), examples()
     maps, tokens = tables["maps"], tables["tokens"]
-    count = int(sample.present[0].sum())
+    count = int(sample.attention_mask[0].sum())
     assert "".join(tokens["text"]).startswith("[")
     assert len(tokens) == count
     steps = captured(view_of(PRE), sample)

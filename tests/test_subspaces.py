@@ -10,9 +10,10 @@ import torch
 from scipy.linalg import null_space, subspace_angles
 from torch import Tensor
 
+from model_zoo import FAMILIES, opened_smollm2, steps_of, untouched
 from normscope.core import HeadWeights
 from normscope.errors import InputError
-from normscope.models import AttentionStep, Model, open_model
+from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.stability import sample_text
 from normscope.subspaces import (
@@ -37,7 +38,6 @@ from normscope.subspaces.circuit import KNOBS, breaking_point
 from normscope.subspaces.interference import exchange, partners
 from normscope.subspaces.reading import reading_of
 from normscope.subspaces.spaces import data_roots, effective_rank, span, visible
-from test_models import FAMILIES, opened_smollm2, steps_of, untouched
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 ROUNDING = 1e-12
@@ -455,11 +455,11 @@ def test_spread_is_that_of_the_lengths_of_queries_in_an_orthonormal_frame() -> N
     view = open_model(PRE)
     sample = view.sample(None, 32, 0)
     step = steps_of(view, sample)[1]
-    counted = sample.present.clone()
+    counted = sample.attention_mask.clone()
     counted[:, 0] = False
     basis = np.linalg.qr(view.projections(1).W_K[2].double().numpy())[0]
     rows = model_tables(PRE)["spheres"].query("layer == 1 and head == 2 and side == 'keys'").set_index("place")
-    for place, x in (("before", step.stream), ("after", step.read)):  # the gain of the norm is in W_K
+    for place, x in (("before", step.stream), ("after", step.input)):  # the gain of the norm is in W_K
         lengths, row = np.linalg.norm(x[counted].double().numpy() @ basis, axis=1), rows.loc[place]
         low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
         assert [row["low90"], row["high90"], row["median"]] == pytest.approx([low / middle, high / middle, middle], rel=1e-5)
@@ -508,7 +508,7 @@ def test_interference_of_a_trained_model_by_hand() -> None:
     view = open_model(PRE)
     sample = view.sample(None, 32, 0)
     step, weights = steps_of(view, sample)[2], view.projections(2)
-    counted = sample.present.clone()
+    counted = sample.attention_mask.clone()
     counted[:, 0] = False
     partner = partners(counted, 0).numpy()
     x = step.stream.double().numpy()
@@ -574,7 +574,7 @@ def test_what_is_read_follows_from_the_states_before_the_norm(name: str) -> None
     known = untouched(name)
     step = captured(known.view, known.sample)
     reading = reading_of(known.view, step, known.view.norms)
-    assert torch.allclose(reading(reading.states), step.read, rtol=1e-3, atol=1e-3 * float(step.read.abs().max()))
+    assert torch.allclose(reading(reading.states), step.input, rtol=1e-3, atol=1e-3 * float(step.input.abs().max()))
     scheme = known.view.scheme
     assert scheme is not None
     stage = scheme.at(step.layer, known.view.layers).attention
@@ -585,7 +585,7 @@ def test_what_is_read_follows_from_the_states_before_the_norm(name: str) -> None
     length = reading.states - reading.states.mean(-1, keepdim=True) if reading.norm.kind == "layer" else reading.states
     factor = reading.factor * math.sqrt(known.view.dim) / length.norm(dim=-1, keepdim=True)
     bias = torch.zeros(known.view.dim) if reading.norm.bias is None else reading.norm.bias
-    wanted = (step.read - reading.factor * bias)[:, None] @ W
+    wanted = (step.input - reading.factor * bias)[:, None] @ W
     made = factor[:, None] * (reading.states[:, None] @ reading.before(W))
     assert torch.allclose(made, wanted, rtol=1e-2, atol=1e-3 * float(wanted.abs().max()))
 
@@ -594,7 +594,7 @@ def test_something_else_between_is_refused() -> None:
     known = untouched("llama")
     step = captured(known.view, known.sample)
     strange = AttentionStep(
-        step.layer, step.stream, step.read.flip(-1), step.q, step.k, step.v, step.scale, step.seen, step.W_O
+        step.layer, step.stream, step.input.flip(-1), step.q, step.k, step.v, step.scale, step.mask, step.W_O
     )
     with pytest.raises(InputError, match="neither its stream nor a norm of it"):
         reading_of(known.view, strange, known.view.norms)
@@ -626,7 +626,7 @@ def test_a_model_with_one_head_has_no_angles() -> None:
 def test_a_world_is_a_model_that_attends() -> None:
     view = WorldView(World.make(6, (2, 3), spread=0.4), NAMED["peri"])
     states: dict[int, Tensor] = {}
-    after = view.forward(view.sample(), watch=states.__setitem__)
+    after = view.forward(view.sample(), Observer(state=states.__setitem__))
     step = steps_of(view, view.sample())[0]
     mixed = step.weights() @ step.v
     written = sum(mixed[:, head] @ step.W_O[head] for head in range(2))
@@ -635,7 +635,7 @@ def test_a_world_is_a_model_that_attends() -> None:
     assert torch.allclose(after, wanted, atol=1e-12)
     assert torch.equal(states[0], step.stream)
     assert torch.equal(states[1], after)
-    assert torch.equal(view.forward(view.sample(), watch=lambda layer, x: 2 * x if layer else None), 2 * after)
+    assert torch.equal(view.forward(view.sample(), Observer(state=lambda layer, x: 2 * x if layer else None)), 2 * after)
     assert [view.token_of(text) for text in ("5", "6", "five")] == [5, None, None]
 
 

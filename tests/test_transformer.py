@@ -182,6 +182,30 @@ def test_scores_notice_the_length_of_an_embedding_only_without_a_norm(scheme: st
     assert torch.allclose(reach.scaled_scores(0), reach.scaled_scores(1), rtol=0, atol=1e-9) == same
 
 
+@pytest.mark.parametrize("scheme", NAMED)
+def test_embeddings_are_normalised_where_any_sublayer_normalises_the_stream(scheme: str) -> None:
+    x = shaken(model_of(scheme)).embed(row_of(some_characters()))
+    slots = (NAMED[scheme].attention, NAMED[scheme].feedforward)
+    normalised = torch.allclose(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(12), dtype=torch.float64))
+    assert normalised == ("norm" in (slots[0].stream, slots[1].stream))
+
+
+@pytest.mark.parametrize("scheme", NAMED)
+def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
+    """Written out: stream(carry·x + step·scale·output(f(factor·scale·input(x)))) with what each part has learned."""
+    model, x = shaken(model_of(scheme)), random(2, 5, 12)
+    for sublayer in (model.decoder[1].attention, model.decoder[1].feedforward):
+        step, carry, factor = sublayer.values()
+        read = factor * sublayer.read_scale.factor * sublayer.input(x)
+        y = sublayer.f(read, Causal())
+        expected = sublayer.stream(carry * x + step * sublayer.write_scale.factor * sublayer.output(y))
+        assert torch.allclose(sublayer(x, Causal()), expected, rtol=0, atol=1e-12)
+        if sublayer.alpha is not None:
+            alpha = (sublayer.alpha.value * sublayer.alpha.ratio).abs()
+            assert torch.equal(step, alpha)
+            assert carry == 1 if isinstance(carry, float) else torch.equal(carry, 1 - alpha)
+
+
 def test_head_weights_make_q_k_and_v_of_every_head() -> None:
     attention, x, reach = model_of("none").decoder[0].attention.f, random(2, 5, 12), Recording(Causal())
     attention(x, reach)

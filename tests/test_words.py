@@ -14,8 +14,9 @@ import transformers as library
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from model_zoo import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
 from normscope.errors import InputError
-from normscope.models import AttentionStep, Model, open_model
+from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.words import (
     MAPS,
@@ -50,7 +51,6 @@ from normscope.words.probes import haar, reader
 from normscope.words.reference import Reference, read_alone, reference_layer
 from normscope.words.scores import MEANING, NONE, PRECEDENCE, _interval, label_of, score_words
 from normscope.words.search import Nearest, top_scores
-from test_models import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
 
 NAMES = ["time", "life", "world", "way", "Time", "Life", "World", "Way"]
 DIM, HEAD = 8, 4
@@ -136,7 +136,7 @@ def test_singular_vectors_are_those_of_the_whole_matrix(name: str, matrix: str) 
     spectrum, singular = tables["spectrum"], tables["singular"]
     U, values, Vh = torch.linalg.svd(W)
     found_values = torch.tensor(spectrum["value"].to_numpy()).view(view.heads, -1)
-    assert near(found_values.float(), values[:, : view.head], 1e-4)
+    assert near(found_values.float(), values[:, : view.head_dim], 1e-4)
     written = unembedding if matrix == "vo" else read
     for (head, index), rows in singular.groupby(["head", "index"]):
         u, sigma, v = U[head, :, index], values[head, index], Vh[head, index]
@@ -318,7 +318,7 @@ def test_w_qk_at_a_distance_is_a_product_of_rotated_factors() -> None:
     assert isinstance(view, HuggingFaceModel)
     (step, *_) = steps_of(view, sample_of(torch.tensor([[5, 9, 12]])))
     W_Q, W_K = head_factors(view, 0, "qk", distance=2)
-    made = torch.einsum("d,hdk,hke,e->h", step.read[0, 2], W_Q, W_K, step.read[0, 0])
+    made = torch.einsum("d,hdk,hke,e->h", step.input[0, 2], W_Q, W_K, step.input[0, 0])
     assert near(made, (step.q[0, :, 2] * step.k[0, :, 0]).sum(-1), 1e-4)
     with pytest.raises(InputError, match="normalises q and k"):
         head_factors(untouched("qwen3").view, 0, "qk", distance=2)
@@ -334,18 +334,18 @@ def test_w_qk_at_a_distance_is_a_product_of_rotated_factors() -> None:
 def test_what_is_read_out_of_the_last_states_is_what_the_model_says(name: str) -> None:
     one = untouched(name)
     states: list[Tensor] = []
-    one.view.forward(one.sample, watch=lambda layer, x: states.append(x))
-    last, present = states[-1], one.sample.present
+    one.view.forward(one.sample, Observer(state=lambda layer, x: states.append(x)))
+    last, present = states[-1], one.sample.attention_mask
     assert near(one.view.read_out(last[present]), one.said[present], 1e-4)
 
 
 def test_states_can_be_put_into_any_layer() -> None:
     one = untouched("llama")
     states: list[Tensor] = []
-    one.view.forward(one.sample, watch=lambda layer, x: states.append(x.clone()))
+    one.view.forward(one.sample, Observer(state=lambda layer, x: states.append(x.clone())))
     other = sample_of(some_tokens(seed=9))
-    assert near(one.view.forward(other, watch=lambda layer, x: states[1] if layer == 1 else None), one.said, 1e-4)
-    assert near(one.view.forward(other, watch=lambda layer, x: states[0] if layer == 0 else None), one.said, 1e-4)
+    assert near(one.view.forward(other, Observer(state=lambda layer, x: states[1] if layer == 1 else None)), one.said, 1e-4)
+    assert near(one.view.forward(other, Observer(state=lambda layer, x: states[0] if layer == 0 else None)), one.said, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
@@ -356,7 +356,7 @@ def test_a_journey_is_told_in_the_full_space(name: str) -> None:
     if not view.causal:
         sample = sample_of(torch.where(sample.targets == -100, sample.tokens, sample.targets))
     states: list[Tensor] = []
-    said = view.forward(sample, watch=lambda layer, x: states.append(x[0, -3].double()))[0, -3]
+    said = view.forward(sample, Observer(state=lambda layer, x: states.append(x[0, -3].double())))[0, -3]
     norm = view.final_norm
     kept = [(x - x.mean() if norm is not None and norm.kind == "layer" else x).numpy() for x in states]
     angles = [math.degrees(math.acos(1 - scipy.spatial.distance.cosine(a, b))) for a, b in pairwise(kept)]
@@ -593,7 +593,9 @@ def test_what_words_mean_is_not_asked_of_the_layer_that_is_probed() -> None:
         return torch.zeros_like(step.v) if step.layer == 0 else None
 
     rows = torch.tensor([[2, 5, token, 3] for token in tokens.tolist()])
-    said = view.forward(sample_of(rows), silent, lambda layer, x: states.append(x[:, 2].clone()) if layer == 2 else None)
+    said = view.forward(
+        sample_of(rows), Observer(silent, state=lambda layer, x: states.append(x[:, 2].clone()) if layer == 2 else None)
+    )
     known = torch.nn.functional.normalize(states[0] - states[0][random - 5].mean(0), dim=-1)
     assert near(found.states, known, 1e-4)
     assert found.expected is not None

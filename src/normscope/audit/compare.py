@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.audit.findings import Finding
 from normscope.audit.quantities import LAYER, LAYERED, QUANTITIES, Frame, Quantity
 from normscope.errors import InputError
+from normscope.results.findings import Finding
 
 Row = dict[str, Any]
 COMPARABLE = (

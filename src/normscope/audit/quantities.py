@@ -1,48 +1,17 @@
 """What models and runs are compared by: every quantity with its table, its curve, its one number and its words."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from normscope.audit.advise_ranks import CRITERIA, Criterion
-from normscope.audit.findings import late_layers
+from normscope.experiments.advise import Advise
+from normscope.measures.base import Quantity
+from normscope.measures.curves import late_layers
 
 Frame = pd.DataFrame
 LAYER = "layer"
 _NOISE = 0.1  # at which circuit collapse is compared
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """Something that subjects are compared by.
-
-    Attributes:
-        name: of its figure.
-        title: of its figure.
-        x, y: what the axes show.
-        caption: what to see in the figure.
-        table: where it is measured.
-        curve: columns ``x`` and ``y``, and ``line`` where a subject has several, from the table; without an ``x`` where a line
-            is a single value.
-        number: what the one number of a line is.
-        value: the one number, from the line.
-        unit: of the number.
-        ratio: whether numbers are told apart by their ratio; else it is by their difference.
-    """
-
-    name: str
-    title: str
-    x: str
-    y: str
-    caption: str
-    table: str
-    curve: Callable[[Frame], Frame]
-    number: str
-    value: Callable[[Frame], float]
-    unit: str = ""
-    ratio: bool = True
 
 
 def _columns(x: str, y: str) -> Callable[[Frame], Frame]:
@@ -113,18 +82,6 @@ def _by_scheme(x: str, y: str) -> Callable[[Frame], Frame]:
 def _values(names: str, y: str) -> Callable[[Frame], Frame]:
     """A single value for every name in a column."""
     return lambda table: pd.DataFrame({"x": np.nan, "y": table[y], "line": table[names]}).dropna(subset=["y"])
-
-
-def _advised(criterion: Criterion) -> Quantity:
-    """A criterion of advice, scheme by scheme."""
-    good, values = "low" if criterion.low_is_better else "high", _values("scheme", "mean")
-    return Quantity(
-        f"advice-{criterion.name}", criterion.title.capitalize(), "scheme", criterion.unit,
-        f"{good.capitalize()} is good; a row of one colour is a scheme that does as well in all of these.",
-        "criteria", lambda table: values(table[table["criterion"] == criterion.name]),
-        f"{criterion.title} ({criterion.unit}, {good} is good)", _last,
-        ratio=criterion.unit != "decades",  # which are logarithms of ratios already
-    )  # fmt: skip
 
 
 QUANTITIES = (
@@ -200,7 +157,7 @@ QUANTITIES = (
         "particles", "Mean cosine over time, simulated", "time", "cosine", "How fast tokens cluster, scheme by scheme.",
         "trajectories", _by_scheme("time", "cosine"), "mean cosine at the end of the simulation", _last, ratio=False,
     ),
-    *map(_advised, CRITERIA),
+    *Advise.quantities,
 )  # fmt: skip
 LAYERED = tuple(dict.fromkeys(quantity.table for quantity in QUANTITIES if quantity.x == LAYER))
 AUDITED = (*LAYERED, "collapse")  # tables that audits have

@@ -37,11 +37,11 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
     def command(
-        context: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any
+        ctx: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any
     ) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
-            done = experiment.begin(context.obj)
+            done = experiment.begin(ctx.obj)
             if isinstance(done, str):
                 typer.echo(done, nl=False)
             elif done is not None:
@@ -62,7 +62,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
         )
         if not (kind.grows and name == "overwrite")
     ]
-    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in (context, *parameters, *common)}
     command.__name__ = kind.command
@@ -157,6 +157,8 @@ def _plain_type(annotation: Any) -> Any:
 
 def _default(field: "FieldInfo", plain: Any) -> Any:
     default = field.get_default(call_default_factory=True)
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     return default if isinstance(default, _PLAIN) or default is None else str(default)
 
 

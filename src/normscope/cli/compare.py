@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.cli.audit import FreshOption, SentenceOption, TokensOption, asked, audited
 from normscope.cli.output import (
     DeviceOption,
     FormatOption,
@@ -26,13 +25,19 @@ from normscope.cli.output import (
     print_table,
     with_report,
 )
-from normscope.cli.reading import ExamplesOption, TextOption, read_text
+from normscope.cli.reading import ExamplesOption, TextOption
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from normscope.audit import Comparison, Question, Subject
+    from normscope.audit import Comparison, Subject
+    from normscope.experiments.audit import Audit
+    from normscope.measures.base import Subject as Measured
+
+TokensOption = Annotated[int | None, typer.Option(min=3, help="Number of tokens to read.")]
+SentenceOption = Annotated[str | None, typer.Option(help="A sentence whose last token but one is followed through the layers.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Take all measures again, also those in the cache.")]
 
 EXAMPLES = examples(
     "normscope compare builtin:addition-small-pre builtin:addition-small-qkv",
@@ -79,13 +84,14 @@ def compare(
     check_writable(folder, overwrite=overwrite)
     check_names([_place(subject) for subject in subjects])
     started = datetime.now(UTC)
-    content, names = read_text(text), _short(subjects)
-    ask = partial(asked, device=where, content=content, tokens=tokens, examples=examples, sentence=sentence, seed=seed)
+    names = _short(subjects)
+    given = {"text": text, "tokens": tokens, "examples": examples, "sentence": sentence}
+    ask = partial(_audit, device=where, seed=seed, fresh=fresh, **given)
     sides = [_Side.of(subject, name, ask) for subject, name in zip(subjects, names, strict=True)]
-    questions = [side.question for side in sides if side.question]
+    questions = [side.subject for side in sides if side.subject]
     check_common({side.name: side.measures for side in sides})
     _check_read(questions, text=text, tokens=tokens, examples=examples, sentence=sentence)
-    found = put_beside([side.measured(fresh) for side in sides])
+    found = put_beside([side.measured() for side in sides])
     configuration = {"subjects": subjects, "text": None if text is None else str(text), "tokens": tokens, "sentence": sentence}
     settings = ", ".join(side.title for side in sides) + (f"; seed {seed}" if questions else "")
     with new_run(folder, "compare", configuration, seed=seed, device=where, overwrite=overwrite, started=started) as run:
@@ -105,11 +111,12 @@ class _Side:
 
     name: str
     tables: "dict[str, pd.DataFrame]"
-    question: "Question | None"
+    audit: "Audit | None"
+    subject: "Measured | None"
     tokens: int | None
 
     @classmethod
-    def of(cls, subject: str, name: str, ask: "Callable[[str], Question]") -> "_Side":
+    def of(cls, subject: str, name: str, ask: "Callable[[str], Audit]") -> "_Side":
         """Read the run, and open the model if there is one."""
         from normscope.audit.quantities import AUDITED
         from normscope.runs import is_run, open_run
@@ -117,32 +124,39 @@ class _Side:
         run = open_run(subject) if is_run(subject) else None
         tables = {table: run.table(table) for table in run.tables} if run else {}
         if run is None or (run.path / "config.json").is_file():
-            question = ask(subject)
-            return cls(name, tables, question, question.about["tokens"])
+            audit = ask(subject)
+            opened = audit.subject()
+            return cls(name, tables, audit, opened, opened.about["tokens"])
         reads = any(table in AUDITED for table in tables)  # the tokens of a simulation are not read
-        return cls(name, tables, None, run.description["configuration"].get("tokens") if reads else None)
+        return cls(name, tables, None, None, run.description["configuration"].get("tokens") if reads else None)
 
     @property
     def measures(self) -> list[str]:
         """The names of the tables that it has, or will have."""
         from normscope.audit.quantities import AUDITED
 
-        return [*self.tables, *(AUDITED if self.question else ())]
+        return [*self.tables, *(AUDITED if self.audit else ())]
 
     @property
     def title(self) -> str:
         """The name, and how much was read."""
         return f"{self.name} ({self.tokens:,} tokens)" if self.tokens else self.name
 
-    def measured(self, fresh: bool) -> "Subject":
+    def measured(self) -> "Subject":
         """The run's tables, and those of an audit of the model."""
         from normscope.audit import Subject
 
-        audit = audited(self.question, fresh).tables if self.question else {}
+        audit = self.audit.measure(self.subject).tables if self.audit and self.subject else {}
         return Subject(self.name, self.tables | audit, self.tokens)
 
 
-def _check_read(questions: "list[Question]", **given: Any) -> None:
+def _audit(name: str, **settings: Any) -> "Audit":
+    from normscope.experiments.audit import Audit
+
+    return Audit(model=name, **settings)
+
+
+def _check_read(questions: "list[Measured]", **given: Any) -> None:
     """Refuse options that say what to read where no model reads it."""
     for option, value in given.items():
         read = any(question.sentence for question in questions) if option == "sentence" else bool(questions)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from normscope.cli.audit import ModelChoice, asked, audited, chosen_model
 from normscope.cli.output import (
     SIX_SCHEMES,
     FormatOption,
@@ -34,7 +33,7 @@ _RUNS = 64  # with random weights
 
 
 def demo(
-    model: ModelChoice = None,
+    model: Annotated[str | None, typer.Argument(help="A model, as for audit.")] = None,
     out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/demo"),
     seed: SeedOption = 0,
     overwrite: OverwriteOption = False,
@@ -42,6 +41,7 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Audit a model, compare six schemes, train two of them a little, check the ledger: one report page."""
+    from normscope.experiments.audit import Audit
     from normscope.report.demo import write_demo_report
     from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, new_run, run_path
@@ -50,13 +50,14 @@ def demo(
 
     formats = chosen_names(format, FORMATS, "format")
     check_writable(out, overwrite=overwrite)
-    name = model or chosen_model()
-    question = asked(name, "cpu", None, None, None, None, seed)
+    audit = Audit(model=model, seed=seed, device="cpu")
+    subject = audit.subject()
+    name = subject.model.name
     recipes = [read_recipe("tiny", {"scheme": scheme, "examples": _EXAMPLES, "seed": seed}) for scheme in ("pre", "qkv")]
-    about = question.about
+    about = subject.about
     configuration = {"audit": about, "schemes": SIX_SCHEMES, "training": [recipe.record for recipe in recipes]}
     with new_run(out, "demo", configuration, seed=seed, overwrite=overwrite) as run:
-        _write(run.part("audit"), audited(question, fresh=False).tables)
+        _write(run.part("audit"), audit.measure(subject).tables)
         settings = _compared(run.part("schemes"), seed)
         _write(run.part("training"), {"metrics": _trained(recipes)})
         _write(run.part("ledger"), _checked(seed))

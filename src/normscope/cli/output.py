@@ -65,7 +65,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
     from rich.table import Table
 
     names, cells = list(columns), [[str(cell) for cell in row] for row in rows]
-    whole = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)][:-1]
+    lines = [max(map(cell_len, name.split("\n"))) for name in names]  # a heading may have several lines
+    whole = [max([head, *(cell_len(row[i]) for row in cells)]) for i, head in enumerate(lines)][:-1]
     last = max([12, *(cell_len(word) for row in cells for word in row[-1].split())])
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name, width in zip(names[:-1], whole, strict=True):

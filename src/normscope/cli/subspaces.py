@@ -98,8 +98,8 @@ def _model(
     json: bool,
 ) -> None:
     """Measure a model."""
+    from normscope.measures.sample import chosen_sample
     from normscope.models import open_model
-    from normscope.stability import chosen_sample
     from normscope.subspaces import MEASURES, findings, measure_subspaces
 
     wanted, where, content, started = (
@@ -118,7 +118,7 @@ def _model(
         "scheme": None if view.scheme is None else view.scheme.name,
         "text": None if text is None else str(text),
         "rows": sample.tokens.shape[0],
-        "tokens": int(sample.present.sum()),
+        "tokens": int(sample.attention_mask.sum()),
         "measures": wanted,
     }
     said = findings(view, tables)

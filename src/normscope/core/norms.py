@@ -7,6 +7,7 @@ the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an el
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -68,6 +69,37 @@ def degrees_between(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*bat
 def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     """Derivative of ``unit(θ + h·v)`` at h = 0 for a unit θ: P_θ v = v − ⟨v, θ⟩θ."""
     return velocity - (velocity * theta).sum(-1, keepdim=True) * theta
+
+
+def visible_part(x: Float[Tensor, "*batch dim"], kind: str) -> Float[Tensor, "*batch dim"]:
+    """The part of x that a norm of that kind depends on: all of it, or with LayerNorm the part orthogonal to 1."""
+    return centre(x) if kind == "layer" else x
+
+
+@dataclass(frozen=True)
+class SphereNorm:
+    """The norm without parameters, x ↦ radius · x/|x| (LayerNorm: of the centred x); theory has radius 1, models have √d.
+
+    Attributes:
+        kind: ``rms`` or ``layer``.
+        radius: a number, or one for each token, (*batch, 1).
+    """
+
+    kind: str = "rms"
+    radius: Any = 1.0
+
+    def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """X on the sphere."""
+        direction = unit(visible_part(x, self.kind))
+        return direction if self._unit else self.radius * direction
+
+    def tangent(self, x: Float[Tensor, "*batch dim"], u: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Derivative of ``self(x + h·u)`` at h = 0 for an x on the sphere: the part of u along the sphere."""
+        return tangent(x if self._unit else x / self.radius, visible_part(u, self.kind))
+
+    @property
+    def _unit(self) -> bool:
+        return isinstance(self.radius, float) and self.radius == 1.0
 
 
 @dataclass(frozen=True)

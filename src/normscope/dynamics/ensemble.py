@@ -5,7 +5,7 @@ Every chunk has its own seed, so a chunk's numbers do not depend on which chunks
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from normscope.core import Attention, steady_backend
-from normscope.dynamics.integrators import time_grid
+from normscope.core.norms import SphereNorm
+from normscope.dynamics.integrators import METHODS, Advance, Outputs, Stage, advance, integrate, stages, time_grid
 from normscope.dynamics.measures import mean_cosine
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
 from normscope.dynamics.weights import WEIGHTS, random_weights
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes import Scheme
-from normscope.schemes.update import Coefficients, coefficients, read, settle, stack, velocity, written
+from normscope.schemes.update import Update
 
 _MOST_STEPS = 1_000_000
+_METHODS = ("euler", "midpoint")
 Cosines = npt.NDArray[np.float32]
 
 
@@ -80,8 +82,8 @@ class Ensemble:
             )
         if self.time / self.step > _MOST_STEPS or (self.redraw and self.time / self.redraw > _MOST_STEPS):
             raise InputError(f"more than {_MOST_STEPS:,} steps or redraws: choose a longer step or redraw, or a shorter time")
-        if self.solver not in STAGES:
-            raise InputError(f"an ensemble's solver is one of {', '.join(STAGES)}, not '{self.solver}'")
+        if self.solver not in _METHODS:
+            raise InputError(f"an ensemble's solver is one of {', '.join(_METHODS)}, not '{self.solver}'")
 
     @property
     def times(self) -> list[float]:
@@ -92,7 +94,7 @@ class Ensemble:
     def evaluations(self) -> int:
         """How often a run evaluates A(X)."""
         steps = sum(1 for _ in time_grid(self.times, self.redraws, self.step))
-        return steps * len(STAGES[self.solver])
+        return steps * len(METHODS[self.solver])
 
     @property
     def redraws(self) -> list[float]:
@@ -104,12 +106,6 @@ class Ensemble:
         n, d = self.tokens, self.dim
         return self.evaluations * schemes * (4 * 2 * n * d * d + 2 * 2 * n * n * d)
 
-
-# Methods whose every stage starts from the step's first state and uses the latest velocity only: (c_i, a_i) for each stage.
-STAGES: dict[str, tuple[tuple[float, float], ...]] = {
-    "euler": ((0.0, 1.0),),
-    "midpoint": ((0.0, 0.5), (0.5, 1.0)),
-}
 
 PANELS: dict[str, Ensemble] = {
     "4": Ensemble(),
@@ -135,49 +131,34 @@ def setting_of(panel: str | None, given: Mapping[str, Any]) -> Ensemble:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One evaluation of A(X) in a chunk's way through time.
+class DrawingStage(Stage):
+    """A stage for all schemes at once, with its tensors on the device.
 
     Attributes:
-        coefficients: the slots of all schemes there, as tensors (schemes, 1, 1).
-        heads: which of q, k, v each scheme normalises there.
-        weight: h·a: the next state is the step's first state plus this much of the velocity.
-        ends_step: whether the next state is the first of a new step.
         draws: whether new weights are drawn before it.
-        sampled: whether the mean cosine is taken after it.
     """
 
-    coefficients: Coefficients
-    heads: tuple[str, ...]
-    weight: Tensor
-    ends_step: bool
-    draws: bool
-    sampled: bool
+    draws: bool = False
 
 
-Advance = Callable[[Tensor, Tensor, Tensor, Coefficients, Tensor, Coefficients], tuple[Tensor, Tensor]]
-
-
-def advance(
-    first: Tensor, x: Tensor, attended: Tensor, c: Coefficients, weight: Tensor, following: Coefficients
-) -> tuple[Tensor, Tensor]:
-    """The state after a stage, and what the next stage reads of it (in the precision of the products)."""
-    u = written(c, attended.to(x.dtype))
-    state = settle(following, settle(c, first + weight * velocity(c, x, u)))
-    return state, read(following, state).to(attended.dtype)
+def advance_states(
+    first: Tensor, total: Tensor, x: Tensor, outputs: Outputs, now: Stage, following: Stage
+) -> tuple[Tensor, Tensor, Outputs, None]:
+    """``advance`` without the velocity, which nobody asks for: a compiler need not store it."""
+    return (*advance(first, total, x, outputs, now, following)[:3], None)
 
 
 @dataclass(frozen=True)
 class Kernels:
     """The parts of a chunk's loop that touch every number: as they are, or compiled for a GPU."""
 
-    advance: Advance = advance
+    advance: Advance = advance_states
     mean_cosine: Callable[[Tensor], Tensor] = mean_cosine
 
     @classmethod
     def compiled(cls) -> "Kernels":
         """The same functions through torch.compile, which makes one pass over the data out of a dozen."""
-        return cls(torch.compile(advance, dynamic=False), torch.compile(mean_cosine, dynamic=False))
+        return cls(torch.compile(advance_states, dynamic=False), torch.compile(mean_cosine, dynamic=False))
 
 
 PLAIN = Kernels()
@@ -199,39 +180,40 @@ def run_chunk(
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
     )
-    stages = plan(setting, schemes, device)
-    first = settle(stages[0].coefficients, start.expand(runs, len(schemes), setting.tokens, setting.dim))
-    x, seen = first, read(stages[0].coefficients, first).to(precision)
-    attention = _draw_attention(setting, schemes, runs, generator, precision)
-    cosines = [kernels.mean_cosine(first)]
-    last = _moved(stages[-1:], device)  # a copy: the compiler would take one tensor in two places for another function
-    for stage, following in zip(stages, [*stages[1:], *last], strict=True):
-        if stage.draws:
+    attention: Attention | None = None
+
+    def evaluate(stage: DrawingStage, reads: Outputs) -> Outputs:
+        nonlocal attention
+        if attention is None or stage.draws:
             attention = _draw_attention(setting, schemes, runs, generator, precision)
-        attended = _attend(attention, seen, stage.heads)
-        x, seen = kernels.advance(first, x, attended, stage.coefficients, stage.weight, following.coefficients)
-        if stage.ends_step:
-            first = x
-        if stage.sampled:
-            cosines.append(kernels.mean_cosine(x))
+        return (_attend(attention, reads[0].to(precision), stage.heads),)
+
+    x = start.expand(runs, len(schemes), setting.tokens, setting.dim)
+    path = integrate(x, plan(setting, schemes, device), evaluate, kernels.advance)
+    cosines = [kernels.mean_cosine(state) for stage, state, _ in path if stage.wanted]
     return torch.stack(cosines, -1).to("cpu", torch.float32).numpy()
 
 
-def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[Stage]:
+def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[DrawingStage]:
     """Every stage of every step, with its numbers already on the device."""
     breaks = {stage.until * setting.time for scheme in schemes for stage in scheme.stages if stage.then}
-    steps = list(time_grid(setting.times, sorted({*setting.redraws, *breaks}), setting.step))
-    ends = [sampled for _, _, sampled in steps[1:]] + [True]
-    stages = []
-    for (t, h, _), sampled in zip(steps, ends, strict=True):
-        draws = any(math.isclose(t, redraw) for redraw in setting.redraws)
-        method = STAGES[setting.solver]
-        for i, (at, weight) in enumerate(method):
-            c = stack([_coefficients(scheme, t + at * h, t + h / 2, setting.time) for scheme in schemes], "cpu", torch.float32)
-            heads = tuple(scheme.at(t + h / 2, setting.time).attention.heads for scheme in schemes)
-            last = i == len(method) - 1
-            stages.append(Stage(c, heads, torch.tensor(h * weight), last, draws and i == 0, sampled and last))
-    return _moved(stages, device)
+
+    def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
+        holding = [scheme.at(within, setting.time) for scheme in schemes]
+        norms = [SphereNorm(stage.norm) for stage in holding]
+        updates = [Update.of(stage.attention, stage.place(t, setting.time), norms[0]) for stage in holding]
+        if len(set(norms)) > 1:
+            raise InputError("schemes that are simulated together need the same norm, rms or layer")
+        return (Update.stacked(updates, norms[0], "cpu", torch.float32),), tuple(stage.attention.heads for stage in holding)
+
+    planned = stages(setting.times, sorted({*setting.redraws, *breaks}), setting.step, METHODS[setting.solver], slots)
+    return _moved(
+        [
+            DrawingStage(**vars(stage), draws=stage.first and any(math.isclose(stage.t, redraw) for redraw in setting.redraws))
+            for stage in planned
+        ],
+        device,
+    )
 
 
 def chunk_seeds(seed: int, chunks: int) -> list[int]:
@@ -276,23 +258,19 @@ def not_finite(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -
     return lines
 
 
-def _coefficients(scheme: Scheme, t: float, within: float, depth: float) -> Coefficients:
-    stage = scheme.at(within, depth)
-    return coefficients(stage.attention, stage.norm, stage.place(t, depth))
-
-
-def _moved(stages: list[Stage], device: torch.device | str) -> list[Stage]:
+def _moved(planned: list[DrawingStage], device: torch.device | str) -> list[DrawingStage]:
     """The stages with their tensors on the device, sent in one copy per kind of number."""
-    names = [f.name for f in fields(Coefficients) if f.name != "kind"]
-    sent = {name: torch.stack([getattr(stage.coefficients, name) for stage in stages]).to(device) for name in names}
-    weights = torch.stack([stage.weight for stage in stages]).to(device)
+    updates = [stage.updates[0].tensors for stage in planned]
+    sent = {name: torch.stack([tensors[name] for tensors in updates]).to(device) for name in updates[0]}
+    weights = torch.tensor([(stage.to_next, stage.to_end or 0.0) for stage in planned]).to(device)
     return [
         replace(
             stage,
-            weight=weights[i],
-            coefficients=Coefficients(kind=stage.coefficients.kind, **{name: sent[name][i] for name in names}),
+            updates=(stage.updates[0].with_tensors({name: values[i] for name, values in sent.items()}),),
+            to_next=weights[i, 0],
+            to_end=None if stage.to_end is None else weights[i, 1],
         )
-        for i, stage in enumerate(stages)
+        for i, stage in enumerate(planned)
     ]
 
 

@@ -1,55 +1,147 @@
-"""Steps through time: explicit Runge-Kutta methods, layers, and adaptive methods from torchdiffeq.
+"""Steps through time: explicit Runge-Kutta methods for one scheme or many, layers, and adaptive methods from torchdiffeq.
 
-A solver yields (t, x, ẋ) at every time that is asked for; the velocity is the one it needs anyway for its next step.
+A Runge-Kutta run is a list of stages, each one evaluation of f(read(x)). ``advance`` does everything between two evaluations:
+single simulations call it as it is, ensembles call it for all schemes at once and may compile it.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.dynamics.motion import Motion
+from normscope.dynamics.motion import Motion, settled, total_velocity
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.schemes.update import Update
 
 Tokens = Float[Tensor, "*batch tokens dim"]
 Moment = tuple[float, Tensor, Tensor]
 Watch = Callable[[float, Tensor], None]
+Method = tuple[tuple[float, float, float], ...]
 
 ADAPTIVE = ("dopri5", "dopri8")
 
+# Explicit methods whose every stage uses the latest velocity only, a row (c, a, b) for each stage:
+# k_i = f(t + c_i h, x_i),  x_{i+1} = x + h a_i k_i,  and after the last stage x ← x + h Σ_i b_i k_i.
+METHODS: dict[str, Method] = {
+    "euler": ((0.0, 0.0, 1.0),),
+    "midpoint": ((0.0, 0.5, 0.0), (0.5, 0.0, 1.0)),
+    "rk4": ((0.0, 0.5, 1 / 6), (0.5, 0.5, 1 / 3), (0.5, 1.0, 1 / 3), (1.0, 0.0, 1 / 6)),
+}
+SOLVERS = (*METHODS, *ADAPTIVE, "layers")
+
 
 @dataclass(frozen=True)
-class Tableau:
-    """An explicit Runge-Kutta method: k_i = f(t + c_i h, x + h Σ_j a_ij k_j), x ← x + h Σ_i b_i k_i."""
+class Stage:
+    """One evaluation of the velocity on the way through time.
 
-    c: tuple[float, ...]
-    a: tuple[tuple[float, ...], ...]
-    b: tuple[float, ...]
+    Attributes:
+        t: where it is evaluated.
+        updates: the updates of the sublayers there.
+        heads: which of q, k, v attention normalises there, for every scheme.
+        to_next: h·a, the weight of this velocity in the next stage's state.
+        to_end: h·b, its weight in the step's end; None for 0.
+        first: whether a step begins here.
+        last: whether the step ends after it.
+        wanted: whether the state here was asked for.
+    """
+
+    t: float
+    updates: tuple[Update, ...]
+    heads: tuple[str, ...]
+    to_next: Any
+    to_end: Any
+    first: bool
+    last: bool
+    wanted: bool
 
 
-TABLEAUS = {
-    "euler": Tableau((0.0,), ((),), (1.0,)),
-    "midpoint": Tableau((0.0, 0.5), ((), (0.5,)), (0.0, 1.0)),
-    "rk4": Tableau((0.0, 0.5, 0.5, 1.0), ((), (0.5,), (0.0, 0.5), (0.0, 0.0, 1.0)), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
-}
-SOLVERS = (*TABLEAUS, *ADAPTIVE, "layers")
+AnyStage = TypeVar("AnyStage", bound=Stage)
+Outputs = tuple[Tensor, ...]
+Advance = Callable[[Tensor, Tensor, Tensor, Outputs, Stage, Stage], tuple[Tensor, Tensor, Outputs, Tensor | None]]
+
+
+def stages(
+    times: Sequence[float],
+    breaks: Sequence[float],
+    step: float,
+    method: Method,
+    slots: Callable[[float, float], tuple[tuple[Update, ...], tuple[str, ...]]],
+) -> Iterator[Stage]:
+    """All stages from the first of ``times`` to the last, where a stage without weights ends the run.
+
+    ``slots(t, within)`` gives updates and heads at t, by the slots that hold at the time ``within``.
+    """
+    for t, h, wanted in time_grid(times, breaks, step):
+        for i, (c, a, b) in enumerate(method):
+            first, last = i == 0, i == len(method) - 1
+            yield Stage(t + c * h, *slots(t + c * h, t + h / 2), h * a, h * b if b else None, first, last, wanted and first)
+    end = times[-1]
+    yield Stage(end, *slots(end, end), 0.0, None, True, True, True)
+
+
+def integrate(
+    x: Tokens, plan: Iterable[AnyStage], evaluate: Callable[[AnyStage, Outputs], Outputs], advance: Advance
+) -> Iterator[tuple[AnyStage, Tokens, Tokens | None]]:
+    """(stage, x, ẋ) for every stage; ``evaluate`` computes f of what each sublayer reads. ẋ is None at the end."""
+    plan = iter(plan)
+    now = next(plan)
+    x = settled(now.updates, x)
+    first, total, reads = x, x, tuple(update.read(x) for update in now.updates)
+    for following in plan:
+        moved, total, reads, velocity = advance(first, total, x, evaluate(now, reads), now, following)
+        yield now, x, velocity
+        x = moved
+        if now.last:
+            first = total = x
+        now = following
+    yield now, x, None
+
+
+def advance(
+    first: Tensor, total: Tensor, x: Tensor, outputs: Outputs, now: Stage, following: Stage
+) -> tuple[Tensor, Tensor, Outputs, Tensor]:
+    """The state after a stage, the sum of the step so far, what the next stage reads of the state, and ẋ before it."""
+    velocity = total_velocity(now.updates, x, tuple(y.to(x.dtype) for y in outputs))
+    moved, total = runge_kutta(first, total, velocity, now.to_next, now.to_end, now.last)
+    moved = settled(following.updates, settled(now.updates, moved))  # a stage that normalises the stream begins on the sphere
+    reads = tuple(update.read(moved).to(outputs[0].dtype) for update in following.updates)
+    return moved, total, reads, velocity
+
+
+def runge_kutta(first: Any, total: Any, slope: Any, to_next: Any, to_end: Any, last: bool) -> tuple[Any, Any]:
+    """The next state of a step, and what the step amounts to so far."""
+    total = total if to_end is None else total + to_end * slope
+    return (total if last else first + to_next * slope), total
+
+
+def runge_kutta_step(f: Callable[[float, Any], Any], t: float, x: Any, h: float, method: Method) -> Any:
+    """One step of length h of ẋ = f(t, x); x is a tensor or an array."""
+    first = total = x
+    for i, (c, a, b) in enumerate(method):
+        x, total = runge_kutta(first, total, f(t + c * h, x), h * a, h * b if b else None, i == len(method) - 1)
+    return x
 
 
 def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: float, watch: Watch) -> Iterator[Moment]:
-    """(t, x, ẋ) at every one of ``times``, the first of which is the start; ``watch`` sees every state on the way."""
+    """(t, x, ẋ) at every one of ``times``, the first of which is the start; ``watch`` is called with every state on the way."""
     check_solver(solver, step)
     if solver in ADAPTIVE:
         yield from _adaptive(motion, x, times, solver, watch)
     elif solver == "layers":
         yield from _layers(motion, x, times, step, watch)
     else:
-        yield from _runge_kutta(motion, x, times, TABLEAUS[solver], step, watch)
+        plan = stages(times, motion.breaks, step, METHODS[solver], motion.slots)
+        for stage, state, velocity in integrate(x, plan, lambda stage, reads: motion.outputs(reads, *stage.heads), advance):
+            if stage.first:
+                watch(stage.t, state)
+            if stage.wanted:
+                yield stage.t, state, motion.velocity(state, stage.t) if velocity is None else velocity
 
 
 def check_solver(solver: str, step: float) -> None:
@@ -78,55 +170,22 @@ def _nodes(times: Sequence[float], breaks: Sequence[float]) -> list[float]:
     return sorted({*times, *(t for t in inside if not any(math.isclose(t, own, rel_tol=1e-9) for own in times))})
 
 
-def runge_kutta_step(f: Callable[[float, Any], Any], t: float, x: Any, h: float, method: Tableau, first: Any) -> Any:
-    """One step of length h of ẋ = f(t, x), for x whose velocity ``first`` is known; x is a tensor or an array."""
-    slopes = [first]
-    for c, weights in zip(method.c[1:], method.a[1:], strict=True):
-        stage = x
-        for weight, slope in zip(weights, slopes, strict=True):
-            if weight:
-                stage = stage + (h * weight) * slope
-        slopes.append(f(t + c * h, stage))
-    for weight, slope in zip(method.b, slopes, strict=True):
-        if weight:
-            x = x + (h * weight) * slope
-    return x
-
-
-def _runge_kutta(
-    motion: Motion, x: Tokens, times: Sequence[float], method: Tableau, step: float, watch: Watch
-) -> Iterator[Moment]:
-    x = motion.settle(x, times[0])
-    watch(times[0], x)
-    stage = motion.stage(times[0])
-    for t, h, wanted in time_grid(times, motion.breaks, step):
-        within = t + h / 2
-        if motion.stage(within) is not stage:
-            stage = motion.stage(within)
-            x = motion.settle(x, within)  # a stage that normalises the stream begins on the sphere
-        slope = motion.velocity(x, t, within)
-        if wanted:
-            yield t, x, slope
-        x = runge_kutta_step(lambda t, y: motion.velocity(y, t, within), t, x, h, method, slope)  # noqa: B023
-        x = motion.settle(x, within)
-        watch(t + h, x)
-    yield times[-1], x, motion.velocity(x, times[-1])
-
-
 def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watch: Watch) -> Iterator[Moment]:
     """Layers at t = 0, stride, 2·stride, ...: the state after each, with the velocity of the flow at that place."""
     x = motion.settle(x, times[0])
-    watch(times[0], x)
     for t, h, wanted in time_grid(times, (), step):
         if not math.isclose(h, step, rel_tol=1e-6):
             raise InputError(f"with layers every time is a multiple of the step {step:g}; {t + h:g} is not")
+        x = motion.begun(x, t, h)
+        watch(t, x)
         if wanted:
-            moved, slope = motion.layer_and_velocity(x, t, h)
-            yield t, x, slope
+            moved, velocity = motion.layer_and_velocity(x, t, h)
+            yield t, x, velocity
         else:
             moved = motion.layer(x, t, h)
         x = moved
-        watch(t + h, x)
+    x = motion.begun(x, times[-1], step)
+    watch(times[-1], x)
     yield times[-1], x, motion.velocity(x, times[-1])
 
 
@@ -146,7 +205,7 @@ def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, wa
             path = odeint(lambda t, y: motion.velocity(y, float(t), within), x, span, method=solver, rtol=1e-9, atol=1e-9)  # noqa: B023
         except AssertionError as error:  # its step has shrunk to nothing
             raise NotFiniteError(f"scheme '{motion.scheme.name}' outran solver {solver} after time {left:g}") from error
-        x = motion.settle(path[-1], within)
+        x = motion.settle(motion.settle(path[-1], within), right)
         watch(right, x)
         if right in times:
             yield right, x, motion.velocity(x, right)

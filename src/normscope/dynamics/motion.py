@@ -1,7 +1,7 @@
 """The motion of tokens under a scheme: velocity and layer at any time, from the slots, attention and feed-forward layer."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,24 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import Attention
-from normscope.core.norms import tangent
+from normscope.core.norms import SphereNorm
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError
-from normscope.schemes import Scheme, Slots
-from normscope.schemes.update import (
-    Coefficients,
-    coefficients,
-    kept_part,
-    layer,
-    normalise,
-    read,
-    velocity,
-    written,
-)
+from normscope.schemes import Scheme
+from normscope.schemes.update import Update
 
 Tokens = Float[Tensor, "*batch tokens dim"]
-Map = Callable[[Tensor, str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,8 +31,8 @@ class FeedForward:
             if not torch.isfinite(getattr(self, name)).all():
                 raise InputError(f"{name} has an entry that is not a finite number")
 
-    def __call__(self, x: Tokens, heads: str = "none") -> Tokens:
-        """F of every token; ``heads`` has no meaning here."""
+    def __call__(self, x: Tokens) -> Tokens:
+        """F of every token."""
         runs = self.W_in.shape[:-2]
         rows = x.reshape(*runs, -1, x.shape[-1])
         return (torch.relu(rows @ self.W_in.to(x.dtype)) @ self.W_out.to(x.dtype)).reshape(x.shape)
@@ -85,69 +75,77 @@ class Motion:
     def check(self, times: Sequence[float]) -> None:
         """Refuse slots that have no finite value, or a normalised stream that keeps nothing of x, at one of the times."""
         for t in times:
-            for slots, _ in self._sublayers(t):
-                c = self._coefficients(slots, t, t)
-                if c.stream_norm and not c.carry > 0:
+            for update in self.slots(t, t)[0]:
+                if update.stream is not None and not update.carry > 0:
                     raise InputError(
-                        f"with a normalised stream carry must be positive; '{self.scheme.name}' has {c.carry:g} at t = {t:g}"
+                        f"with a normalised stream carry must be positive; '{self.scheme.name}' has {update.carry:g} "
+                        f"at t = {t:g}"
                     )
+
+    def slots(self, t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
+        """The sublayers' updates at t, and the slot ``heads``, by the slots that hold at the time ``within``."""
+        stage = self.stage(within)
+        sublayers = (stage.attention,) if self.feedforward is None else (stage.attention, stage.feedforward)
+        try:
+            at = stage.place(t, self.depth)
+            at = at if self.alpha is None else replace(at, alpha=self.alpha(t))
+            updates = tuple(Update.of(slots, at, SphereNorm(stage.norm)) for slots in sublayers)
+        except (ArithmeticError, ValueError) as error:
+            raise NotFiniteError(f"a slot of scheme '{self.scheme.name}' has no finite value at time {t:g}") from error
+        return updates, (stage.attention.heads,)
+
+    def outputs(self, reads: tuple[Tensor, ...], heads: str) -> tuple[Tensor, ...]:
+        """What attention, and the feed-forward layer if there is one, compute of what they read."""
+        first, *rest = reads
+        return (self.attention(first, heads), *(self.feedforward(read) for read in rest if self.feedforward is not None))
 
     def layer(self, x: Tokens, t: float, stride: float = 1.0) -> Tokens:
         """One layer (or an Euler step of length ``stride``): attention, then the feed-forward layer if there is one."""
-        for slots, f in self._sublayers(t):
-            x = layer(*self._write(slots, f, x, t, t), stride)
+        x = self.begun(x, t, stride)
+        updates, (heads,) = self.slots(t, t)
+        x = updates[0].state(x, self.attention(updates[0].read(x), heads), stride)
+        if self.feedforward is not None:
+            x = updates[1].state(x, self.feedforward(updates[1].read(x)), stride)
         return x
 
     def layer_and_velocity(self, x: Tokens, t: float, stride: float = 1.0) -> tuple[Tokens, Tokens]:
         """``layer`` and ``velocity`` at a settled x, for one call of attention instead of two."""
-        (slots, attention), *rest = self._sublayers(t)
-        c, x, u = self._write(slots, attention, x, t, t)
-        moved, parts = layer(c, x, u, stride), [velocity(c, x, u)]
-        for own, f in rest:
-            parts.append(velocity(*self._write(own, f, x, t, t)))
-            moved = layer(*self._write(own, f, moved, t, t), stride)
-        return moved, self._total(x, parts, t)
+        updates, (heads,) = self.slots(t, t)
+        outputs = self.outputs(tuple(update.read(x) for update in updates), heads)
+        moved = updates[0].state(x, outputs[0], stride)
+        if self.feedforward is not None:
+            moved = updates[1].state(moved, self.feedforward(updates[1].read(moved)), stride)
+        return moved, total_velocity(updates, x, outputs)
 
     def velocity(self, x: Tokens, t: float, within: float | None = None) -> Tokens:
         """ẋ at time t; attention and feed-forward layer add. ``within`` is a time of the stage that holds (default t)."""
-        within = t if within is None else within
-        x = self.settle(x, within)
-        parts = [velocity(*self._write(slots, f, x, t, within)) for slots, f in self._sublayers(within)]
-        return self._total(x, parts, within)
+        updates, (heads,) = self.slots(t, t if within is None else within)
+        x = settled(updates, x)
+        return total_velocity(updates, x, self.outputs(tuple(update.read(x) for update in updates), heads))
 
     def settle(self, x: Tokens, t: float) -> Tokens:
-        """Tokens where the scheme keeps them: on the unit sphere if its stream is normalised."""
-        return normalise(x, self.stage(t).norm) if self._on_sphere(t) else x
-
-    def _sublayers(self, t: float) -> Iterator[tuple[Slots, Map]]:
+        """Tokens where the scheme keeps them: on the unit sphere if any sublayer normalises the stream."""
         stage = self.stage(t)
-        yield stage.attention, self.attention
-        if self.feedforward is not None:
-            yield stage.feedforward, self.feedforward
+        return SphereNorm(stage.norm)(x) if stage.on_sphere(feedforward=self.feedforward is not None) else x
 
-    def _write(self, slots: Slots, f: Map, x: Tokens, t: float, within: float) -> tuple[Coefficients, Tokens, Tokens]:
-        """The slots' coefficients at t, x, and what the sublayer writes at x."""
-        c = self._coefficients(slots, t, within)
-        return c, x, written(c, f(read(c, x), slots.heads))
+    def begun(self, x: Tokens, t: float, stride: float) -> Tokens:
+        """Tokens as the layer at t reads them: a stage that normalises the stream begins on the sphere."""
+        return x if self.stage(t) is self.stage(t - stride) else self.settle(x, t)
 
-    def _coefficients(self, slots: Slots, t: float, within: float) -> Coefficients:
-        stage = self.stage(within)
-        try:
-            at = stage.place(t, self.depth)
-            return coefficients(slots, stage.norm, at if self.alpha is None else replace(at, alpha=self.alpha(t)))
-        except (ArithmeticError, ValueError) as error:
-            raise NotFiniteError(f"a slot of scheme '{self.scheme.name}' has no finite value at time {t:g}") from error
 
-    def _total(self, x: Tokens, parts: list[Tensor], t: float) -> Tokens:
-        """The sublayers' velocities together."""
-        if len(parts) == 1:
-            return parts[0]
-        total = parts[0] + parts[1]
-        # Where one sublayer's norm brings the stream back to the sphere, what the other writes outwards is undone too.
-        return tangent(x, kept_part(total, self.stage(t).norm)) if self._on_sphere(t) else total
+def settled(updates: Sequence[Update], x: Tokens) -> Tokens:
+    """Tokens where the stream keeps them: on the sphere if any sublayer normalises it."""
+    return next((update.settle(x) for update in updates if update.stream is not None), x)
 
-    def _on_sphere(self, t: float) -> bool:
-        return any(slots.stream == "norm" for slots, _ in self._sublayers(t))
+
+def total_velocity(updates: Sequence[Update], x: Tokens, outputs: Sequence[Tensor]) -> Tokens:
+    """The sublayers' velocities together, for what each computed at x."""
+    first, *rest = (update.velocity(x, y) for update, y in zip(updates, outputs, strict=True))
+    if not rest:
+        return first
+    # Where one sublayer's norm brings the stream back to the sphere, what the other adds outwards is undone too.
+    sphere = next((update.stream for update in updates if isinstance(update.stream, SphereNorm)), None)
+    return first + rest[0] if sphere is None else sphere.tangent(x, first + rest[0])
 
 
 def check_schemes(schemes: Sequence[Scheme]) -> None:

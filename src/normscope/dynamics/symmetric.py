@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from normscope.dynamics.integrators import TABLEAUS, runge_kutta_step, time_grid
+from normscope.dynamics.integrators import METHODS, runge_kutta_step, time_grid
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.errors import InputError
@@ -122,7 +122,7 @@ class SymmetricFlow:
             def moving(u: float, y: State, within: float = within) -> State:
                 return math.exp(u) * self.derivative(math.expm1(u), y, within)
 
-            state = runge_kutta_step(moving, u, state, h, TABLEAUS["rk4"], moving(u, state))
+            state = runge_kutta_step(moving, u, state, h, METHODS["rk4"])
             if not np.isfinite(state).all():
                 raise FloatingPointError
         yield grid[-1], state

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from normscope.errors import InputError, did_you_mean
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
+from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.runs import fingerprint, fresh_path, plain_rows, resumable_path
 from normscope.schemes.files import scheme_values
@@ -45,6 +46,7 @@ class Experiment(BaseModel):
         resumable: whether an interrupted run continues from what it has saved.
         grows: whether its folder holds the work itself and grows with it, as that of a sweep does.
         variadic: the field that takes all positional arguments of the Python function and the command, if one does.
+        quantities: the curves and numbers of its tables by which runs are compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
@@ -54,6 +56,7 @@ class Experiment(BaseModel):
     resumable: ClassVar[bool] = False
     grows: ClassVar[bool] = False
     variadic: ClassVar[str] = ""
+    quantities: ClassVar[tuple[Quantity, ...]] = ()
 
     def __init__(self, **given: Any) -> None:
         try:
@@ -147,14 +150,9 @@ class Experiment(BaseModel):
         """Compute one part and save it beside ``folder``."""
         raise IndexError(f"no part {part}: {self.command} is one piece")
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """Digests of the files that the experiment reads and that its record only names."""
-        return {}
-
     def fits(self, configuration: Mapping[str, Any]) -> bool:
         """Whether a complete run of this record is still valid: its input files are the same now as they were then."""
-        return all(configuration.get(name) == value for name, value in self.inputs.items())
+        return True
 
     @property
     def shape(self) -> str:

@@ -1,19 +1,28 @@
 """Experiments on a model: the model, the sample that it reads, and how both are opened."""
 
 import hashlib
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import pandas as pd
 from pydantic import AfterValidator
 
-from normscope.experiments.experiment import Seeded
+from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
 from normscope.experiments.settings import setting, text_of
+from normscope.results.findings import Finding, most_important
+from normscope.results.sections import PageTable, Section
 
 if TYPE_CHECKING:
-    from normscope.measures.base import Subject
+    from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
+_HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
 
@@ -45,8 +54,18 @@ class OnModel(Seeded):
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
 
     @property
-    def inputs(self) -> dict[str, Any]:
-        """Digests of the model's files and of the text."""
+    def model_name(self) -> str:
+        """What the model is called: the name or path that it is opened by, or that of the model in memory."""
+        return self.model if isinstance(self.model, str) else str(getattr(self.model, "name", type(self.model).__name__))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The settings as plain values, with the model by its name."""
+        return {**super().record, "model": self.model_name}
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """What is behind the names of the model and the text; None for what is not a file here."""
         from normscope.models.open import model_digest
 
         content = text_of(self.text)
@@ -55,11 +74,15 @@ class OnModel(Seeded):
             "text_digest": None if content is None else hashlib.sha256(content.encode()).hexdigest(),
         }
 
+    def fits(self, configuration: Mapping[str, Any]) -> bool:
+        """Whether a run was of the model and the text that are there now, not of others under the same names."""
+        return all(configuration.get(name) == value for name, value in self.digests.items())
+
     def open(self, progress: Progress = SILENT) -> "Model":
         """The model, on the device of the experiment."""
         from normscope.models import open_model
 
-        progress(f"opening {getattr(self.model, 'name', self.model)}"[:60], 0, 1)
+        progress.stage(f"opening {self.model_name}", 1)
         return open_model(self.model, self.device)
 
     def subject(self, progress: Progress = SILENT) -> "Subject":
@@ -71,3 +94,58 @@ class OnModel(Seeded):
         model = self.open(progress)
         sample = chosen_sample(model, content, self.tokens, self.examples, self.seed, self.bundled_tokens)
         return Subject(model, sample, self.seed)
+
+    def measured_result(
+        self,
+        subject: "Subject",
+        measures: "Sequence[Measure]",
+        tables: dict[str, pd.DataFrame],
+        started: datetime,
+        settings: Mapping[str, Any],
+    ) -> Result:
+        """The result of measures of a subject: their tables, findings, and what ``run.json`` reports of both."""
+        about = subject.about
+        cards = findings_of(measures, tables, about)
+        found = pd.DataFrame([finding.record for finding in cards], columns=list(Finding("").record))
+        text = None if self.text is None else str(self.text)
+        return Result(
+            type(self),
+            {**about, **settings, "text": text, **self.digests},
+            {"findings": found, **tables},
+            f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
+            self.seed,
+            self.device,
+            started=started,
+        )
+
+
+def findings_of(measures: "Iterable[Measure]", tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> list[Finding]:
+    """The findings of all measures: cards first, the most important first, then those that are only listed."""
+    findings = [finding for measure in measures for finding in measure.findings(tables, about)]
+    cards = most_important(findings, len(findings))
+    return [*cards, *(finding for finding in findings if not finding.title)]
+
+
+def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[Section]:
+    """The section of every measure that has something to show, with its findings."""
+    for measure in measures:
+        section = measure.section(result.tables, result.summary)
+        if section is not None:
+            findings = tuple(measure.findings(result.tables, result.configuration))
+            yield replace(section, findings=findings)
+
+
+def layer_table(measures: "Iterable[Measure]", result: Result) -> PageTable:
+    """What measures report of every layer; the last row is the residual stream after the last layer."""
+    columns = {heading: cells for measure in measures for heading, cells in measure.columns(result.tables).items() if cells}
+    depth = result.configuration["layers"]
+    rows = tuple(
+        (str(layer) if layer < depth else "output", *(cells.get(layer, "–") for cells in columns.values()))
+        for layer in sorted({layer for cells in columns.values() for layer in cells})
+    )
+    return PageTable("", ("layer", *(textwrap.fill(heading, _HEADING) for heading in columns)), rows)
+
+
+def measure_outcome(measures: "Iterable[Measure]", result: Result) -> Outcome:
+    """The totals of all measures."""
+    return Outcome({name: value for measure in measures for name, value in measure.totals(result.tables).items()})

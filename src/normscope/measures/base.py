@@ -1,5 +1,6 @@
 """A measure: what it needs of a model, the tables it makes, and the findings and figures that follow from them."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from normscope.results.sections import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from normscope.models import AttentionStep, Model, Sample
+    from normscope.models import AttentionStep, Model, Sample, SublayerStep
 
 Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
@@ -47,20 +48,31 @@ class Subject:
             "model": model.name,
             "checksum": model.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
-            "summary": model.summary,
+            "description": model.summary,
             "layers": model.layers,
             "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "head_dim": model.head_dim,
             "normalised_heads": model.normalised_heads,
             "dim": model.dim,
             "rows": sample.tokens.shape[0],
-            "tokens": int(sample.present.sum()),
+            "tokens": int(sample.attention_mask.sum()),
             "sentence": self.sentence,
         }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What tables may depend on besides the model, as plain values: ``sample``, ``sentence``, ``seed``."""
+        digest, sample = hashlib.sha256(), self.sample
+        for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions):
+            digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
+        read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
+        return {"sample": read, "sentence": self.sentence, "seed": self.seed}
 
     @cached_property
     def counted(self) -> "Tensor":
         """Tokens (rows, tokens) that means are taken over: all but padding and the first of every row, the attention sink."""
-        counted = self.sample.present.clone()
+        counted = self.sample.attention_mask.clone()
         counted[:, 0] = False
         return counted
 
@@ -87,6 +99,11 @@ class LayerAttention:
         """Attention weights (rows, heads, queries, keys); observers must not change them."""
         return self.step.soften(self.raw_scores)
 
+    @cached_property
+    def largest(self) -> "Tensor":
+        """The largest weight of every attention row (rows, heads, queries)."""
+        return self.weights.amax(-1)
+
 
 class PassObserver:
     """Receives what a clean forward pass shows and makes tables of it; a subclass overrides the methods that it needs."""
@@ -94,8 +111,8 @@ class PassObserver:
     def attention(self, attention: LayerAttention) -> None:
         """The attention of a layer."""
 
-    def sublayer(self, step: Any) -> None:
-        """A sublayer: the states before it, what it computed, its update, and the states after it (``SublayerStep``)."""
+    def sublayer(self, step: "SublayerStep") -> None:
+        """A sublayer: the states before it, what it computed, its update, and the states after it."""
 
     def state(self, layer: int, x: "Tensor") -> None:
         """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
@@ -118,6 +135,7 @@ class Quantity:
         value: the number of one line of the curve.
         unit: written after the number.
         ratio: whether values are compared by their ratio, not their difference.
+        fact: what the number is called among the key figures of an audit; empty to leave it out.
     """
 
     name: str
@@ -131,6 +149,7 @@ class Quantity:
     value: Callable[[pd.DataFrame], float]
     unit: str = ""
     ratio: bool = True
+    fact: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,14 @@ class Measure(ABC):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Text and figures; None where the tables have nothing to show."""
 
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """Columns of the table by layer that a terminal shows: heading → layer → cell."""
+        return {}
+
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Plain numbers of the whole model by name, for the table of a sweep."""
+        return {}
+
     def missing(self, subject: Subject) -> str:
         """Why the subject cannot be measured, or an empty text."""
         lacking = sorted(self.needs - subject.model.offers)
@@ -196,47 +223,63 @@ class Measure(ABC):
 
 def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
     """One clean forward pass of the sample; ``advance`` takes how many layers are done."""
-    attending, standing = (_overriding(observers, name) for name in ("attention", "state"))
+    from normscope.models import Observer
 
-    def attend(step: "AttentionStep") -> None:
-        attention = LayerAttention(step)
-        for observer in attending:
-            observer.attention(attention)
+    on_attention, on_sublayer, on_state = (_overriding(observers, name) for name in ("attention", "sublayer", "state"))
 
-    def stand(layer: int, x: "Tensor") -> None:
-        for observer in standing:
+    def attention(step: "AttentionStep") -> None:
+        shared = LayerAttention(step)
+        for observer in on_attention:
+            observer.attention(shared)
+
+    def sublayer(step: "SublayerStep") -> None:
+        for observer in on_sublayer:
+            observer.sublayer(step)
+
+    def state(layer: int, x: "Tensor") -> None:
+        for observer in on_state:
             observer.state(layer, x)
         advance(layer)
 
-    subject.model.forward(subject.sample, attend if attending else None, stand)
+    subject.model.forward(
+        subject.sample, Observer(attention if on_attention else None, sublayer if on_sublayer else None, state)
+    )
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:
     return [observer for observer in observers if getattr(type(observer), method) is not getattr(PassObserver, method)]
 
 
-def measure_all(
+def measured(
     subject: Subject, measures: Sequence[Measure], progress: Stages = lambda stage, done, total: None
-) -> dict[str, Tables]:
-    """The tables of every measure by its name: one forward pass for all that observe one, then the others.
+) -> Iterator[tuple[Measure, Tables]]:
+    """Every measure with its tables, as they are complete: one forward pass for all that observe one, then the others.
 
     ``progress`` takes a stage, how many layers are done, and how many there are.
     """
     layers = subject.model.layers
-    observers = {measure.name: measure.observer(subject) for measure in measures}
-    watching = [observer for observer in observers.values() if observer is not None]
+    observers = [(measure, measure.observer(subject)) for measure in measures]
+    watching = [(measure, observer) for measure, observer in observers if observer is not None]
     if watching:
         progress(PASS, 0, layers)
-        observe_pass(subject, watching, lambda done: progress(PASS, done, layers))
-    tables = {}
-    for measure in measures:
-        observer, title = observers[measure.name], measure.title
-        if observer is not None:
-            tables[measure.name] = observer.tables()
-        else:
-            progress(title, 0, layers)
-            tables[measure.name] = measure.measure(subject, lambda done, title=title: progress(title, done, layers))  # type: ignore[misc]
-    return tables
+        observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
+    for measure, observer in watching:
+        yield measure, observer.tables()
+    for measure in (measure for measure, observer in observers if observer is None):
+        progress(measure.title, 0, layers)
+        yield measure, measure.measure(subject, _of_layers(progress, measure.title, layers))
+
+
+def _of_layers(progress: Stages, stage: str, layers: int) -> Advance:
+    return lambda done: progress(stage, done, layers)
+
+
+def measure_all(
+    subject: Subject, measures: Sequence[Measure], progress: Stages = lambda stage, done, total: None
+) -> dict[str, Tables]:
+    """The tables of every measure by its name, in the given order; see ``measured``."""
+    tables = {measure.name: found for measure, found in measured(subject, measures, progress)}
+    return {measure.name: tables[measure.name] for measure in measures}
 
 
 def joined(tables: Iterable[Tables]) -> Tables:
@@ -269,6 +312,7 @@ __all__ = [
     "Tables",
     "joined",
     "measure_all",
+    "measured",
     "observe_pass",
     "quantities_of",
 ]

@@ -4,7 +4,7 @@ from importlib.resources import files
 
 from normscope.errors import InputError
 from normscope.models import Model, Sample
-from normscope.models.own import NormscopeModel
+from normscope.models.normscope_model import NormscopeModel
 
 SAMPLE_TOKENS = 512
 

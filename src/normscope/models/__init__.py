@@ -1,6 +1,19 @@
-"""Models that people have, of the transformers library and our own, behind one ``Model``."""
+"""Models that people have, of the ``transformers`` library and normscope's, behind one ``Model``."""
 
+from normscope.models.capture import Captured
+from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample, SublayerStep
 from normscope.models.open import open_model
-from normscope.models.view import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample
 
-__all__ = ["NOTHING", "AttentionStep", "BlockNorm", "HeadProjections", "Model", "Observer", "Sample", "open_model"]
+__all__ = [
+    "NOTHING",
+    "AttentionStep",
+    "BlockNorm",
+    "Captured",
+    "HeadProjections",
+    "Model",
+    "Observer",
+    "Sample",
+    "SublayerStep",
+    "open_model",
+]

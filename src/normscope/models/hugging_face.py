@@ -2,9 +2,10 @@
 
 import inspect
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor, nn
 
 from normscope.core.norms import NORMS
 from normscope.errors import InputError
+from normscope.models.attention_interface import AttentionCall, observable, observing
 from normscope.models.checksum import checksum, tensors_of
-from normscope.models.hooks import before, given_states, watch_states
-from normscope.models.interface import IMPLEMENTATION, attend_plainly, looked_at_by, register
+from normscope.models.describe import scheme_text
+from normscope.models.hooks import after, before, first_output, given_states, on_entering, on_leaving
 from normscope.models.layouts import messages_matrix, projections_of
-from normscope.models.placement import placement_of, scheme_of
+from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.placement import Placement, placement_of, scheme_of
 from normscope.models.probe import Probe, run
-from normscope.models.view import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, Watcher
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -32,15 +35,15 @@ class HuggingFaceModel(Model):
 
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
-            raise InputError(f"'{name}' is an encoder-decoder: two streams, which a view does not tell apart")
+            raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
         if not hasattr(model.config.get_text_config(), "vocab_size"):
-            raise InputError(f"'{name}' ({type(model).__name__}) reads no tokens: only language models can be looked into")
-        register()
-        self.name, self.model, self.tokenizer = name, model.eval().requires_grad_(False), tokenizer
-        self.model.set_attn_implementation(IMPLEMENTATION)
-        probe = Probe(model)
+            raise InputError(f"unsupported architecture: '{name}' ({type(model).__name__}) is not a language model")
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        with observable(model):
+            probe = Probe(model)
         self.attentions, self.blocks, self.placements = probe.attentions, probe.blocks, list(map(placement_of, probe.records))
-        self.layers, self.heads, self.head, self.dim = len(self.blocks), probe.heads, probe.head, probe.dim
+        self.layers, self.heads, self.kv_heads = len(self.blocks), probe.heads, probe.kv_heads
+        self.head_dim, self.dim = probe.head_dim, probe.dim
         self.causal, self._outside = probe.causal, probe.outside
         self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
         config = model.config.get_text_config()
@@ -50,7 +53,8 @@ class HuggingFaceModel(Model):
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(model.get_input_embeddings())
         self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
-        self.scheme, self.scheme_note = self._name_scheme()
+        self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
+        self.scheme, self.scheme_note = self._common_scheme()
 
     @property
     def device(self) -> torch.device:
@@ -65,19 +69,51 @@ class HuggingFaceModel(Model):
         config = {**self.model.config.to_dict(), "_name_or_path": ""}
         return checksum(f"{config} {words}", tensors_of(self.model))
 
-    @torch.no_grad()
-    def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
-        """Logits, or the last states of a model that predicts nothing."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of its weights."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """The number of its parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def _run(self, sample: Sample, observer: Observer) -> Tensor:
+        """The forward pass of the library, with hooks for the observer."""
         with ExitStack() as stack:
-            if watch is not None:
-                watch_states(stack, self.blocks, watch)
-            if observe is not None:
-                onlooker = _Observed(self, observe)
-                for block, attention in zip(self.blocks, self.attentions, strict=True):
-                    before(stack, block, onlooker.entering)
-                    before(stack, attention, onlooker.reading)
-                stack.enter_context(looked_at_by(onlooker))
-            return run(self.model, sample.tokens, sample.present)
+            if observer.state is not None:
+                on_entering(stack, self.blocks, observer.state)
+            if observer.sublayer is not None:
+                _SublayerHooks(self, observer.sublayer).install(stack)
+            if observer.attention is not None:
+                _AttentionHooks(self, observer.attention).install(stack)
+            if observer.state is not None:
+                on_leaving(stack, self.blocks, observer.state)
+            stack.enter_context(observable(self.model))
+            return run(self.model, sample.tokens, sample.attention_mask)
+
+    def step(self, layer: int, sublayer: str) -> Tensor | None:
+        """The branch scale that fits the observed states."""
+        branch = self.placements[layer].branches.get(sublayer)
+        return None if branch is None else branch.scales.step
+
+    def carry(self, layer: int, sublayer: str) -> Tensor | None:
+        """The residual scale that fits the observed states."""
+        branch = self.placements[layer].branches.get(sublayer)
+        return None if branch is None else branch.scales.carry
+
+    def _missing(self, name: str, layer: int) -> str:
+        """Why a layer has no value of this name."""
+        placement = self.placements[layer]
+        if name not in ("resid_mid", "attn_out", "mlp_out"):
+            return ""
+        if name == "resid_mid" and placement.parallel:
+            return "attention and feed-forward layer are parallel, with no state between them"
+        if name == "resid_mid" and not placement.unclear and placement.branches["attention"].reader is None:
+            return "no module reads the states between attention and feed-forward layer"
+        return placement.unclear
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
@@ -89,31 +125,32 @@ class HuggingFaceModel(Model):
         return replace(found, W_Q=factor * found.W_Q, b_Q=factor * found.b_Q) if abs(factor - 1) > _NOT_ONE else found
 
     def output_projection(self, layer: int) -> nn.Module:
-        """The module that turns a layer's mixed values into its update."""
+        """The module of W_O."""
         out = self.placements[layer].output_projection
         if out is None:
-            raise InputError(f"what attention mixes in layer {layer} of '{self.name}' goes into no matrix product")
+            raise InputError(f"unsupported architecture: the mixed values of layer {layer} enter no matrix product")
         return out
 
     def attentions_head(self, layer: int) -> int:
         """The width of a layer's heads, which may differ from layer to layer."""
-        return int(getattr(self.attentions[layer], "head_dim", None) or self.head)
+        return int(getattr(self.attentions[layer], "head_dim", None) or self.head_dim)
 
+    @torch.no_grad()
     def heads_of(
         self,
         layer: int,
-        read: Float[Tensor, "rows tokens dim"],
+        x: Float[Tensor, "rows tokens dim"],
         rotation: tuple[Tensor, Tensor] | None = None,
         letters: str = "qkv",
     ) -> tuple[Tensor, ...]:
-        """Q, k and v of what a layer reads: product, bias, norm, rotation."""
+        """Q, k and v of the input of a layer's attention: product, bias, norm, rotation."""
         weights, norms = self.projections(layer), self.placements[layer].head_norms
-        read = read[:, None]
+        x = x[:, None]
         parts = {"q": (weights.W_Q, weights.b_Q), "k": (weights.W_K, weights.b_K), "v": (weights.W_V, weights.b_V)}
         made = {}
         for letter in letters:
             W, b = parts[letter]
-            made[letter] = _normalise_heads(norms.get(letter), read @ W + b[:, None], weights.shared if letter in "kv" else 1)
+            made[letter] = _normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
         if rotation is not None and set(letters) & set("qk"):
             either = made["q"] if "q" in made else made["k"]
             q, k = _rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
@@ -121,29 +158,29 @@ class HuggingFaceModel(Model):
         return tuple(made[letter] for letter in letters)
 
     def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
-        """The rotation that a layer applies, from a run of as many tokens as the last position needs; None if it has none."""
+        """The rotation that a layer applies, from a forward pass up to the last position; None if it has none."""
         if self.position_kind != "rotary":
             return None
         tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=self.device)
 
         def keep(step: AttentionStep) -> None:
             if step.layer == layer:
-                raise _SeenError(step)
+                raise _ReachedError(step)
 
         try:
-            self.forward(Sample(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)), keep)
-        except _SeenError as seen:
-            step = seen.step
+            self.forward(Sample.of(tokens), Observer(attention=keep))
+        except _ReachedError as reached:
+            step = reached.step
         if step.rotation is None or not self._applies(step):
             return None
         cos, sin = step.rotation
         return cos[:, positions], sin[:, positions]
 
     def _applies(self, step: AttentionStep) -> bool:
-        """Whether a layer turns its queries by the rotation that it is handed: some layers do not."""
+        """Whether a layer rotates its queries as told by its arguments: some layers do not."""
         errors = []
         for rotation in (None, step.rotation):
-            (q,) = self.heads_of(step.layer, step.read, rotation, "q")
+            (q,) = self.heads_of(step.layer, step.input, rotation, "q")
             errors.append(float((q - step.q).norm()))
         return errors[1] <= errors[0]
 
@@ -162,8 +199,7 @@ class HuggingFaceModel(Model):
         """All norms, the final one last."""
         found = []
         for layer, placement in enumerate(self.placements):
-            for place, module in placement.norms.items():
-                sublayer, _, slot = place.partition(".")
+            for (sublayer, slot), module in placement.norms.items():
                 found.append(_norm_view(module, self.dim, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = _width(module) or self.attentions_head(layer)
@@ -171,8 +207,9 @@ class HuggingFaceModel(Model):
         return found + [_norm_view(module, self.dim, slot, None, "") for slot, module in self._outside.items()]
 
     @property
+    @torch.no_grad()
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
-        """What each token is as it enters: some families scale what the table gives, some add the type of the first segment."""
+        """The table of token embeddings, scaled as the model scales it, plus the type of the first segment if there is one."""
         module = self.model.get_input_embeddings()
         rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
@@ -199,19 +236,24 @@ class HuggingFaceModel(Model):
         """Whether there is an output layer."""
         return self.model.get_output_embeddings() is not None
 
-    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
-        """The tokens of a text, or its first ``size``; an encoder has some of them masked, to be predicted."""
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text, special tokens included."""
         if self.tokenizer is None:
-            raise InputError(f"'{self.name}' has no tokenizer beside it: a text cannot be read")
+            return super().encode(text)
+        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        return ids
+
+    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
+        """The first ``size`` tokens of a text; for an encoder some of them are masked, to be predicted."""
         device = self.device
-        tokens = torch.tensor([self.tokenizer(text or "", verbose=False)["input_ids"]], device=device).long()[:, :size]
+        tokens = torch.tensor([self.encode(text or "")], device=device).long()[:, :size]
         count = tokens.shape[1]
         if count < _FEWEST:
             raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
         if self.context is not None and count > self.context:
             raise InputError(
                 f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
-                f"shorten it, or take its first tokens where there is --tokens {self.context}"
+                f"shorten it, or give its first tokens only (tokens={self.context})"
             )
         targets = torch.full_like(tokens, NOTHING)
         if self.causal:
@@ -239,7 +281,7 @@ class HuggingFaceModel(Model):
         return found[0] if known else None
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
-        """The tokens in front of and behind one that follows a text, with the tokenizer's own at beginnings and ends."""
+        """The token ids before and after one that follows a text, special tokens included."""
         if self.tokenizer is None:
             return super().frame(text)
         whole, bare = (
@@ -249,58 +291,113 @@ class HuggingFaceModel(Model):
         end = next(ends, len(whole))
         return whole[:end], whole[end:]
 
-    def _name_scheme(self) -> tuple[Scheme | None, str]:
-        """The scheme of all layers, and what else there is to say."""
+    def _norm_kind(self, placement: Placement) -> str:
+        """The kind of a layer's norms."""
+        module = next(iter([*placement.norms.values(), *placement.head_norms.values()]), None)
+        return "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
+
+    def _common_scheme(self) -> tuple[Scheme | None, str]:
+        """The scheme of all layers, and remarks on it."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
         if unclear:
             return None, unclear
         first, notes = self.placements[0], []
-        if any((p.attention, p.feedforward) != (first.attention, first.feedforward) for p in self.placements):
-            return None, "the layers do not all place their norms alike"
+        if any(scheme != self.schemes[0] for scheme in self.schemes):
+            return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.parallel:
-            notes.append("attention and feed-forward layer read the same states, side by side")
+            notes.append("attention and feed-forward layer are parallel: both read the same states")
         if any(_width(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
-        module = next(iter((first.norms | first.head_norms).values()), None)
-        kind = "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
-        return scheme_of(first, kind), "; ".join(notes)
+        return self.schemes[0], "; ".join(notes)
 
 
-class _SeenError(Exception):
-    """Ends a forward pass whose one step of interest has been seen."""
+class _ReachedError(Exception):
+    """Ends a forward pass at the layer of interest."""
 
     def __init__(self, step: AttentionStep) -> None:
         super().__init__()
         self.step = step
 
 
-class _Observed:
-    """Hands every layer's attention to an observer, with what the layer has read."""
+class _AttentionHooks:
+    """Passes the attention of every layer to an observer."""
 
-    def __init__(self, view: HuggingFaceModel, observe: Observer) -> None:
-        self.view, self.observe = view, observe
-        self.layers = {id(module): layer for layer, module in enumerate(view.attentions)}
-        self.stream = self.read = torch.empty(0)
+    def __init__(self, model: HuggingFaceModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
+        self.model, self.observe = model, observe
+        self.layers = {id(module): layer for layer, module in enumerate(model.attentions)}
+        self.stream = self.input = torch.empty(0)
         self.rotation: tuple[Tensor, Tensor] | None = None
 
-    def entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The states that come into a block."""
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: observe blocks and their attention."""
+        for block, attention in zip(self.model.blocks, self.model.attentions, strict=True):
+            before(stack, block, self._on_block)
+            before(stack, attention, self._on_attention)
+        stack.enter_context(observing(self._attend))
+
+    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.stream = given_states(args, kwargs)
 
-    def reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What attention reads."""
-        self.read, self.rotation = given_states(args, kwargs), kwargs.get("position_embeddings")
+    def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.input, self.rotation = given_states(args, kwargs), kwargs.get("position_embeddings")
 
-    def attend(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None
-    ) -> Tensor:
-        """What the observer makes of it, or the mixed values as they are."""
-        layer = self.layers[id(module)]
-        W_O = messages_matrix(self.view.output_projection(layer), self.view.heads)
-        step = AttentionStep(layer, self.stream, self.read, q, k, v, scale, seen, W_O, softcap, self.rotation)
-        mixed = self.observe(step)
-        return attend_plainly(q, k, v, seen, scale, softcap) if mixed is None else mixed
+    def _attend(self, call: AttentionCall) -> Tensor:
+        """The mixed values that the observer returns, or those of the model."""
+        layer = self.layers[id(call.module)]
+        W_O = messages_matrix(self.model.output_projection(layer), self.model.heads)
+        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
+        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
+        return call.mixed() if mixed is None else mixed
+
+
+class _SublayerHooks:
+    """Passes states and updates inside every block to an observer, when the block ends."""
+
+    def __init__(self, model: HuggingFaceModel, observe: Callable[[SublayerStep], None]) -> None:
+        self.model, self.observe = model, observe
+        self.values: dict[str, Tensor] = {}
+
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: observe the blocks whose branches are identified."""
+        for layer, (block, placement) in enumerate(zip(self.model.blocks, self.model.placements, strict=True)):
+            if placement.unclear:
+                continue
+            before(stack, block, self._on_block)
+            for name, branch in placement.branches.items():
+                after(stack, branch.result, partial(self._on_output, f"{name} output", ""))
+                if "output" in branch.norms:
+                    after(stack, branch.norms["output"], partial(self._on_output, f"{name} normalised", f"{name} output"))
+                if branch.reader is not None:
+                    before(stack, branch.reader, partial(self._on_input, f"{name} after", f"{name} output"))
+            after(stack, block, partial(self._on_end, layer, placement))
+
+    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.values = {"before": given_states(args, kwargs).clone()}
+
+    def _on_output(self, key: str, needs: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._keep(key, needs, first_output(output))
+
+    def _on_input(self, key: str, needs: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(key, needs, given_states(args, kwargs))
+
+    def _keep(self, key: str, needs: str, x: Tensor) -> None:
+        """The first value after another one; a copy, since a model may change its states in place."""
+        if key not in self.values and (not needs or needs in self.values):
+            self.values[key] = x.reshape_as(self.values["before"]).clone()
+
+    def _on_end(self, layer: int, placement: Placement, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        values, self.values = self.values, {}
+        states, left = values["before"], first_output(output)
+        for name in SUBLAYERS:
+            scales, result = placement.branches[name].scales, values[f"{name} output"]
+            update = scales.step * values.get(f"{name} normalised", result)
+            end = left.clone() if name == "feedforward" and not placement.parallel else None
+            step = SublayerStep(
+                layer, name, states, result, update, values.get(f"{name} after", end), scales.step, scales.carry
+            )
+            self.observe(step)
+            states = states if step.after is None else step.after
 
 
 def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> BlockNorm:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models.view import HeadProjections
+from normscope.models.model import HeadProjections
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 _BY_PART = ("c_attn", "qkv_proj", "Wqkv")  # all of q, then all of k, then all of v
@@ -52,7 +52,7 @@ def _query_key_value(attention: nn.Module, heads: int, head: int) -> list[tuple[
             by_head = W.reshape(len(W), heads, 3, head), b.reshape(heads, 3, head)
             return [(by_head[0][:, :, i].flatten(1), by_head[1][:, i].flatten()) for i in range(3)]
     children = ", ".join(name for name, _ in attention.named_children())
-    raise InputError(f"the matrices of {type(attention).__name__} ({children}) lie in a way that is not understood here")
+    raise InputError(f"the matrices of {type(attention).__name__} ({children}) lie in a way that is not supported")
 
 
 def product(module: Any) -> tuple[Tensor, Tensor]:

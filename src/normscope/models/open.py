@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
-from normscope.models.view import Model
+from normscope.models.model import Model
 from normscope.transformer import load_model
 from normscope.transformer.files import model_folder
 
@@ -41,7 +41,7 @@ def open_model(name: str | Path, device: torch.device | str = "cpu") -> Model:
     """
     text, path = str(name), check_model(name)
     if text.startswith(_OWN) or _is_own(path):
-        from normscope.models.own import NormscopeModel
+        from normscope.models.normscope_model import NormscopeModel
 
         return NormscopeModel(text, load_model(name, device))
     if path.is_file():
@@ -144,7 +144,7 @@ def _from_library(name: str, where: str | Path, device: torch.device | str, **fi
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     try:
         with _quietly():
-            return HuggingFaceModel(name, model.to(device), tokenizer)
+            return HuggingFaceModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
     except InputError:
         raise
     except Exception as error:  # a make that nobody thought of breaks in its own way

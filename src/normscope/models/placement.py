@@ -1,31 +1,34 @@
-"""Where a block normalises, found by watching it run: whose output is whose input.
+"""Where a block normalises and what it adds to the stream, identified from one forward pass: whose output is whose input.
 
-One forward pass of a few tokens records what every leaf module of a block read and wrote. A norm that reads the block's input
-and writes what attention reads is an input norm; one that reads what attention wrote is an output norm; one that reads their
-sum, and is what the stream goes on with, is a norm of the stream. Names tell only which modules are norms, and whose.
+A forward pass of a few tokens records input and output of every module of a block. A norm of the block's input whose output is
+the input of attention is an input norm; a norm of attention's output is an output norm; a norm of their sum that the stream
+continues with is a stream norm. Branch and residual scale are fitted: after = carry·before + step·update. Class names decide
+only which modules are norms, and attribute names which of them are norms of q, k and v.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 
 _HEAD_NORM = re.compile(r"(q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
 _NEAR = 1e-4
-_SMALLEST_STEP = 1e-3
+_SMALLEST = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module: what it read and what it wrote."""
+    """One call of a module: its input, its output, and how many calls in the block had ended when it began."""
 
     name: str
     module: nn.Module
     read: Tensor
     wrote: Tensor
+    began: int = 0
 
     @property
     def is_norm(self) -> bool:
@@ -41,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """A block's run: its input and output, what attention read and mixed, and every call of its leaves and parts in order.
+    """The forward pass of a block: its input and output, the input and mixed values of attention, and every call in order.
 
     ``attended`` is the number of calls before attention mixed its values.
     """
@@ -53,77 +56,156 @@ class BlockRecord:
     calls: Sequence[Call]
     attended: int
 
+    @property
+    def reached(self) -> list[Tensor]:
+        """The states after attention that are visible: what modules read, and the block's output."""
+        visible = [*(c.read for c in self.calls if c.began >= self.attended), self.left]
+        return [x.reshape_as(self.entered) for x in visible if x.numel() == self.entered.numel()]
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The fitted branch and residual scale of a sublayer, each a number or one for each channel."""
+
+    step: Tensor
+    carry: Tensor
+
+    def __call__(self, states: Tensor, update: Tensor) -> Tensor:
+        """carry·states + step·update."""
+        return self.carry * states + self.step * update
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A sublayer in the modules of its block.
+
+    Attributes:
+        norms: by slot, ``input``, ``output`` and ``stream``.
+        result: the module whose output is that of the sublayer, before any output norm.
+        scales: of its update and of the residual.
+        reader: the first module that reads the states after the sublayer; None if the block returns them, or adds the updates
+            of both sublayers at once.
+    """
+
+    norms: dict[str, nn.Module]
+    result: nn.Module
+    scales: Scales
+    reader: nn.Module | None = None
+
+    def slots(self, heads: str = "none") -> Slots:
+        """Which slots are filled."""
+        norms = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "output", "stream")}
+        if self.scales.step.ndim or self.scales.carry.ndim:
+            lerp = bool(self.scales.carry.ndim) and _same(self.scales.carry, 1 - self.scales.step)
+            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else _rounded(self.scales.carry.mean()), **norms)
+        return Slots(heads=heads, step=_rounded(self.scales.step), carry=_rounded(self.scales.carry), **norms)
+
 
 @dataclass(frozen=True)
 class Placement:
-    """The slots of a block, which norm fills which, and what else was seen.
+    """The slots of a block, which module fills which, and what else was observed.
 
     Attributes:
-        norms: by slot, ``attention.input`` and so on.
-        head_norms: by letter.
+        branches: attention and feed-forward layer by name; empty if they could not be identified.
+        head_norms: norms of q, k and v by letter.
+        output_projection: the matrix W_O.
         parallel: whether attention and feed-forward layer read the same states.
         note: what the block does besides.
-        unclear: why the slots could not be told; empty if they could.
+        unclear: why the branches could not be identified; empty if they were.
     """
 
-    attention: Slots
-    feedforward: Slots
-    norms: dict[str, nn.Module]
+    branches: dict[str, Branch]
     head_norms: dict[str, nn.Module]
     output_projection: nn.Module | None
     parallel: bool = False
     note: str = ""
     unclear: str = ""
 
+    @property
+    def letters(self) -> str:
+        """Which of q, k and v are normalised."""
+        return "".join(letter for letter in "qkv" if letter in self.head_norms) or "none"
+
+    @property
+    def norms(self) -> dict[tuple[str, str], nn.Module]:
+        """Norms of the stream by sublayer and slot."""
+        return {(name, slot): norm for name, branch in self.branches.items() for slot, norm in branch.norms.items()}
+
 
 def placement_of(block: BlockRecord) -> Placement:
     """The slots of a block."""
     heads = _head_norms(block)
-    letters = "".join(letter for letter in "qkv" if letter in heads) or "none"
     out = next((c for c in block.calls[block.attended :] if c.is_product and _same(c.read, block.mixed)), None)
     if out is None:
-        return _unclear("what attention mixes goes into no matrix product", letters, heads)
+        return Placement({}, heads, None, unclear="the mixed values of attention enter no matrix product")
     x, after = block.entered, [c for c in block.calls[block.calls.index(out) + 1 :] if c.is_product]
     if not after:
-        return _unclear("no feed-forward layer follows attention in its block", letters, heads, out.module)
-
+        return Placement({}, heads, out.module, unclear="no feed-forward layer follows attention in its block")
     read = _through(block, x, block.read)
     if read is None:
-        return _unclear("attention reads neither the block's input nor a norm of it", letters, heads, out.module)
-    written, output = _written(block, out.wrote)
-    step = _step(x, written.reshape_as(x), [*(c.read for c in block.calls if c.is_norm), block.left])
-    total = x + step * written.reshape_as(x)
-    sequential = _norm_of(block, total)
-    for settled, stream in [(total, None)] + ([(sequential.wrote, sequential)] if sequential else []):
-        for last in _outputs(block, after):
-            wrote, feed_output = _written(block, last)
-            if wrote.numel() != x.numel():
+        return Placement({}, heads, out.module, unclear="attention reads neither the block's input nor a norm of it")
+    update, output = _updated(block, out.wrote)
+    scales = _scales(x, update, block.reached)
+    for settled, stream in _settled(block, scales(x, update.reshape_as(x))):
+        for last in _results(block, after):
+            found = _feedforward(block, settled, last, stream is not None)
+            if found is None:
                 continue
-            wrote = wrote.reshape_as(x)
-            feed_step = _step(settled, wrote, [*(c.read for c in block.calls if c.is_norm), block.left])
-            end, ends = settled + feed_step * wrote, None
-            if stream is not None:
-                ends = _norm_of(block, end)
-                end = end if ends is None else ends.wrote
-            note = _goes_on(block, end)
-            if (stream is None) != (ends is None) or note is None:
-                continue
+            feed, note = found
             for start, parallel in ((settled, False), (x, True)):
                 feed_read = _through(block, start, after[0].read)
-                if feed_read is None:
-                    continue
-                found = {"attention.input": read, "attention.output": output, "attention.stream": stream}
-                found |= {"feedforward.input": feed_read, "feedforward.output": feed_output}
-                found |= {"feedforward.stream": ends}
-                norms = {slot: call.module for slot, call in found.items() if isinstance(call, Call)}
-                attention = _slots("attention", norms, step, letters)
-                return Placement(attention, _slots("feedforward", norms, feed_step), norms, heads, out.module, parallel, note)
-    return _unclear("the block's output is not the sum of its input and what its sublayers write", letters, heads, out.module)
+                if feed_read is not None:
+                    norms = _modules(input=read, output=output, stream=stream)
+                    attention = Branch(norms, out.module, scales, None if parallel else _reader(block, settled))
+                    feed = replace(feed, norms=_modules(input=feed_read) | feed.norms)
+                    return Placement({"attention": attention, "feedforward": feed}, heads, out.module, parallel, note)
+    unclear = "the block's output is not a sum of its input and the updates of its sublayers"
+    return Placement({}, heads, out.module, unclear=unclear)
 
 
-def scheme_of(placement: Placement, kind: str) -> Scheme:
-    """The named scheme with these slots, or one of no name; ``kind`` is its norm."""
-    attention, feedforward = placement.attention, placement.feedforward
+def _settled(block: BlockRecord, total: Tensor) -> Iterator[tuple[Tensor, Call | None]]:
+    """The states after attention, without and with a norm of the stream."""
+    yield total, None
+    norm = _norm_of(block, total)
+    if norm is not None:
+        yield norm.wrote, norm
+
+
+def _feedforward(block: BlockRecord, settled: Tensor, last: Call, normalised: bool) -> tuple[Branch, str] | None:
+    """The feed-forward branch that ends with a call, and a note; None if the block does not continue with its sum."""
+    update, output = _updated(block, last.wrote)
+    if update.numel() != settled.numel():
+        return None
+    update = update.reshape_as(settled)
+    scales = _scales(settled, update, block.reached)
+    total, norm = scales(settled, update), None
+    if normalised:
+        norm = _norm_of(block, total)
+        if norm is None:
+            return None
+    end = total if norm is None else norm.wrote
+    norms = _modules(output=output, stream=norm)
+    factor = float((block.left * end).sum() / end.square().sum())
+    if _same(block.left, factor * end):
+        note = "" if abs(factor - 1) < _SMALLEST else f"every block multiplies its output by {factor:.4g}"
+        return Branch(norms, last.module, scales), note
+    if any(c.is_product and _same(c.read, end) for c in block.calls):
+        return Branch(norms, last.module, scales, _reader(block, end)), "a further sublayer follows the feed-forward layer"
+    return None
+
+
+def scheme_of(placement: Placement, kind: str) -> Scheme | None:
+    """The named scheme with these slots, or one without a name; ``kind`` is its norm. None if the slots are unknown."""
+    if placement.unclear:
+        return None
+    attention, feedforward = placement.branches["attention"], placement.branches["feedforward"]
+    learned = [branch.scales.step.mean() for branch in (attention, feedforward) if branch.scales.step.ndim]
+    scheme = _named(attention.slots(placement.letters), feedforward.slots(), kind)
+    return replace(scheme, alpha=_rounded(learned[0])) if learned else scheme
+
+
+def _named(attention: Slots, feedforward: Slots, kind: str) -> Scheme:
+    """The scheme of the slots of both sublayers."""
     named = [scheme for scheme in NAMED.values() if scheme.then is None and scheme.weights == "free"]
     for slots, heads in ((attention, "none"), (replace(attention, heads="none"), attention.heads)):
         for scheme in named:
@@ -131,20 +213,10 @@ def scheme_of(placement: Placement, kind: str) -> Scheme:
                 return (scheme if heads == "none" else scheme.with_heads(heads)).with_norm(kind)
     step = Expression.parse(attention.step).text
     if attention.step == feedforward.step and step != "1":
-        unscaled = replace(placement, attention=replace(attention, step=1.0), feedforward=replace(feedforward, step=1.0))
-        like = scheme_of(unscaled, kind)
-        title = f"{like.title}, every write times {step}"
+        like = _named(replace(attention, step=1.0), replace(feedforward, step=1.0), kind)
+        title = f"{like.title}, every update times {step}"
         return replace(like, name=f"{like.name}*{step}", attention=attention, feedforward=feedforward, title=title)
     return Scheme("unnamed", attention, feedforward, title="a placement without a name").with_norm(kind)
-
-
-def _slots(sublayer: str, norms: dict[str, nn.Module], step: float, heads: str = "none") -> Slots:
-    input_, output, stream = ("norm" if f"{sublayer}.{slot}" in norms else "none" for slot in ("input", "output", "stream"))
-    return Slots(input_, heads, output, step, stream=stream)
-
-
-def _unclear(why: str, letters: str, heads: dict[str, nn.Module], out: nn.Module | None = None) -> Placement:
-    return Placement(Slots(heads=letters), Slots(), {}, heads, out, unclear=why)
 
 
 def _head_norms(block: BlockRecord) -> dict[str, nn.Module]:
@@ -164,43 +236,85 @@ def _through(block: BlockRecord, states: Tensor, read: Tensor) -> "Call | bool |
     return next((c for c in block.calls if c.is_norm and _same(c.read, states) and _same(c.wrote, read)), None)
 
 
-def _written(block: BlockRecord, wrote: Tensor) -> tuple[Tensor, Call | None]:
-    """What a sublayer adds to the stream, and the output norm it goes through."""
-    norm = _norm_of(block, wrote)
-    return (wrote, None) if norm is None else (norm.wrote, norm)
+def _updated(block: BlockRecord, output: Tensor) -> tuple[Tensor, Call | None]:
+    """What a sublayer adds to the stream before any scale, and the output norm between."""
+    norm = _norm_of(block, output)
+    return (output, None) if norm is None else (norm.wrote, norm)
 
 
-def _step(states: Tensor, written: Tensor, reached: list[Tensor]) -> float:
-    """The factor s for which states + s·written is one of the states that were reached; 1 if none is."""
-    for target in reached:
-        if target.numel() == states.numel():
-            step = float(((target.reshape_as(states) - states) * written).sum() / written.square().sum())
-            if abs(step) > _SMALLEST_STEP and _same(target, states + step * written):
-                return 1.0 if abs(step - 1) < _SMALLEST_STEP else round(step, 4)
-    return 1.0
+def _modules(**calls: "Call | bool | None") -> dict[str, nn.Module]:
+    """The norms among calls by slot."""
+    return {slot: call.module for slot, call in calls.items() if isinstance(call, Call)}
+
+
+def _scales(states: Tensor, update: Tensor, reached: list[Tensor]) -> Scales:
+    """The scales for which carry·states + step·update is one of the states that were reached; 1 and 1 if there are none.
+
+    Tried in this order: a step with carry 1, two numbers, a number for each channel.
+    """
+    states64, update64 = states.double(), update.reshape_as(states).double()
+    for fit in (_fit_step, _fit_both, _fit_channels):
+        for target in reached:
+            step, carry = fit(states64, update64, target.double())
+            small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
+            if not small and _same(target, carry * states64 + step * update64):
+                return Scales(*(_exactly_one(scale).to(states) for scale in (step, carry)))
+    return Scales(states.new_ones(()), states.new_ones(()))
+
+
+def _fit_step(x: Tensor, u: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares of target = x + step·u."""
+    return ((target - x) * u).sum() / u.square().sum(), x.new_ones(())
+
+
+def _fit_both(x: Tensor, u: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Least squares of target = carry·x + step·u."""
+    return _solve(*((a * b).sum() for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
+
+
+def _fit_channels(x: Tensor, u: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for each channel."""
+    x, u, target = (y.flatten(0, -2) for y in (x, u, target))
+    return _solve(*((a * b).sum(0) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
+
+
+def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[Tensor, Tensor]:
+    """The normal equations of two unknowns."""
+    determinant = xx * uu - xu.square()
+    step, carry = (xx * ut - xu * xt) / determinant, (uu * xt - xu * ut) / determinant
+    return step.nan_to_num(0.0), carry.nan_to_num(0.0)
+
+
+def _exactly_one(scale: Tensor) -> Tensor:
+    """A scale that is 1 up to rounding is 1; one that is the same for all channels is a number."""
+    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _SMALLEST * scale.mean().abs()) else scale
+    return torch.ones_like(scale) if bool(((scale - 1).abs() < _SMALLEST).all()) and not scale.ndim else scale
+
+
+def _rounded(scale: Tensor) -> float:
+    return round(float(scale), 4)
 
 
 def _norm_of(block: BlockRecord, states: Tensor) -> Call | None:
     return next((c for c in block.calls if c.is_norm and _same(c.read, states)), None)
 
 
-def _outputs(block: BlockRecord, after: list[Call]) -> list[Tensor]:
-    """What the feed-forward layer may have written: its last product's output, or that of a part that holds several."""
-    parts = [c.wrote for c in reversed(block.calls) if c.wrote.numel() == block.entered.numel() and not c.is_norm]
-    return [after[-1].wrote, *parts]
+def _reader(block: BlockRecord, states: Tensor) -> nn.Module | None:
+    """The first module after attention that reads the states."""
+    return next((c.module for c in block.calls if c.began >= block.attended and _same(c.read, states)), None)
 
 
-def _goes_on(block: BlockRecord, states: Tensor) -> str | None:
-    """How the states go on: empty if they leave the block, else what happens to them; None if they go nowhere."""
-    factor = float((block.left * states).sum() / states.square().sum())
-    if _same(block.left, factor * states):
-        return "" if abs(factor - 1) < _SMALLEST_STEP else f"every block multiplies its output by {factor:.4g}"
-    read = any(c.is_product and _same(c.read, states) for c in block.calls)
-    return "a further sublayer follows the feed-forward layer" if read else None
+def _results(block: BlockRecord, after: list[Call]) -> list[Call]:
+    """The calls that may end the feed-forward layer: its last product, or a part that holds several."""
+    parts = [c for c in reversed(block.calls) if c.began > block.attended and c.wrote.numel() == block.entered.numel()]
+    first = {c.module: c for c in reversed(block.calls)}  # hooks take the first call of a module
+    return [c for c in (after[-1], *parts) if first[c.module] is c and not c.is_norm]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal up to the rounding of their precision."""
     if a.numel() != b.numel():
         return False
-    a, b = a.flatten().float(), b.flatten().float()
-    return bool((a - b).norm() <= _NEAR * b.norm())
+    near = max(_NEAR, torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
+    a, b = a.flatten().double(), b.flatten().double()
+    return bool((a - b).norm() <= near * b.norm())

@@ -1,5 +1,6 @@
 """A finding: one plain sentence with the number that matters, its severity, a comparison that gives it scale, and advice."""
 
+import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
@@ -48,3 +49,14 @@ def most_important(findings: Iterable[Finding], count: int = 5) -> list[Finding]
     """The cards of a page: warnings first, then by weight."""
     cards = [finding for finding in findings if finding.title]
     return sorted(cards, key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.weight))[:count]
+
+
+def card_text(finding: Finding, width: int = 100) -> str:
+    """A finding as a short paragraph for a terminal: severity and title, the sentence, what it compares to, advice."""
+    parts = (("", finding.text), ("Compare: ", finding.comparison), ("Advice: ", finding.advice))
+    wrapped = [
+        textwrap.fill(f"{label}{text}", width, initial_indent="  ", subsequent_indent="  ") for label, text in parts if text
+    ]
+    return "\n".join(
+        [f"{finding.severity.upper()}  {finding.title}" if finding.title else finding.severity.upper(), *wrapped, ""]
+    )

@@ -99,3 +99,10 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:
+    """A line with a band of one standard error, the column ``<column>_stderr``."""
+    middle, error = np.array(floats(rows[column])), np.array(floats(rows[f"{column}_stderr"]))
+    low = np.maximum(middle - error, 0.1 * middle)  # a band that nearly reaches 0 would stretch a logarithmic axis
+    return Line(name, floats(rows[x]), middle.tolist(), low.tolist(), (middle + error).tolist())

@@ -3,6 +3,7 @@
 The figure in a report is drawn from the same parts.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,7 +64,12 @@ def block_records(scheme: Scheme) -> list[dict[str, Any]]:
 
 def draw_block(scheme: Scheme) -> str:
     """The block of one stage in box-drawing characters, x entering at the top."""
-    parts = block_parts(scheme)
+    return draw_records(block_records(scheme))
+
+
+def draw_records(records: Sequence[Mapping[str, Any]]) -> str:
+    """The block of the first stage in ``block_records``, likewise."""
+    parts = [SublayerDrawing(tuple(record["branch"]), record["carry"], record["after"]) for record in records[:2]]
     width = max(len(text) for part in parts for text in part.branch) + 4
     lines = [_trunk("x")]
     for part in parts:

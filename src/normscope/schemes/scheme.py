@@ -174,6 +174,14 @@ class Scheme:
             return self
         return self.then.at(t, depth)
 
+    def on_sphere(self, feedforward: bool = True) -> bool:
+        """Whether hidden states start normalised: if any sublayer of this stage normalises the stream.
+
+        Embeddings, starts of simulations and the states at a change of stage follow this one rule. ``feedforward=False`` is for
+        blocks of attention alone.
+        """
+        return self.attention.stream == "norm" or (feedforward and self.feedforward.stream == "norm")
+
     @property
     def stages(self) -> Iterator["Scheme"]:
         """The stages from the first layer to the last; one, unless the scheme changes with depth."""

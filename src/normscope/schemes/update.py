@@ -1,120 +1,163 @@
-"""The layer and the flow of a sublayer, computed from its slots.
+"""The residual update of a sublayer: the one place where slots become arithmetic.
 
-Norms here have radius 1 and no parameters, as in theory. A sublayer reads (``read``), some map f follows (attention, a
-feed-forward layer), and from what it gives the written update, the layer and the flow follow:
+A sublayer computes y = f(read(x)) for hidden states x, with f attention or a feed-forward layer. An ``Update`` gives the rest:
 
-    u = written(f(read(x))),        layer(x, u) = stream(carry·x + step·u),        velocity(x, u) = ẋ.
+    read(x)        = factor · input(x)
+    written(y)     = step · output(y)
+    state(x, y)    = stream(carry · x + written(y))
+    velocity(x, y) = ẋ of the flow whose unit Euler step is ``state``
 
-The slots enter as ``Coefficients``: plain numbers for one scheme, or tensors of shape (schemes, 1, 1) for several at once.
+``input``, ``output`` and ``stream`` are norms, or None where the slot is empty. Which norms decides the convention:
+
+- theory: ``SphereNorm(kind)``, radius 1 and no parameters;
+- models: their own norms, gain · √d · x/|x| with their eps: any callable, such as an ``nn.Module``;
+- replay: ``SphereNorm(kind, radius)`` with the radius that the recorded states have.
+
+``Update.of(slots, at, norms)`` evaluates the formulas of the slots at a place in depth. Learned values replace them: a learned
+alpha in ``at``, a learned step or carry as arguments. A model that knows its learned values hands out the ``Update`` of every
+sublayer; whoever needs what a sublayer reads, adds or leaves behind asks that object:
+
+    y = attention(update.read(x));  x = update.state(x, y)
+
+``step``, ``carry`` and ``factor`` are numbers, vectors over the components, or tensors (schemes, 1, 1) for several schemes at
+once (``Update.stacked``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.core.norms import centre, tangent, unit
-from normscope.errors import InputError
-from normscope.schemes.scheme import At, NormKind, Slots
+from normscope.core.norms import SphereNorm
+from normscope.schemes.scheme import At, Slots
 
 Tokens = Float[Tensor, "*batch tokens dim"]
+Norm = Callable[[Tensor], Tensor]
+_NORM_SLOTS = ("input", "output", "stream")
+_NUMBERS = ("factor", "step", "carry")
 
 
 @dataclass(frozen=True)
-class Coefficients:
-    """The slots of a sublayer at one place in depth: flags for the norms, numbers for the factors."""
+class SomeNorm:
+    """A norm for some of several schemes: norm(x) where ``which`` is true, x elsewhere."""
 
-    kind: NormKind
-    reads_norm: bool | Tensor
-    input_factor: Any
-    output_norm: bool | Tensor
-    step: Any
-    carry: Any
-    stream_norm: bool | Tensor
+    norm: SphereNorm
+    which: Bool[Tensor, "schemes 1 1"]
 
-
-def coefficients(slots: Slots, kind: NormKind, at: At) -> Coefficients:
-    """The slots of one scheme at a place in depth."""
-    step, carry = slots.formulas
-    return Coefficients(
-        kind=kind,
-        reads_norm=slots.reads_norm,
-        input_factor=slots.input_factor(at.values),
-        output_norm=slots.output == "norm",
-        step=step(at.values),
-        carry=carry(at.values),
-        stream_norm=slots.stream == "norm",
-    )
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalised or not, scheme by scheme."""
+        return torch.where(self.which, self.norm(x), x)
 
 
-def stack(several: Sequence[Coefficients], device: torch.device | str, dtype: torch.dtype) -> Coefficients:
-    """Several schemes as one, for tokens of shape (..., schemes, tokens, dim)."""
-    kinds = {one.kind for one in several}
-    if len(kinds) != 1:
-        raise InputError("schemes that are simulated together need the same norm, rms or layer")
+@dataclass(frozen=True)
+class Update:
+    """x ← stream(carry · x + step · output(f(factor · input(x)))) at one place in depth."""
 
-    def column(name: str, kind_of_number: torch.dtype) -> Tensor:
-        values = [getattr(one, name) for one in several]
-        return torch.tensor(values, dtype=kind_of_number, device=device)[:, None, None]
+    input: Norm | None = None
+    output: Norm | None = None
+    stream: Norm | None = None
+    factor: Any = 1.0
+    step: Any = 1.0
+    carry: Any = 1.0
 
-    flags = {name: column(name, torch.bool) for name in ("reads_norm", "output_norm", "stream_norm")}
-    numbers = {name: column(name, dtype) for name in ("input_factor", "step", "carry")}
-    return Coefficients(kind=kinds.pop(), **flags, **numbers)
+    @classmethod
+    def of(cls, slots: Slots, at: At, norms: Norm | Mapping[str, Norm], *, step: Any = None, carry: Any = None) -> "Update":
+        """The update that slots make at a place in depth.
+
+        Args:
+            slots: of the sublayer.
+            at: time, depth and alpha, which may be learned.
+            norms: the norm of every slot that has one, or one for all of them.
+            step: a learned step in place of the formula.
+            carry: a learned carry in place of the formula.
+        """
+        formulas = slots.formulas
+        filled = {"input": slots.reads_norm, "output": slots.output == "norm", "stream": slots.stream == "norm"}
+        chosen = {slot: norms[slot] if isinstance(norms, Mapping) else norms for slot in _NORM_SLOTS if filled[slot]}
+        return cls(
+            **chosen,
+            factor=slots.input_factor(at.values),
+            step=formulas[0](at.values) if step is None else step,
+            carry=formulas[1](at.values) if carry is None else carry,
+        )
+
+    @classmethod
+    def stacked(cls, updates: Sequence["Update"], norm: SphereNorm, device: torch.device | str, dtype: torch.dtype) -> "Update":
+        """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norm`` is the norm of all of them."""
+
+        def column(values: list[Any], kind: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=kind, device=device)[:, None, None]
+
+        tensors = {
+            **{slot: column([getattr(update, slot) is not None for update in updates], torch.bool) for slot in _NORM_SLOTS},
+            **{name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS},
+        }
+        return cls(norm, norm, norm).with_tensors(tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The flags and numbers of a stacked update by name, as ``with_tensors`` takes them."""
+        norms = {slot: norm.which for slot in _NORM_SLOTS if isinstance(norm := getattr(self, slot), SomeNorm)}
+        return {**norms, **{name: getattr(self, name) for name in _NUMBERS}}
+
+    def with_tensors(self, tensors: Mapping[str, Any]) -> "Update":
+        """The same norms for other schemes or on another device: flags and numbers of shape (schemes, 1, 1) by name."""
+        norms = {slot: norm.norm if isinstance(norm := getattr(self, slot), SomeNorm) else norm for slot in _NORM_SLOTS}
+        return Update(**{**tensors, **{slot: SomeNorm(norm, tensors[slot]) for slot, norm in norms.items()}})
+
+    def read(self, x: Tokens) -> Tokens:
+        """What the sublayer reads: factor · input(x), or x itself."""
+        return x if self.input is None else self.input(x) * self.factor
+
+    def written(self, y: Tokens) -> Tokens:
+        """What the sublayer adds to the residual stream, for y = f(read(x))."""
+        added: Tensor = self.step * self._normed(y)
+        return added
+
+    def settle(self, x: Tokens) -> Tokens:
+        """Where the stream keeps a token: on the sphere of its norm, or where it is."""
+        return x if self.stream is None else self.stream(x)
+
+    def state(self, x: Tokens, y: Tokens, stride: float = 1.0) -> Tokens:
+        """The hidden states after the sublayer; with a ``stride`` h < 1, those after an Euler step of length h of its flow.
+
+        A normalised stream cancels common factors, so there h scales (step/carry)·u against x; a free stream moves by
+        h·((carry − 1)·x + step·u), u = output(y). At h = 1 both are the sublayer itself.
+        """
+        if stride == 1:
+            return self.settle(self.carry * x + self.step * self._normed(y))
+        kept = _choose(self._on_sphere, lambda: self.carry, lambda: 1 + stride * (self.carry - 1))
+        return self.settle(kept * x + (stride * self.step) * self._normed(y))
+
+    def velocity(self, x: Tokens, y: Tokens) -> Tokens:
+        """ẋ: (carry − 1)·x + step·u for a free stream, (step/carry)·P_x u for x on the sphere of a normalised one.
+
+        The stream's norm is a ``SphereNorm``: with a gain a layer does not tend to the identity, and there is no flow.
+        """
+        u = self._normed(y)
+        sphere = self.stream.norm if isinstance(self.stream, SomeNorm) else self.stream
+        if sphere is not None and not isinstance(sphere, SphereNorm):
+            raise TypeError(f"a stream with {sphere!r} has no flow; only SphereNorm does")
+        moving: Tensor = _choose(
+            self._on_sphere,
+            lambda: (self.step / self.carry) * sphere.tangent(x, u),  # type: ignore[union-attr]
+            lambda: (self.carry - 1) * x + self.step * u,
+        )
+        return moving
+
+    def _normed(self, y: Tensor) -> Tensor:
+        return y if self.output is None else self.output(y)
+
+    @property
+    def _on_sphere(self) -> bool | Tensor:
+        return self.stream.which if isinstance(self.stream, SomeNorm) else self.stream is not None
 
 
-def normalise(x: Tokens, kind: NormKind) -> Tokens:
-    """The norm that a slot stands for: x/|x|, with LayerNorm of the centred x."""
-    return unit(kept_part(x, kind))
-
-
-def kept_part(x: Tokens, kind: NormKind) -> Tokens:
-    """What a norm of that kind can see of x: all of it, or with LayerNorm the part orthogonal to 1."""
-    return centre(x) if kind == "layer" else x
-
-
-def read(c: Coefficients, x: Tokens) -> Tokens:
-    """What the sublayer reads: c(t)·Norm(x), or x itself."""
-    seen: Tensor = choose(c.reads_norm, lambda: normalise(x, c.kind) * c.input_factor, lambda: x)
-    return seen
-
-
-def written(c: Coefficients, y: Tokens) -> Tokens:
-    """What the sublayer writes before its step: Norm(y) or y, for y = f(read(x))."""
-    u: Tensor = choose(c.output_norm, lambda: normalise(y, c.kind), lambda: y)
-    return u
-
-
-def settle(c: Coefficients, x: Tokens) -> Tokens:
-    """Where a token comes to rest: on the unit sphere with a normalised stream, where it is otherwise."""
-    settled: Tensor = choose(c.stream_norm, lambda: normalise(x, c.kind), lambda: x)
-    return settled
-
-
-def layer(c: Coefficients, x: Tokens, u: Tokens, stride: float = 1.0) -> Tokens:
-    """One layer: stream(carry·x + step·u); with a ``stride`` h < 1, the Euler step of length h of its flow.
-
-    A normalised stream cancels common factors, so there h scales (step/carry)·u against x; a free stream moves by
-    h·((carry − 1)·x + step·u). At h = 1 both are the layer itself.
-    """
-    kept = choose(c.stream_norm, lambda: c.carry, lambda: 1 + stride * (c.carry - 1))
-    return settle(c, kept * x + (stride * c.step) * u)
-
-
-def velocity(c: Coefficients, x: Tokens, u: Tokens) -> Tokens:
-    """The flow ẋ whose unit Euler step is the layer; with a normalised stream x must be of unit length."""
-    moving: Tensor = choose(
-        c.stream_norm,
-        lambda: (c.step / c.carry) * tangent(x, kept_part(u, c.kind)),
-        lambda: (c.carry - 1) * x + c.step * u,
-    )
-    return moving
-
-
-def choose(flag: bool | Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-    """``yes()`` or ``no()`` for one scheme; for several, each where its flag says."""
+def _choose(flag: bool | Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """``yes()`` or ``no()`` for one scheme; for several, each where its flag is true or false."""
     if isinstance(flag, Tensor):
         return torch.where(flag, yes(), no())
     return yes() if flag else no()

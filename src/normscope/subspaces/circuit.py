@@ -20,11 +20,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.core import HeadWeights, unproject
-from normscope.core.norms import length
+from normscope.core.norms import length, unit
 from normscope.errors import InputError
 from normscope.schemes import Scheme
-from normscope.schemes.update import layer, settle, written
-from normscope.subspaces.worlds import Subspaces, gram, look, slots_at
+from normscope.schemes.update import Update
+from normscope.subspaces.worlds import Subspaces, gram, look, update_at
 
 HEADS = ("previous-token", "prefix-matching")
 WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
@@ -116,14 +116,13 @@ class InductionCircuit:
         So a head is seen on clean inputs, whatever those before it do.
         """
         x = self.coordinates @ torch.cat(self.subspaces.bases, 1).T
-        x = settle(slots_at(scheme, 0, 2)[0], x)
+        x = update_at(scheme, 0, 2).settle(x)
         chosen = []
         for depth, weights in enumerate(self.weights):
             q, k, v = look(scheme, weights, x, depth, 2)
             chosen.append(_causal(q[0] @ k[0].T).argmax(1))
-            c, _ = slots_at(scheme, depth, 2)
             source = torch.where(self.wanted[depth] >= 0, self.wanted[depth], chosen[-1]) if corrected else chosen[-1]
-            x = layer(c, x, written(c, unproject(v[:, source], weights.W_O)))
+            x = update_at(scheme, depth, 2).state(x, unproject(v[:, source], weights.W_O))
         decoded = x @ self.subspaces.duals[3][:, :2] @ self.codes.T
         return Selection(torch.stack(chosen), decoded.argmax(1))
 
@@ -139,24 +138,25 @@ class InductionCircuit:
     def key_lengths(self, scheme: Scheme) -> Float[Tensor, "2 tokens"]:
         """|k_t| of both heads while the circuit works, in closed form from coordinates a and products of bases G alone.
 
-        A norm of what is read puts the factor 1/|x_t|, |x|² = aᵀG a, on every part; keys that are normalised have length 1.
+        A norm puts the factor 1/|x_t|, |x|² = aᵀG a, on every part; keys that are normalised have length 1.
         """
         G = gram(WIDTHS, math.cos(math.radians(self.angle)))
         a, kept = self.coordinates, []
 
-        def size(a: Tensor) -> Tensor:
-            return ((a @ G) * a).sum(1, keepdim=True).sqrt()
+        def norm(a: Tensor) -> Tensor:
+            return a / ((a @ G) * a).sum(1, keepdim=True).sqrt()
 
         for depth, key in enumerate((slice(0, 2), slice(4, 6))):
-            c, heads = slots_at(scheme, depth, 2)
-            a = a / size(a) if c.stream_norm else a
-            factor = c.input_factor / size(a) if c.reads_norm else torch.ones_like(size(a))
-            kept.append((torch.ones_like(factor) if "k" in heads else factor * length(a[:, key])).squeeze(1))
-            message = factor * a[:, 2:4]
-            message = message / length(message) if "v" in heads or c.output_norm else message
-            update = torch.zeros_like(a)
-            update[:, 4:6] = _before(message)
-            a = c.carry * a + c.step * update
+            stage = scheme.at(depth, 2)
+            update = Update.of(stage.attention, stage.place(depth, 2), norm)
+            a = update.settle(a)
+            read = update.read(a)
+            keys = length(read[:, key])
+            kept.append((torch.ones_like(keys) if "k" in stage.attention.heads else keys).squeeze(1))
+            values = unit(read[:, 2:4]) if "v" in stage.attention.heads else read[:, 2:4]
+            output = torch.zeros_like(a)
+            output[:, 4:6] = _before(values)
+            a = update.state(a, output)
         return torch.stack(kept)
 
     def margins(self, scheme: Scheme) -> Float[Tensor, " 2"]:

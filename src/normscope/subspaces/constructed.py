@@ -15,7 +15,7 @@ from normscope.subspaces.circuit import KNOBS, InductionCircuit, breaking_points
 from normscope.subspaces.interference import partners
 from normscope.subspaces.measure import measure_subspaces
 from normscope.subspaces.world_view import WorldView
-from normscope.subspaces.worlds import World, slots_at
+from normscope.subspaces.worlds import World, update_at
 
 KINDS = {
     "orthogonal spheres": (90.0, 0.0),
@@ -38,17 +38,17 @@ def predicted_change(
     inverse of G = EᵀE. An exchange gives |x'_t|² = |P x_t|² + |x_s|² − |P x_s|², and a norm of what is read, or of the stream,
     turns that into the factor |x_t|/|x'_t| on queries and on keys, unless these are normalised themselves.
     """
-    c, heads = slots_at(scheme, 0, 1)
+    update, heads = update_at(scheme, 0, 1), scheme.at(0, 1).attention.heads
     own, length2 = world.coordinates[part], world.interference_factors.pow(-2)
     start = sum(world.subspaces.widths[:part])
     block = slice(start, start + own.shape[1])
     seen2 = ((own @ torch.linalg.inv(torch.linalg.inv(world.subspaces.products)[block, block])) * own).sum(1)
-    if c.stream_norm:
+    if update.stream is not None:
         own, seen2, length2 = own / length2.sqrt()[:, None], seen2 / length2, torch.ones_like(length2)
     exchanged2 = seen2 + (length2 - seen2)[partner]
-    normed = bool(c.reads_norm or c.stream_norm)
+    normed = update.input is not None or update.stream is not None
     factors = (length2 / exchanged2).sqrt() if normed else torch.ones_like(length2)
-    states = own * (c.input_factor / length2.sqrt())[:, None] if c.reads_norm else own
+    states = own * (update.factor / length2.sqrt())[:, None] if update.input is not None else own
     q, k = (unit(states) if letter in heads else states for letter in "qk")
     factor_q, factor_k = (torch.ones_like(factors) if letter in heads else factors for letter in "qk")
     return q @ k.T, factor_q[:, None] * factor_k
@@ -67,7 +67,7 @@ def _world_rows(name: str, scheme: Scheme, seed: int) -> Iterator[dict[str, Any]
     found = measure_subspaces(view, sample, ["interference"], seed)["interference"]
     found = found[found["exchanged"] == "both"]
     observed = dict(zip(zip(found["place"], found["head"], strict=True), found["change"], strict=True))
-    counted = sample.present.clone()
+    counted = sample.attention_mask.clone()
     counted[:, 0] = False
     partner = partners(counted, seed)
     pairs = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).tril()

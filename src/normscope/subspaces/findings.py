@@ -27,12 +27,12 @@ def findings(view: Model, tables: Tables) -> list[str]:
 
 
 def _rank(view: Model, rows: list[Row]) -> Iterator[str]:
-    full = sum(row["rank"] == view.head for row in rows)
+    full = sum(row["rank"] == view.head_dim for row in rows)
     lowest = _falling(rows, "effective_rank")[-1]
     yield (
-        f"W_QK: in {full} of {len(rows)} heads its rank is the width of a head, {view.head}, so that its null spaces, which "
-        f"hold all that the head does not attend to, have {view.dim - view.head} of {view.dim} dimensions. By effective rank "
-        f"{median(_all(rows, 'effective_rank')):.3g} directions matter in the median head, and "
+        f"W_QK: in {full} of {len(rows)} heads its rank is the width of a head, {view.head_dim}, so that its null spaces, "
+        f"which hold all that the head does not attend to, have {view.dim - view.head_dim} of {view.dim} dimensions. By "
+        f"effective rank {median(_all(rows, 'effective_rank')):.3g} directions matter in the median head, and "
         f"{lowest['effective_rank']:.3g} in {_head(lowest)}."
     )
 
@@ -49,7 +49,7 @@ def _sphere(view: Model, table: list[Row]) -> Iterator[str]:
             f"a length within ±20 % of the median for 90 % of the tokens{behind}. It varies most in {_head(widest)}, from "
             f"{100 * (widest['low90'] - 1):+.3g} % to {100 * (widest['high90'] - 1):+.3g} %. The median head sees "
             f"{100 * median(_all(places['before'], 'share')):.3g} % of a token's square, with "
-            f"{100 * view.head / view.dim:.3g} % of the dimensions."
+            f"{100 * view.head_dim / view.dim:.3g} % of the dimensions."
         )
 
 

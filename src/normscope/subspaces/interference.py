@@ -56,11 +56,11 @@ def interference_rows(
     ``kappa`` is the RMS of κ in the factors 1 + κ that the exchange puts on queries or keys; ``moved`` the share of receivers
     whose largest score is another token's afterwards.
     """
-    given = {"before": reading.states.double(), "after": step.read.double()}
+    given = {"before": reading.states.double(), "after": step.input.double()}
     made: dict[str, Callable[[Tensor], Tensor]] = {"before": reading, "after": lambda x: x}
     for place in PLACES:
         x, make, seen = given[place], made[place], spaces[place]
-        q, k = view.heads_of(step.layer, make(x).to(step.read), step.rotation, "qk")
+        q, k = view.heads_of(step.layer, make(x).to(step.input), step.rotation, "qk")
         turned_q = _turned(view, step, x, make, seen.queries, partner, 0)
         turned_k = _turned(view, step, x, make, seen.keys[:: seen.shared], partner, 1)
         keys: Tensor = torch.empty(0)
@@ -83,10 +83,10 @@ def _turned(
     A model gives those of all heads at once, so several exchanges are put into one call as rows, as memory allows.
     """
     rows, group = len(x), view.heads // len(bases)
-    chunk = max(1, _HELD // (x.shape[0] * x.shape[1] * view.heads * view.head))
+    chunk = max(1, _HELD // (x.shape[0] * x.shape[1] * view.heads * view.head_dim))
     for first in range(0, len(bases), chunk):
         some = bases[first : first + chunk]
-        read = torch.cat([make(exchange(x, basis, partner)).to(step.read) for basis in some])
+        read = torch.cat([make(exchange(x, basis, partner)).to(step.input) for basis in some])
         rotation = step.rotation
         if rotation is not None and len(rotation[0]) > 1:
             rotation = rotation[0].repeat(len(some), 1, 1), rotation[1].repeat(len(some), 1, 1)
@@ -105,7 +105,7 @@ def _compared(
 ) -> Iterator[dict[str, Any]]:
     """What the exchange did to one head."""
     (q, k), (q_turned, k_turned) = clean, turned
-    seen = step.seen[:, 0].expand(len(q), -1, -1)
+    seen = step.mask[:, 0].expand(len(q), -1, -1)
     pairs = seen & counted[:, :, None] & counted[:, None]
     asked = counted & (seen.sum(-1) > 1)
     scores = (q @ k.mT).double()

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.core.threads import one_thread
-from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Sample
+from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample
 from normscope.subspaces.interference import PLACES, interference_rows, partners
 from normscope.subspaces.reading import Reading, reading_of
 from normscope.subspaces.spaces import (
@@ -49,16 +49,16 @@ def measure_subspaces(
         seed: of who is exchanged with whom.
         progress: told the number of layers that are done.
     """
-    counted = sample.present.clone()
+    counted = sample.attention_mask.clone()
     counted[:, 0] = False
     tables = _Tables(view, set(measures), view.norms, counted, partners(counted, seed))
 
     def observe(step: AttentionStep) -> None:
-        with one_thread(small=step.read.numel() < _SMALL):
+        with one_thread(small=step.input.numel() < _SMALL):
             tables.add(step)
         progress(step.layer + 1)
 
-    view.forward(sample, observe)
+    view.forward(sample, Observer(attention=observe))
     made = {name: pd.DataFrame(tables.rows[name]) for name in MEASURES if name in tables.rows}
     if not made.get("angles", pd.DataFrame()).empty:
         made["overlaps"] = _overlaps(made["angles"])
@@ -81,7 +81,7 @@ class _Tables:
         weights = self.view.projections(step.layer)
         bare = self._bare(step, weights)
         after = visible(weights.W_Q, weights.W_K, bare, weights.shared)
-        x = step.read[self.counted].double()
+        x = step.input[self.counted].double()
         makers: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "rank": lambda: _rank_rows(step.layer, factors(weights.W_Q, weights.W_K), self.view.dim),
             "angles": lambda: _angle_rows(step.layer, after, x),

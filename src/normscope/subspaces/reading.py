@@ -52,8 +52,8 @@ def reading_of(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> 
     own = [_beside(step.stream, norm) for norm in norms]
     for states, norm in _candidates(view, step, own):
         made = states if norm is None else norm(states)
-        factor = float((made * step.read).sum() / made.square().sum())
-        if float((factor * made - step.read).norm()) <= _FITS * float(step.read.norm()):
+        factor = float((made * step.input).sum() / made.square().sum())
+        if float((factor * made - step.input).norm()) <= _FITS * float(step.input.norm()):
             return Reading(states, norm, factor)
     raise InputError(f"what layer {step.layer} of '{view.name}' reads is neither its stream nor a norm of it")
 

@@ -6,12 +6,10 @@ from torch import Tensor
 
 from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
-from normscope.models import NOTHING, AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample
+from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
-from normscope.models.view import Watcher
 from normscope.schemes import Scheme
-from normscope.schemes.update import layer, read, settle, written
-from normscope.subspaces.worlds import World, slots_at
+from normscope.subspaces.worlds import World, update_at
 
 
 class WorldView(Model):
@@ -20,10 +18,11 @@ class WorldView(Model):
     causal, position_kind, scheme_note, context, layers, predicts = True, "none", "", None, 1, False
 
     def __init__(self, world: World, scheme: Scheme) -> None:
-        self.name, self.world, self.scheme = "world", world, scheme
+        self.name, self.world, self.scheme, self.schemes = "world", world, scheme, (scheme,)
         self._weights = world.weights
-        self._slots, self._normalised = slots_at(scheme, 0, 1)
-        self.heads, self.dim, self.head = self._projections[0].shape
+        self._update, self._normalised = update_at(scheme, 0, 1), scheme.at(0, 1).attention.heads
+        self.heads, self.dim, self.head_dim = self._projections[0].shape
+        self.kv_heads = self.heads
         self.vocabulary = len(world.coordinates[0])
 
     @property
@@ -46,36 +45,54 @@ class WorldView(Model):
         assert w.W_O is not None
         return w.W_Q, w.W_K, w.W_V, w.W_O
 
-    def forward(self, sample: Sample, observe: Observer | None = None, watch: Watcher | None = None) -> Tensor:
+    @property
+    def parameters(self) -> int:
+        """The number of entries of its matrices."""
+        return sum(part.numel() for part in self._projections)
+
+    def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """The states after the layer."""
 
-        def watched(layer: int, x: Tensor) -> Tensor:
-            put = None if watch is None else watch(layer, x)
-            return x if put is None else put
+        def observed(layer: int, x: Tensor) -> Tensor:
+            replaced = None if observer.state is None else observer.state(layer, x)
+            return x if replaced is None else replaced
 
-        x = watched(0, settle(self._slots, self.embeddings[sample.tokens]))
-        states = read(self._slots, x)
+        x = observed(0, self._update.settle(self.embeddings[sample.tokens]))
+        states = self._update.read(x)
         q, k, v = self.heads_of(0, states)
-        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
-        step = AttentionStep(0, x, states, q, k, v, 1.0, seen, self._projections[3])
-        mixed = None if observe is None else observe(step)
-        mixed = step.weights() @ v if mixed is None else mixed
-        return watched(1, layer(self._slots, x, written(self._slots, unproject(mixed, self._weights.W_O))))
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None, None]
+        attention = AttentionStep(0, x, states, q, k, v, 1.0, mask, self._projections[3])
+        mixed = None if observer.attention is None else observer.attention(attention)
+        output = unproject(attention.weights() @ v if mixed is None else mixed, self._weights.W_O)
+        update = self._update.written(output)
+        after = self._update.state(x, output)
+        if observer.sublayer is not None:
+            step, carry = self.step(0, "attention"), self.carry(0, "attention")
+            observer.sublayer(SublayerStep(0, "attention", x, output, update, after, step, carry))
+        return observed(1, after)
+
+    def step(self, layer: int, sublayer: str) -> Tensor:
+        """The branch scale of the slots."""
+        return torch.as_tensor(self._update.step, dtype=torch.float64)
+
+    def carry(self, layer: int, sublayer: str) -> Tensor:
+        """The residual scale of the slots."""
+        return torch.as_tensor(self._update.carry, dtype=torch.float64)
 
     def projections(self, layer: int) -> HeadProjections:
         """The matrices of the heads; there are no biases."""
-        none = torch.zeros(self.heads, self.head, dtype=torch.float64)
+        none = torch.zeros(self.heads, self.head_dim, dtype=torch.float64)
         return HeadProjections(*self._projections, none, none, none, torch.zeros(self.dim, dtype=torch.float64))
 
     def heads_of(
         self,
         layer: int,
-        read: Float[Tensor, "rows tokens dim"],
+        x: Float[Tensor, "rows tokens dim"],
         rotation: tuple[Tensor, Tensor] | None = None,
         letters: str = "qkv",
     ) -> tuple[Tensor, ...]:
         """Those of q, k and v of what the layer reads."""
-        q, k, v = (project(read, W) for W in self._projections[:3])
+        q, k, v = (project(x, W) for W in self._projections[:3])
         made = dict(zip("qkv", normalise_heads(q, k, v, self._normalised), strict=True))
         return tuple(made[letter] for letter in letters)
 
@@ -89,10 +106,10 @@ class WorldView(Model):
         """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
         assert self.scheme is not None
         stage = self.scheme.at(0, 1)
-        factor = float(self._slots.input_factor)
-        wanted = [("input", factor, self.dim)] * bool(self._slots.reads_norm)
-        wanted += [("embedding", 1.0, self.dim)] * bool(self._slots.stream_norm)
-        wanted += [(letter, 1.0, self.head) for letter in self.normalised_heads]
+        factor = float(self._update.factor)
+        wanted = [("input", factor, self.dim)] * (self._update.input is not None)
+        wanted += [("embedding", 1.0, self.dim)] * (self._update.stream is not None)
+        wanted += [(letter, 1.0, self.head_dim) for letter in self.normalised_heads]
         return [
             BlockNorm(
                 slot,
@@ -126,7 +143,7 @@ class WorldView(Model):
         if text is not None:
             raise InputError("a constructed world reads its own tokens, not a text")
         tokens = torch.arange(self.vocabulary if size is None else min(size, self.vocabulary))[None]
-        return Sample(tokens, torch.full_like(tokens, NOTHING), torch.ones_like(tokens, dtype=torch.bool))
+        return Sample.of(tokens)
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Their numbers."""

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import HeadWeights, normalise_heads, project
-from normscope.core.norms import hyperplane_basis, length
+from normscope.core.norms import SphereNorm, hyperplane_basis, length
 from normscope.errors import InputError
 from normscope.schemes import Scheme
-from normscope.schemes.update import Coefficients, coefficients, read, settle
+from normscope.schemes.update import Update
 
 
 @dataclass(frozen=True)
@@ -142,20 +142,20 @@ def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
 
 
 @lru_cache(maxsize=256)
-def slots_at(scheme: Scheme, layer: int, depth: int) -> tuple[Coefficients, str]:
-    """What a scheme's slots say of attention in one layer of several, and which of q, k, v it normalises."""
+def update_at(scheme: Scheme, layer: int, depth: int) -> Update:
+    """The update of a scheme's attention in one layer of several; norms have radius 1 and no parameters, as in theory."""
     stage = scheme.at(layer, depth)
-    return coefficients(stage.attention, stage.norm, stage.place(layer, depth)), stage.attention.heads
+    return Update.of(stage.attention, stage.place(layer, depth), SphereNorm(stage.norm))
 
 
 def look(
     scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"], layer: int = 0, depth: int = 1
 ) -> tuple[Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens value"]]:
     """Q, k and v of every head for states x, by the scheme's slots; norms have radius 1 and no parameters, as in theory."""
-    c, heads = slots_at(scheme, layer, depth)
-    states = read(c, settle(c, x))
+    update = update_at(scheme, layer, depth)
+    states = update.read(update.settle(x))
     q, k, v = (project(states, W) for W in (weights.W_Q, weights.W_K, weights.W_V))
-    return normalise_heads(q, k, v, heads)
+    return normalise_heads(q, k, v, scheme.at(layer, depth).attention.heads)
 
 
 def head_scores(scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "heads tokens tokens"]:

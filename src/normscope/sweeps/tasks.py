@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -86,9 +86,7 @@ def execute(task: Task) -> None:
         if folder.complete(task.name) is None:
             progress = folder.reporter(task.name)
             progress("starting", 0, 1)
-            inputs = experiment.inputs
-            result = experiment.run(progress, target)
-            replace(result, configuration={**result.configuration, **inputs}).save(target, formats=())
+            experiment.run(progress, target).save(target, formats=())
 
 
 def is_disk_full(error: BaseException | None) -> bool:

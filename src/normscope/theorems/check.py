@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from normscope.core.threads import one_thread
+from normscope.results.conventions import FAILS, HOLDS, IN_RANGE
 from normscope.theorems.cases import Case, Choice, draw, edges, near, simpler
 from normscope.theorems.statement import Conclusion, Statement
 
-HOLDS, IN_RANGE, FAILS = "holds", "holds in the tested range", "fails as printed"
 VERDICTS = (HOLDS, IN_RANGE, FAILS)
 THOROUGH = 10  # times as many cases
 _POOL = 3  # worst cases that are moved on
@@ -33,8 +33,8 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What came of checking a statement.
+class Evidence:
+    """The outcome of checking a statement.
 
     Attributes:
         statement: the statement.
@@ -76,7 +76,7 @@ class Finding:
         return pd.DataFrame(rows, columns=["statement", "form", "origin", "group", "margin", "case"])
 
 
-def check(statement: Statement, seed: int = 0, factor: float = 1.0) -> Finding:
+def check(statement: Statement, seed: int = 0, factor: float = 1.0) -> Evidence:
     """Try ``factor`` times the statement's number of cases: edges if there are so many, random and searched ones."""
     random = np.random.default_rng([seed, zlib.crc32(statement.id.split("~")[0].encode())])
     count = max(3, math.ceil(statement.cases * factor / 3))
@@ -91,19 +91,18 @@ def check(statement: Statement, seed: int = 0, factor: float = 1.0) -> Finding:
             tried.append(worst)
         correction = statement.correction
         corrected = [_try(correction.conclusion, one.case) for one in tried] if correction else []
-    return Finding(statement, tuple(tried), tuple(corrected), worst)
+    return Evidence(statement, tuple(tried), tuple(corrected), worst)
 
 
 def check_all(
-    statements: Sequence[Statement], seed: int = 0, factor: float = 1.0, advance: Callable[[int], None] | None = None
-) -> list[Finding]:
-    """A finding for each statement; ``advance`` is told how many are done."""
-    found = []
+    statements: Sequence[Statement], seed: int = 0, factor: float = 1.0, advance: Callable[[float], None] = lambda done: None
+) -> list[Evidence]:
+    """The evidence for each statement; ``advance`` takes how many are done."""
+    evidence = []
     for done, statement in enumerate(statements, 1):
-        found.append(check(statement, seed, factor))
-        if advance is not None:
-            advance(done)
-    return found
+        evidence.append(check(statement, seed, factor))
+        advance(done)
+    return evidence
 
 
 def _in_turn(statement: Statement, cases: Sequence[Case]) -> list[Case]:

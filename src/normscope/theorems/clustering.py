@@ -155,16 +155,14 @@ STATEMENTS = (
     Statement(
         id="2:3.1",
         title="One cluster",
-        claim="From almost every start Post-LN, nGPT and sqrt-scaling end in one cluster; Pre-LN, Mix-LN and Peri-LN "
-        "do, or some token's "
-        "radial speed has lower limit 0.",
+        claim="From almost every start Post-LN, nGPT and sqrt-scaling end in one cluster; Pre-LN, Mix-LN and Peri-LN do, or "
+        "some token's radial speed has lower limit 0.",
         tested="1 − the smallest cosine falls below 0.001 (or some |ṙ| below 0.01 is left), three starts a case.",
         space=_SIZES | {"beta": Range(0.01, 2, log=True), "start": choice(*_STARTS), "scheme": choice(*SIX)},
         conclusion=_one_cluster,
         limit="'Almost every' are starts drawn at random, and antipodal or two-sided ones a little off: exact ones are "
-        "equilibria. 'End' is a "
-        "time of at most 300, counted in ln t for free radii. β up to 2: the waiting time grows as e^{2β}. "
-        "Every start ended in one cluster, so that the second alternative was never met: nothing here tests it.",
+        "equilibria. 'End' is a time of at most 300, counted in ln t for free radii. β up to 2: the waiting time grows as "
+        "e^{2β}. Every start ended in one cluster, so that the second alternative was never met: nothing here tests it.",
         curves=_curves,
         by="scheme",
         cases=60,
@@ -174,15 +172,14 @@ STATEMENTS = (
         id="2:3.2i",
         title="Radii grow",
         claim="For Pre-LN and Peri-LN with n ≤ e^β: ṙ_j ≥ 1/(n e^β).",
-        tested="The smallest radial speed of the library's flow, at random places and with all others at the cosine "
-        "that pulls back most.",
+        tested="The smallest radial speed of the library's flow, at random places and with all others at the cosine that pulls "
+        "back most.",
         space={"tokens": whole(2, 64), "dim": whole(2, 8), "extra": Range(0, 3)}
         | {"place": choice("against", "uniform"), "scheme": choice("pre", "peri")},
         conclusion=_radial_bound,
         by="scheme",
-        remark="True with room. ṙ_j Z_j = e^β + Σ c e^{βc}, and c e^{βc} ≥ −1/(eβ) (or −e^{−β} for β < 1), so with n ≤ "
-        "e^β the sum is at least "
-        "1.5, and Z_j ≤ n e^β. The tightest case, n = 2 antipodal at β = ln 2, has ṙ = 0.6 = 2.4/(n e^β).",
+        remark="True with room. ṙ_j Z_j = e^β + Σ c e^{βc}, and c e^{βc} ≥ −1/(eβ) (or −e^{−β} for β < 1), so with n ≤ e^β the "
+        "sum is at least 1.5, and Z_j ≤ n e^β. The tightest case, n = 2 antipodal at β = ln 2, has ṙ = 0.6 = 2.4/(n e^β).",
         notices=("sign",),
     ),
     Statement(
@@ -215,8 +212,8 @@ STATEMENTS = (
     Statement(
         id="2:DAii",
         title="Speeds cannot stabilise: equilibria",
-        claim="Equilibria that are not one cluster are unstable in every scheme: the linearised directions are D·A "
-        "with A = −∇²E.",
+        claim="Equilibria that are not one cluster are unstable in every scheme: the linearised directions are D·A with A = "
+        "−∇²E.",
         tested="The largest eigenvalue of the library's linearised flow is at least min D · max eig A, which is positive.",
         space={
             "tokens": whole(2, 6),
@@ -228,8 +225,8 @@ STATEMENTS = (
         conclusion=_unstable,
         limit="Four families of equilibria in six dimensions, not all that there are.",
         by="shape",
-        remark="With free radii this is the block of the directions; q = r/t is attracted (−1) and, where P A = 0, "
-        "does not act back on them.",
+        remark="With free radii this is the block of the directions; q = r/t is attracted (−1) and, where P A = 0, does not "
+        "act back on them.",
         notices=("sign", "constant", "exponent"),
         cases=36,
     ),

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import unit
-from normscope.stability import collapse_margin, collapse_probability
+from normscope.measures.collapse_probability import collapse_margin, collapse_probability
 from normscope.theorems.cases import Case, Range, Space, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table
@@ -133,15 +133,14 @@ STATEMENTS = (
         title="Circuit collapse, to first order",
         claim="Collapse iff some t ≠ t* has w_{t*}/w_t < λ (if w_t(1+κ^q+κ_{t*}) > 0; else reversed), λ = "
         "(1+κ^q+κ_t)/(1+κ^q+κ_{t*}).",
-        tested="The sign of the criterion is that of the gap of scores whose change ε_t is taken to first order, "
-        "w_t(κ^q + κ_t).",
+        tested="The sign of the criterion is that of the gap of scores whose change ε_t is taken to first order, w_t(κ^q + "
+        "κ_t).",
         space=_SCORES | dict.fromkeys(_KAPPAS, Range(-1.5, 1.5)),
         conclusion=_to_first_order,
         cases=300,
         notices=("sign",),
-        remark="The printed case distinction is right. It leaves out w_t = 0 and 1 + κ^q + κ_{t*} = 0, where the "
-        "undivided form "
-        "w_{t*}(1+κ^q+κ_{t*}) < w_t(1+κ^q+κ_t) still says what happens.",
+        remark="The printed case distinction is right. It leaves out w_t = 0 and 1 + κ^q + κ_{t*} = 0, where the undivided "
+        "form w_{t*}(1+κ^q+κ_{t*}) < w_t(1+κ^q+κ_t) still says what happens.",
     ),
     Statement(
         id="1:7ii",
@@ -154,10 +153,9 @@ STATEMENTS = (
         correction=Correction(
             claim="Collapse iff some t ≠ t* has w_{t*}/w_t < λ (if w_t(1+κ^q)(1+κ_{t*}) > 0; else reversed), λ = "
             "(1+κ_t)/(1+κ_{t*}).",
-            why="The noisy score is w_t(1+κ^q)(1+κ_t). The query's factor is common to all keys and cancels from λ; "
-            "the printed λ keeps it "
-            "because it drops κ^q κ_t. The two differ by κ^q(κ_{t*} − κ_t) to second order, so only noise on both q "
-            "and k tells them apart.",
+            why="The noisy score is w_t(1+κ^q)(1+κ_t). The query's factor is common to all keys and cancels from λ; the "
+            "printed λ keeps it because it drops κ^q κ_t. The two differ by κ^q(κ_{t*} − κ_t) to second order, so only noise "
+            "on both q and k tells them apart.",
             conclusion=_whole_noise_corrected,
         ),
         notices=(),
@@ -172,11 +170,11 @@ STATEMENTS = (
         conclusion=_query_noise,
         cases=120,
         correction=Correction(
-            claim="Query noise alone never collapses if κ^q > −1, as it is when a norm stays positive; the log-odds "
-            "are multiplied by 1 + κ^q.",
-            why="All scores get the factor 1 + κ^q, so every gap does. Below κ^q = −1 the factor is negative and the "
-            "order of all scores turns "
-            "round. The printed criterion says so too: with κ_t = 0 it has λ = 1 and, for w_t(1+κ^q) < 0, the reversed case.",
+            claim="Query noise alone never collapses if κ^q > −1, as it is when a norm stays positive; the log-odds are "
+            "multiplied by 1 + κ^q.",
+            why="All scores get the factor 1 + κ^q, so every gap does. Below κ^q = −1 the factor is negative and the order of "
+            "all scores turns round. The printed criterion says so too: with κ_t = 0 it has λ = 1 and, for w_t(1+κ^q) < 0, the "
+            "reversed case.",
             conclusion=_query_noise_corrected,
         ),
         notices=(),
@@ -197,8 +195,8 @@ STATEMENTS = (
         tested="The smallest κ_t − κ_{t*} that collapses, by bisection on noisy scores, is ½θ² within a factor of 1.3.",
         space={"angle": Range(1e-3, 0.5, log=True), "kappa_selected": Range(-0.1, 0.1)},
         conclusion=_small_angles,
-        limit="'≲' is read as: the same up to a factor of 1.3, for angles up to 0.5 and |κ_{t*}| up to 0.1. Exactly it "
-        "is (1 + κ_{t*})(1/cos θ − 1).",
+        limit="'≲' is read as: the same up to a factor of 1.3, for angles up to 0.5 and |κ_{t*}| up to 0.1. Exactly it is (1 + "
+        "κ_{t*})(1/cos θ − 1).",
         curves=_angle_curves,
         notices=("sign", "constant", "exponent"),
     ),

@@ -1,4 +1,4 @@
-"""Paper 2, Theorem 4.3: tokens in a narrow cone, how radii grow and how fast what is left of Var dies.
+"""Paper 2, Theorem 4.3: tokens in a narrow cone, how radii grow and how fast their variance decays.
 
 In a cone A_j = θ̄ + O(β Var) for every j, and dVar/dt = −(2/n) Σ (1/s_j)⟨θ̄, P_j A_j⟩ ≈ −(2/n) Σ (1/s_j)|θ_j − θ̄|²: the rate is
 2/s, with s the common speed factor: 1 for Post-LN, r ≈ r_0 + t for Pre-LN, Peri-LN and Mix-LN, |A|/α_t ≈ 1/α_t for nGPT, √(t+1)
@@ -191,8 +191,8 @@ def _alpha_curves() -> Curves:
 
 
 _THETA = (
-    "Θ(·) is read as: 2 times what is printed up to a factor of 1.5, from t ≥ 4·max(r_0, 1) on (t ≥ 4 for sqrt-scaling): "
-    "at t → 0 the rates are 2/r_0 and 2, and 1/t and 1/√t are no measure of them."
+    "Θ(·) is read as: 2 times what is printed up to a factor of 1.5, from t ≥ 4·max(r_0, 1) on (t ≥ 4 for sqrt-scaling): at t "
+    "→ 0 the rates are 2/r_0 and 2, and 1/t and 1/√t are no measure of them."
 )
 
 STATEMENTS = (
@@ -205,14 +205,13 @@ STATEMENTS = (
         conclusion=_radii,
         by="scheme",
         remark="The cone never opens: for the pair with the least cosine m ≥ 0, ⟨P_i A_i, θ_j⟩ = Σ_k w_ik(⟨θ_k,θ_j⟩ − "
-        "m⟨θ_k,θ_i⟩) ≥ 0. So "
-        "ṙ = ⟨θ, A⟩ ≥ 1 − δ, and more with A/|A|. No bound on δ is used; for δ > 1 the claim is empty.",
+        "m⟨θ_k,θ_i⟩) ≥ 0. So ṙ = ⟨θ, A⟩ ≥ 1 − δ, and more with A/|A|. No bound on δ is used; for δ > 1 the claim is empty.",
         cases=36,
         notices=("sign", "constant", "exponent"),
     ),
     Statement(
         id="2:4.3ii",
-        title="In a narrow cone Var dies",
+        title="Nearly aligned tokens: how fast their variance decays",
         claim="dVar/dt = −Θ(Var) Post; −Θ(Var/t) Pre, Peri, Mix; −Θ(Var/√t) sqrt-scaling.",
         tested="−dVar/dt along the library's flow beside 2 Var times the printed rate, within a factor of 1.5.",
         space=_SPACE | _RADIUS | {"scheme": choice(*_RATES)},
@@ -225,7 +224,7 @@ STATEMENTS = (
     ),
     Statement(
         id="2:4.3ii-ngpt",
-        title="In a narrow cone Var dies: nGPT",
+        title="Nearly aligned tokens: how fast their variance decays in nGPT",
         claim="nGPT: dVar/dt = −Θ(Var/α_t).",
         tested="−dVar/dt of nGPT with rising, falling, small and large α_t beside 2 Var/α_t, within a factor of 1.5.",
         space=_SPACE | {"size": Range(0.1, 5, log=True), "alpha": choice("linear", "power", "root", "mixed", "constant")},
@@ -234,10 +233,9 @@ STATEMENTS = (
         limit="Θ(·) is read as: 2 times what is printed up to a factor of 1.5, for α_t between 0.01 and 10.",
         correction=Correction(
             claim="nGPT: dVar/dt = −Θ(α_t Var).",
-            why="θ̇_j = (1/s_j) P A_j with s_j = |A_j|/α_t, and |A_j| ≥ 1 − δ in a cone: the speed is multiplied by "
-            "α_t, and the rate is 2α_t. "
-            "The printed 1/α_t is the speed factor s itself, not the speed. The remark's e^{−2∫α} and Theorem 4.1 "
-            "agree with 2α_t.",
+            why="θ̇_j = (1/s_j) P A_j with s_j = |A_j|/α_t, and |A_j| ≥ 1 − δ in a cone: the speed is multiplied by α_t, and "
+            "the rate is 2α_t. The printed 1/α_t is the speed factor s itself, not the speed. The remark's e^{−2∫α} and "
+            "Theorem 4.1 agree with 2α_t.",
             conclusion=lambda case: _ngpt_rate(case, 1),
         ),
         curves=_alpha_curves,
@@ -246,7 +244,7 @@ STATEMENTS = (
     ),
     Statement(
         id="2:4.3ii-wide",
-        title="In a cone that only the bound makes narrow",
+        title="Nearly aligned tokens: what the bound on δ allows",
         claim="The rates of 4.3 (ii) for every δ < 1/(100 n²β²), however small β.",
         tested="As 2:4.3ii, for δ from 10⁻⁴ to 2 and nβ ≤ 0.2. Where δ is not below the bound a case decides nothing.",
         space={name: part for name, part in _SPACE.items() if name != "share"}
@@ -259,28 +257,27 @@ STATEMENTS = (
         limit=_THETA,
         correction=Correction(
             claim="The rates hold for δ < min(1/100, 1/(100 n²β²)).",
-            why="For nβ < 0.07 the bound exceeds 2 and every start counts as a cone. Two antipodal tokens have Var = 1 "
-            "and do not move; with "
-            "cosine c they have −dVar/dt = (1 + c) Var for β → 0, not 2 Var. The estimates that lead to 2 Var need Var "
-            "≪ 1 besides.",
+            why="For nβ < 0.07 the bound exceeds 2 and every start counts as a cone. Two antipodal tokens have Var = 1 and do "
+            "not move; with cosine c they have −dVar/dt = (1 + c) Var for β → 0, not 2 Var. The estimates that lead to 2 Var "
+            "need Var ≪ 1 besides.",
             conclusion=lambda case: _rate_below(case, _NARROW),
         ),
-        remark="The correction is tested by those of the same cases that have δ below 1/100, a third or more of them; "
-        "the others meet only the printed hypothesis and decide nothing about it.",
+        remark="The correction is tested by those of the same cases that have δ below 1/100, a third or more of them; the "
+        "others meet only the printed hypothesis and decide nothing about it.",
         cases=60,
         notices=(),
     ),
     Statement(
         id="2:4.3iii",
         title="The remark: exact decay",
-        claim="Var = e^{−2t} Post; e^{−2 ln t} Pre, Peri, Mix; e^{−2∫α} nGPT; e^{−4√t} sqrt-scaling, each exponent "
-        "times 1+o(1).",
+        claim="Var = e^{−2t} Post; e^{−2 ln t} Pre, Peri, Mix; e^{−2∫α} nGPT; e^{−4√t} sqrt-scaling, each exponent times "
+        "1+o(1).",
         tested="The fall of ln Var between two late times beside that of the printed exponent, within 5 %.",
         space=_SPACE | _RADIUS | {"alpha": choice("constant", "linear", "root", "power"), "scheme": choice(*_RATES, "ngpt")},
         conclusion=_decay,
         by="scheme",
-        limit="1 + o(1) is within 5 %, between t = 50·max(r_0, 1) and 5,000·max(r_0, 1) for free radii, "
-        "20 and 60 for sqrt-scaling, 2 and 3.5 for the others.",
+        limit="1 + o(1) is within 5 %, between t = 50·max(r_0, 1) and 5,000·max(r_0, 1) for free radii, 20 and 60 for "
+        "sqrt-scaling, 2 and 3.5 for the others.",
         cases=45,
         notices=("sign", "constant"),
     ),

@@ -101,16 +101,16 @@ _SPACE: Space = {
     "weights": choice("identity", "rotations", "random", "rank one"),
 }
 _PROBABLY = (
-    "'With high probability' is in every draw of the test, d from 8 to 192 and n up to 1,500; the constant C "
-    "is not printed, here it is 1"
+    "'With high probability' is in every draw of the test, d from 8 to 192 and n up to 1,500; the constant C is not printed, "
+    "here it is 1"
 )
 
 STATEMENTS = (
     Statement(
         id="2:4.2i",
         title="Attention of random directions is small",
-        claim="β = 1, |QᵀK|, |V| ≤ 1, uniform directions, e^{√d} ≥ n log n ≥ d: with high probability |A_j(0)| ≤ "
-        "C(√(log n/n) + log n/d) for all j.",
+        claim="β = 1, |QᵀK|, |V| ≤ 1, uniform directions, e^{√d} ≥ n log n ≥ d: with high probability |A_j(0)| ≤ C(√(log n/n) "
+        "+ log n/d) for all j.",
         tested="The largest |A_j| of a draw beside the bound with C = 1.",
         space=_SPACE,
         conclusion=_small_attention,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -11,9 +10,8 @@ from torch import Tensor
 from normscope.core import Attention, HeadWeights
 from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import Motion
-from normscope.dynamics.integrators import TABLEAUS, runge_kutta_step
+from normscope.dynamics.integrators import METHODS, runge_kutta_step
 from normscope.schemes import NAMED, derive
-from normscope.schemes.update import coefficients
 from normscope.theorems.cases import Case
 
 SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")
@@ -33,8 +31,7 @@ def follow(motion: Motion, x: Tokens, times: Sequence[float], step: float = 0.2)
             h = end - t if end - t < 1.001 * h else h
             within = t + h / 2
             x = motion.settle(x, within)
-            slope = motion.velocity(x, t, within)
-            moved = runge_kutta_step(lambda s, y: motion.velocity(y, s, within), t, x, h, TABLEAUS["rk4"], slope)  # noqa: B023
+            moved = runge_kutta_step(lambda s, y: motion.velocity(y, s, within), t, x, h, METHODS["rk4"])  # noqa: B023
             x, t = motion.settle(moved, within), (end if h == end - t else t + h)
         if end in times:
             yield t, x
@@ -46,12 +43,9 @@ def _pace(motion: Motion, x: Tokens, t: float) -> float:
     It stays between a thousandth of 1 + t and all of it: a token that passes close by 0 would stop the clock, and a step that
     begins at 0 would break it.
     """
-    stage = motion.stage(t)
-    at = stage.place(t, motion.depth)
-    at = at if motion.alpha is None else replace(at, alpha=motion.alpha(t))
-    c = coefficients(stage.attention, stage.norm, at)
-    own = c.carry / max(c.step, 1e-9) if c.stream_norm else float(length(x).min())
-    return min(max(own, 1e-3 * (1 + t)), 1 + t)
+    update = motion.slots(t, t)[0][0]
+    pace = float(length(x).min()) if update.stream is None else update.carry / max(update.step, 1e-9)
+    return min(max(pace, 1e-3 * (1 + t)), 1 + t)
 
 
 def ends_free(scheme: str) -> bool:

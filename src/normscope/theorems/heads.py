@@ -79,15 +79,15 @@ STATEMENTS = (
         space=_SPACE,
         conclusion=_null_spaces,
         notices=("sign", "constant", "exponent"),
-        remark="For keys 'equally' means that every query gives them the same score, 0; the weight still depends on "
-        "the other keys.",
+        remark="For keys 'equally' means that every query gives them the same score, 0; the weight still depends on the other "
+        "keys.",
     ),
     Statement(
         id="3:bias",
         title="Bias terms",
         claim="Softmax ignores the terms that are constant over keys; b_q W_Kᵀ is a key bias; the value bias gives b_V W_O.",
-        tested="Attention with all biases beside x W_QK yᵀ + b_q W_Kᵀ yᵀ alone; what a head with a value bias writes "
-        "beside b_V W_O added.",
+        tested="Attention with all biases beside x W_QK yᵀ + b_q W_Kᵀ yᵀ alone; what a head with a value bias writes beside "
+        "b_V W_O added.",
         space=_SPACE | {"size": Range(0.01, 10, log=True), "term": choice("scores", "values")},
         conclusion=_biases,
         by="term",
@@ -96,8 +96,8 @@ STATEMENTS = (
         id="3:svd",
         title="W_VO as a key-value store",
         claim="With W_VO = U Σ Vᵀ: columns of UΣ are keys, rows of Vᵀ are the directions written to the stream.",
-        tested="The update of the library's head beside the sum over its singular vectors (words.singular_factors), at "
-        "most k of them.",
+        tested="The update of the library's head beside the sum over its singular vectors (words.singular_factors), at most k "
+        "of them.",
         space=_SPACE,
         conclusion=_singular,
         remark="The keys are compared with points of the sphere. They do not lie on it: their lengths are the singular values.",

@@ -211,9 +211,8 @@ STATEMENTS = (
         by="scheme",
         correction=Correction(
             claim="E(Θ) = −(1/2β) Σ exp(β θ_jᵀ V θ_k); for V = I this is the printed E.",
-            why="−∂E/∂θ_j = Σ_k exp(β θ_jᵀVθ_k)·½(V + Vᵀ)θ_k = Z_j A_j needs the scores inside E: an E without V has "
-            "weights exp(β⟨θ_j, θ_k⟩) and "
-            "no factor V. It is a gradient of the flow only for V = I.",
+            why="−∂E/∂θ_j = Σ_k exp(β θ_jᵀVθ_k)·½(V + Vᵀ)θ_k = Z_j A_j needs the scores inside E: an E without V has weights "
+            "exp(β⟨θ_j, θ_k⟩) and no factor V. It is a gradient of the flow only for V = I.",
             conclusion=lambda case: _gradient(case, corrected=True),
         ),
         notices=(),
@@ -222,8 +221,8 @@ STATEMENTS = (
         id="2:time",
         title="Time change",
         claim="Dividing every s_j by the same positive factor only re-times the flow.",
-        tested="Directions at t beside those of the plain flow at τ(t): sqrt-scaling and Post-LN, nGPT with rising and "
-        "falling α_t, Pre-LN halved.",
+        tested="Directions at t beside those of the plain flow at τ(t): sqrt-scaling and Post-LN, nGPT with rising and falling "
+        "α_t, Pre-LN halved.",
         space={"tokens": whole(2, 8), "dim": whole(2, 6), "beta": Range(0.01, 5, log=True), "time": Range(0.2, 3)}
         | _RADII
         | {"retimed": choice("sqrt-scaling", "pre", *_INTEGRALS)},
@@ -235,10 +234,10 @@ STATEMENTS = (
     Statement(
         id="2:log-time",
         title="Logarithmic time",
-        claim="With u = ln t and q_j = r_j/t Pre-LN and Peri-LN become autonomous and bounded: dθ/du = P A/q, dq/du = "
-        "⟨θ, A⟩ − q.",
-        tested="The library's flow at t = e^u beside the autonomous equations, integrated on their own; and q ≤ max(q "
-        "at u = 0, 1).",
+        claim="With u = ln t and q_j = r_j/t Pre-LN and Peri-LN become autonomous and bounded: dθ/du = P A/q, dq/du = ⟨θ, A⟩ − "
+        "q.",
+        tested="The library's flow at t = e^u beside the autonomous equations, integrated on their own; and q ≤ max(q at u = "
+        "0, 1).",
         space={"tokens": whole(2, 8), "dim": whole(2, 6), "beta": Range(0.01, 5, log=True), "span": Range(0.5, 4)}
         | _RADII
         | {"scheme": choice("pre", "peri")},

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from normscope.errors import InputError, did_you_mean
+from normscope.results.conventions import FAILS
 from normscope.theorems import (
     clustering,
     collapse,
@@ -21,7 +22,7 @@ from normscope.theorems import (
     structure,
     symmetric,
 )
-from normscope.theorems.check import FAILS, Finding
+from normscope.theorems.check import Evidence
 from normscope.theorems.statement import Statement
 
 FAMILIES: dict[str, tuple[Statement, ...]] = {
@@ -64,44 +65,47 @@ def find_statements(names: Sequence[str]) -> list[Statement]:
         end = r"(?!\d)" if name[-1:].isdigit() else r"(?![iv])" if name[-1:] in ("i", "v") else ""
         own = {id: statement for id, statement in LEDGER.items() if name and re.match(re.escape(name) + end, id)}
         if not own:
-            raise InputError(f"no statement '{name}'{did_you_mean(name, LEDGER)}; normscope verify lists all {len(LEDGER)}")
+            raise InputError(
+                f"no statement '{name}'{did_you_mean(name, LEDGER)}; there are {len(LEDGER)}, such as 2:4.3ii "
+                "(normscope.theorems.LEDGER has all)"
+            )
         found |= own
     return [statement for statement in LEDGER.values() if statement.id in found]
 
 
-def record(finding: Finding) -> dict[str, Any]:
-    """What is said of a statement, as plain values."""
-    statement, correction, fails = finding.statement, finding.statement.correction, finding.verdict == FAILS
+def record(evidence: Evidence) -> dict[str, Any]:
+    """A statement with the outcome of its check, as plain values."""
+    statement, correction, fails = evidence.statement, evidence.statement.correction, evidence.verdict == FAILS
     return {
         "paper": statement.paper,
         "statement": statement.number,
         "id": statement.id,
         "title": statement.title,
-        "verdict": finding.verdict,
-        "cases": len(finding.tried),
-        "checks": sum(one.checks for one in finding.tried),
-        "margin": finding.margin,
+        "verdict": evidence.verdict,
+        "cases": len(evidence.tried),
+        "checks": sum(one.checks for one in evidence.tried),
+        "margin": evidence.margin,
         "claim": statement.claim,
         "tested": statement.tested,
         "limit": statement.limit,
         "remark": statement.remark,
-        "worst_case": finding.worst.case.text,
-        "worst_case_margin": finding.worst.margin,
-        "worst_case_seeds": " + ".join(f"{weight!r}·{seed}" for seed, weight in finding.worst.case.seeds),
+        "worst_case": evidence.worst.case.text,
+        "worst_case_margin": evidence.worst.margin,
+        "worst_case_seeds": " + ".join(f"{weight!r}·{seed}" for seed, weight in evidence.worst.case.seeds),
         "corrected": correction.claim if correction and fails else None,
         "why": correction.why if correction and fails else None,
-        "corrected_margin": finding.corrected_margin if correction and fails else None,
+        "corrected_margin": evidence.corrected_margin if correction and fails else None,
     }
 
 
-def tables(findings: Sequence[Finding], pictures: bool = True) -> dict[str, pd.DataFrame]:
+def tables(evidence: Sequence[Evidence], pictures: bool = True) -> dict[str, pd.DataFrame]:
     """The ledger and its evidence as tidy tables.
 
     ``ledger``: a row for each statement. ``margins``: a row for each case and form, in rising order of the margin, with the
     share of cases up to it. ``groups``: number of cases and worst margin of each option of a choice. ``curves`` and
-    ``pictures``: the lines of pictures and the words around them.
+    ``pictures``: the lines of figures and their titles, labels and captions.
     """
-    margins = pd.concat([finding.table for finding in findings], ignore_index=True)
+    margins = pd.concat([one.table for one in evidence], ignore_index=True)
     rising = ["statement", "form", "margin"]  # printed before corrected
     margins = margins.sort_values(rising, ascending=[True, False, True], kind="stable", ignore_index=True)
     ranked = margins.groupby(["statement", "form"])["margin"]
@@ -109,18 +113,18 @@ def tables(findings: Sequence[Finding], pictures: bool = True) -> dict[str, pd.D
     groups = margins.groupby(["statement", "form", "group"], as_index=False, sort=False).agg(
         cases=("margin", "size"), margin=("margin", "min")
     )
-    found = {"ledger": pd.DataFrame([record(finding) for finding in findings]), "margins": margins, "groups": groups}
-    return found | (_pictures(findings) if pictures else {})
+    made = {"ledger": pd.DataFrame([record(one) for one in evidence]), "margins": margins, "groups": groups}
+    return made | (_pictures(evidence) if pictures else {})
 
 
-def _pictures(findings: Sequence[Finding]) -> dict[str, pd.DataFrame]:
-    lines, words = [], []
-    for statement in (finding.statement for finding in findings):
+def _pictures(evidence: Sequence[Evidence]) -> dict[str, pd.DataFrame]:
+    lines, labels = [], []
+    for statement in (one.statement for one in evidence):
         if statement.curves is None:
             continue
         curves = statement.curves()
         lines.append(curves.table.assign(statement=statement.id))
-        words.append(
+        labels.append(
             {
                 "statement": statement.id,
                 "title": f"{statement.id} {statement.title}",
@@ -131,4 +135,4 @@ def _pictures(findings: Sequence[Finding]) -> dict[str, pd.DataFrame]:
                 "log_y": curves.log_y,
             }
         )
-    return {"curves": pd.concat(lines, ignore_index=True), "pictures": pd.DataFrame(words)} if lines else {}
+    return {"curves": pd.concat(lines, ignore_index=True), "pictures": pd.DataFrame(labels)} if lines else {}

@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.stability import first_order_change
-from normscope.stability.propagation import FirstOrderChange
+from normscope.measures.propagation import FirstOrderChange, first_order_change
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
@@ -170,13 +169,13 @@ STATEMENTS = (
         id="1:5",
         title="Sparse attention",
         claim="Sparse: the q and k terms vanish; the m term is ε^m of the selected token.",
-        tested="The terms' lengths are at most 2(1 − a*) times the spreads of messages and scores; the m term is "
-        "within (1 − a*) of ε*.",
+        tested="The terms' lengths are at most 2(1 − a*) times the spreads of messages and scores; the m term is within (1 − "
+        "a*) of ε*.",
         space=_SIZES | {"gap": Range(2, 20)},
         conclusion=_sparse,
         limit="'Vanish' is a limit a* → 1: the terms are bounded by a constant times 1 − a*, for gaps of the scores up to 20.",
-        remark="The covariance of two quantities under weights with one atom a* is at most 2(1 − a*) times the product "
-        "of their ranges from it.",
+        remark="The covariance of two quantities under weights with one atom a* is at most 2(1 − a*) times the product of "
+        "their ranges from it.",
         notices=("sign",),
     ),
     Statement(
@@ -192,8 +191,7 @@ STATEMENTS = (
         id="1:6ii",
         title="Isotropic attention: when it is stable",
         claim="Stable to q noise if keys are constant or uncorrelated with messages; to k noise if q = 0 or noise is "
-        "uncorrelated with "
-        "messages; to m noise if it averages to 0.",
+        "uncorrelated with messages; to m noise if it averages to 0.",
         tested="The output with first-order noise equals the output without it, where a condition is made true.",
         space=_SIZES | {"condition": choice(*_STABLE)},
         conclusion=_isotropic_stability,
@@ -202,8 +200,8 @@ STATEMENTS = (
     Statement(
         id="1:8i",
         title="Key norms under isotropic attention",
-        claim="Multiplicative key noise on isotropic attention: 0 if κ_t is uncorrelated with messages, or constant, "
-        "or q = 0; else w⟨m̃_t κ_t⟩.",
+        claim="Multiplicative key noise on isotropic attention: 0 if κ_t is uncorrelated with messages, or constant, or q = 0; "
+        "else w⟨m̃_t κ_t⟩.",
         tested="Automatic differentiation through softmax along κ_t k_t, at equal scores w, beside the formula.",
         space=_SIZES | {"score": Range(-10, 10), "noise": choice("any", "constant", "uncorrelated", "query zero")},
         conclusion=_key_norms,
@@ -213,12 +211,12 @@ STATEMENTS = (
         id="1:8ii",
         title="Independent key noise averages out",
         claim="Multiplicative key noise on isotropic attention is ≈ 0 if κ_t is independent of the messages.",
-        tested="The RMS change over 400 draws of κ, by automatic differentiation through softmax, is "
-        "|w|·RMS(κ)·√(Σ|m̃_t|²)/T, which falls as 1/√T.",
+        tested="The RMS change over 400 draws of κ, by automatic differentiation through softmax, is |w|·RMS(κ)·√(Σ|m̃_t|²)/T, "
+        "which falls as 1/√T.",
         space={"keys": whole(2, 4096), "head": whole(1, 4), "dim": whole(1, 16), "score": Range(0.1, 10, log=True)},
         conclusion=_independent_key_norms,
-        limit="'≈ 0' is in the mean over draws; one draw is off by |w|·RMS(κ)·RMS(m)/√T. Tested up to T = 4096, within "
-        "a factor of 1.5.",
+        limit="'≈ 0' is in the mean over draws; one draw is off by |w|·RMS(κ)·RMS(m)/√T. Tested up to T = 4096, within a "
+        "factor of 1.5.",
         notices=("sign", "constant", "exponent"),
         cases=45,
     ),

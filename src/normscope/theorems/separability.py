@@ -230,8 +230,8 @@ STATEMENTS = (
         id="1:1i",
         title="No-Norm: independence is enough",
         claim="Heads can attend to different subspaces if these are linearly independent.",
-        tested="Scores of a head that reads one subspace, after all others are exchanged for other tokens', equal "
-        "those before.",
+        tested="Scores of a head that reads one subspace, after all others are exchanged for other tokens', equal those "
+        "before.",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_independent,
         remark="Edges: subspaces that are nearly dependent, token lengths over four orders of magnitude.",
@@ -240,8 +240,8 @@ STATEMENTS = (
         id="1:1ii",
         title="No-Norm: null spaces of W_QK",
         claim="W_QK is low-rank; its left and right null spaces hold everything that the head does not attend to.",
-        tested="The dimension of either null space is N less that of the subspace that is read, and the other "
-        "subspaces lie in both.",
+        tested="The dimension of either null space is N less that of the subspace that is read, and the other subspaces lie in "
+        "both.",
         space=_SIZES | _LENGTHS | {"independence": Range(0.1, 1)},
         conclusion=_null_space,
         remark="For a head that uses all coordinates of its subspace; one that uses fewer has larger null spaces.",
@@ -260,8 +260,8 @@ STATEMENTS = (
         id="1:2i",
         title="Pre-Norm: orthogonal spheres are enough",
         claim="Pre-Norm keeps subspaces independent if they are mutually orthogonal spheres.",
-        tested="Attention of a head behind RMSNorm or LayerNorm with a gain, after the others are exchanged, equals "
-        "that before.",
+        tested="Attention of a head behind RMSNorm or LayerNorm with a gain, after the others are exchanged, equals that "
+        "before.",
         space=_SIZES | _LENGTHS | {"norm": choice("rms", "layer")},
         conclusion=_orthogonal_spheres,
         by="norm",
@@ -286,17 +286,14 @@ STATEMENTS = (
         space=_PARTS | {"offset": Range(0, 2), "broken": Range(1e-3, 0.3, log=True)},
         conclusion=_must_be_spheres,
         correction=Correction(
-            claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is "
-            "constant for each α. "
-            "For parts without a constant (x_α and −x_α both occur) this is the printed statement.",
-            why="No interference means |x_1 + x_2| is one number for all pairs. Differences give (x_1 − x_1')·(x_2 − "
-            "x_2') = 0, so A_1 ⊥ A_2. "
-            "With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is constant if "
-            "and only if every "
-            "|a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± e_2: |x|² = 7 always, "
-            "and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant, "
-            "or that spheres have one radius. That the conditions are needed is tested by breaking them: with A_2 turned by ε "
-            "towards A_1, or one point ε outside its sphere, |x|² varies by 4ε r_1 r_2 and 2ε r² at least.",
+            claim="With A_α the span of what varies in x_α: the A_α are mutually orthogonal, and |P_{A_α} x| is constant for "
+            "each α. For parts without a constant (x_α and −x_α both occur) this is the printed statement.",
+            why="No interference means |x_1 + x_2| is one number for all pairs. Differences give (x_1 − x_1')·(x_2 − x_2') = "
+            "0, so A_1 ⊥ A_2. With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is "
+            "constant if and only if every |a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± "
+            "e_2: |x|² = 7 always, and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant, or that "
+            "spheres have one radius. That the conditions are needed is tested by breaking them: with A_2 turned by ε towards "
+            "A_1, or one point ε outside its sphere, |x|² varies by 4ε r_1 r_2 and 2ε r² at least.",
             conclusion=_varying_spheres,
         ),
         notices=(),

@@ -79,16 +79,16 @@ STATEMENTS = (
         space={"keys": whole(2, 64), "factor": Range(1, 1e6, log=True), "end": choice("0", "∞")},
         conclusion=_temperature_ends,
         by="end",
-        limit="The limits are bounds with a rate, tested for factors from 1e-6 to 1e6; with equal largest scores ∞ "
-        "gives each the same share.",
+        limit="The limits are bounds with a rate, tested for factors from 1e-6 to 1e6; with equal largest scores ∞ gives each "
+        "the same share.",
         notices=("sign",),
     ),
     Statement(
         id="1:11",
         title="No-Norm attention is a projection",
         claim="No-Norm attention is the projection of y_t on one vector W_QKᵀ x, whose length is an inverse temperature.",
-        tested="ln(a_t/a_s) over the difference of projections is that length, and attention is the softmax of length "
-        "times projection.",
+        tested="ln(a_t/a_s) over the difference of projections is that length, and attention is the softmax of length times "
+        "projection.",
         space=_SIZES | {"size": Range(1e-3, 10, log=True)},
         conclusion=_projection,
         notices=("sign", "constant", "exponent"),
@@ -97,8 +97,8 @@ STATEMENTS = (
         id="1:12",
         title="Biases",
         claim="Query and key biases add only terms that softmax removes, or ones that a constant direction in x reproduces.",
-        tested="Attention with both biases equals that without the key bias, and that without any on tokens with a "
-        "constant coordinate.",
+        tested="Attention with both biases equals that without the key bias, and that without any on tokens with a constant "
+        "coordinate.",
         space=_SIZES
         | {"size": Range(0.01, 10, log=True), "constant": Range(0.1, 10, log=True), "term": choice("query", "key")},
         conclusion=_biases,

@@ -116,9 +116,8 @@ STATEMENTS = (
         correction=Correction(
             claim="Every normalised token lies on a sphere of d − 2 dimensions, the sphere of radius √d in the "
             "(d−1)-dimensional hyperplane.",
-            why="The hyperplane takes one dimension and the radius another. For RMSNorm, without the hyperplane, d − 1 "
-            "is right. Read as "
-            "'sphere of a (d−1)-dimensional space' the printed words are right too.",
+            why="The hyperplane takes one dimension and the radius another. For RMSNorm, without the hyperplane, d − 1 is "
+            "right. Read as 'sphere of a (d−1)-dimensional space' the printed words are right too.",
             conclusion=lambda case: Comparison(_dimension(case), case["dim"] - 2.0, tolerance=1e-9, scale=1.0),
         ),
         notices=(),

@@ -129,21 +129,21 @@ STATEMENTS = (
         notices=("sign", "constant", "exponent"),
         by="strategy",
         remark="Tokens are free within what separability allows: on orthogonal spheres for Pre-Norm, with a whole length and, "
-        "for LayerNorm, a mean that the norm has to take away; anywhere otherwise. A subspace of one "
-        "dimension is a sphere of two points: it has no degree of freedom left, only a sign.",
+        "for LayerNorm, a mean that the norm has to take away; anywhere otherwise. A subspace of one dimension is a sphere of "
+        "two points: it has no degree of freedom left, only a sign.",
         cases=90,
     ),
     Statement(
         id="1:messages",
         title="Structure of messages",
         claim="Messages: No-Norm linear; Pre-Norm spheroid; QKV-Norm spheroid.",
-        tested="Messages of sums are sums of messages; or one quadratic form, fitted to half of the messages, is 1 for "
-        "the others.",
+        tested="Messages of sums are sums of messages; or one quadratic form, fitted to half of the messages, is 1 for the "
+        "others.",
         space={"width": whole(1, 4), "strategy": choice("No-Norm", "Pre-Norm", "QKV-Norm")},
         conclusion=_messages,
         by="strategy",
-        remark="For Pre-Norm under the table's own assumption: tokens on orthogonal spheres, up to their whole length, "
-        "of which the value reads one. W_V maps the sphere of R^N to fewer dimensions, so messages of tokens at large fill "
-        "the spheroid's inside.",
+        remark="For Pre-Norm under the table's own assumption: tokens on orthogonal spheres, up to their whole length, of "
+        "which the value reads one. W_V maps the sphere of R^N to fewer dimensions, so messages of tokens at large fill the "
+        "spheroid's inside.",
     ),
 )

@@ -147,8 +147,8 @@ STATEMENTS = (
         id="2:symmetric",
         title="The symmetric reduction",
         claim="From equal cosines all pairs keep one cosine γ(t), with the printed Z, N, G, R and γ̇, ṙ for each scheme.",
-        tested="γ̇ of every pair and ṙ of every token, from particles and from the reduction of the library, beside "
-        "the printed formulas.",
+        tested="γ̇ of every pair and ṙ of every token, from particles and from the reduction of the library, beside the "
+        "printed formulas.",
         space=_SPEEDS
         | {"tokens": whole(2, 32), "beta": Range(0.001, 10, log=True), "share": Range(0.01, 0.99), "time": Range(0, 6)},
         conclusion=_reduction,
@@ -171,8 +171,8 @@ STATEMENTS = (
         id="2:4.1ii",
         title="Last speeds",
         claim="γ̇ for t → ∞: Post C e^{−2t}; Pre, Mix and Peri C/t³; nGPT C α_t exp(−2∫α); sqrt C e^{−4√t}/√t.",
-        tested="γ̇ at two late times, own time 40 and 60, over the ratio of the printed forms: one constant C for "
-        "both, within 5 %.",
+        tested="γ̇ at two late times, own time 40 and 60, over the ratio of the printed forms: one constant C for both, within "
+        "5 %.",
         space={
             "tokens": whole(2, 1_000_000),
             "beta": Range(0.001, 3, log=True),
@@ -181,9 +181,8 @@ STATEMENTS = (
         },
         conclusion=_last_speed,
         by="scheme",
-        limit="t → ∞ is where a scheme's own time (t, ln t, ∫α, 2√(t+1)) goes from 40 to 60; β up to 3, since "
-        "orthogonal tokens wait for e^β. "
-        "For sqrt-scaling e^{−4√t} stands for e^{−4√(t+1)}: their ratio tends to 1.",
+        limit="t → ∞ is where a scheme's own time (t, ln t, ∫α, 2√(t+1)) goes from 40 to 60; β up to 3, since orthogonal "
+        "tokens wait for e^β. For sqrt-scaling e^{−4√t} stands for e^{−4√(t+1)}: their ratio tends to 1.",
         curves=_end_curves,
         cases=42,
         notices=("sign", "constant", "exponent"),

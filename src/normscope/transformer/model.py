@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from normscope.core import HeadNorm, HeadWeights, Reach, unproject
 from normscope.core.norms import EPSILON, NORMS
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
+from normscope.schemes.update import Update
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
 
@@ -97,7 +99,7 @@ class Embedding(nn.Module):
         periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
         self.frequencies = nn.Parameter((2 * math.pi / periods).float())
         self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
-        self.settle = Norm(first.norm) if first.attention.stream == "norm" else nn.Identity()
+        self.settle = Norm(first.norm) if first.on_sphere() else nn.Identity()
 
     def matrices(self) -> Matrices:
         """The types."""
@@ -166,19 +168,35 @@ class Sublayer(nn.Module):
 
     def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
         """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
-        values = self.at if self.alpha is None else {**self.at, "alpha": self._learned_alpha(self.alpha)}
-        step, carry, factor = (formula(values) for formula in self.step_carry_input)
-        read = self.read_scale(self.input(x)) * factor
+        update = self.update()
         if senders is not None:
-            senders = self.sender_scale(self.input(senders)) * factor
-        update = step * self.write_scale(self.output(self.f(read, reach, senders)))
-        states: Tensor = self.stream(carry * x + update)
-        return states
+            senders = self.sender_scale(self.input(senders)) * update.factor
+        return update.state(x, self.f(update.read(x), reach, senders))
 
-    def _learned_alpha(self, alpha: "LearnedScale") -> Tensor:
-        """The learned step; one that starts at 0 may take either sign, any other stays positive."""
-        value: Tensor = alpha()
-        return value.abs() if self.at["alpha"] else value
+    def update(self) -> Update:
+        """The residual update with what has been learned so far: step, carry and factor, gains, calibrated factors."""
+        step, carry, factor = self.values()
+        return Update(self._input, self._output, self.stream, factor, step, carry)
+
+    def values(self) -> tuple[Any, Any, Any]:
+        """Step, carry and the factor on the input, with the learned alpha: numbers, or one for each component.
+
+        An alpha that starts at 0 may take either sign, any other stays positive.
+        """
+        values = self.at
+        if self.alpha is not None:
+            alpha = self.alpha()
+            values = {**self.at, "alpha": alpha.abs() if self.at["alpha"] else alpha}
+        step, carry, factor = (formula(values) for formula in self.step_carry_input)
+        return step, carry, factor
+
+    def _input(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.read_scale(self.input(x))
+        return scaled
+
+    def _output(self, y: Tensor) -> Tensor:
+        scaled: Tensor = self.write_scale(self.output(y))
+        return scaled
 
 
 class Attention(nn.Module):

@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, length
+from normscope.core.norms import SphereNorm, degrees_between, length
 from normscope.errors import InputError
-from normscope.models import NOTHING, Model, Sample
-from normscope.schemes.update import normalise
+from normscope.models import NOTHING, Model, Observer, Sample
 from normscope.words.embeddings import OutputNorm
 from normscope.words.probes import output_bias
 from normscope.words.search import nearest
@@ -59,15 +58,15 @@ def follow(view: Model, text: str, token: int) -> Journey:
         raise InputError(f"--token {token}: the text has {count} tokens, 0 to {count - 1}, or −{count} to −1 from the end")
     place = token % count
     states: list[Tensor] = []
-    said = view.forward(sample, watch=lambda layer, x: states.append(x[0, place].clone()))
+    said = view.forward(sample, Observer(state=lambda layer, x: states.append(x[0, place].clone())))
     stream = torch.stack(states)
     norm = OutputNorm.of(view)
-    path = normalise(stream, norm.kind)
+    path = SphereNorm(norm.kind)(stream)
     own = sample.tokens[0, place]
-    start = normalise(view.embeddings[own][None], norm.kind)[0]
+    start = SphereNorm(norm.kind)(view.embeddings[own][None])[0]
     if bool(start.isnan().any()):
         raise InputError(f"--token {token}: {view.words(own[None])[0]!r} has no embedding in '{view.name}', and so no start")
-    words = normalise(view.embeddings[: view.vocabulary], norm.kind).nan_to_num(0.0)  # a token may have no embedding
+    words = SphereNorm(norm.kind)(view.embeddings[: view.vocabulary]).nan_to_num(0.0)  # a token may have no embedding
     cosines, tokens = nearest(path, words, 1)
     turned = degrees_between(path[1:], path[:-1])
     columns = {
@@ -89,7 +88,7 @@ def follow(view: Model, text: str, token: int) -> Journey:
     columns |= _lens(view, stream, following)
     end = None
     if view.unembedding is not None and output_bias(view) is not None:
-        end = normalise(norm.gain * view.unembedding[last][None], norm.kind)[0]
+        end = SphereNorm(norm.kind)(norm.gain * view.unembedding[last][None])[0]
         columns["cosine_predicted"] = (path @ end).tolist()
     told = view.words(torch.tensor([last, following]))
     return Journey(word, told[0], told[1], pd.DataFrame(columns), path, start, end)

@@ -7,10 +7,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import length, unit
+from normscope.core.norms import SphereNorm, length, unit
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.models import Model
-from normscope.schemes.update import normalise
 from normscope.words.embeddings import OutputNorm
 from normscope.words.journey import Journey
 
@@ -34,7 +33,7 @@ def places(view: Model, journey: Journey, method: str, seed: int = 0) -> pd.Data
     if method not in MAPS:
         raise InputError(f"unknown map '{method}'; allowed: {', '.join(MAPS)}{did_you_mean(method, MAPS)}")
     kind = OutputNorm.of(view).kind
-    words = normalise(view.embeddings[: min(_FITTED, view.vocabulary)], kind)
+    words = SphereNorm(kind)(view.embeddings[: min(_FITTED, view.vocabulary)])
     known = torch.linalg.vector_norm(words, dim=-1).isfinite()
     landmarks = [(journey.word, journey.start)] + ([] if journey.end is None else [(journey.predicted, journey.end)])
     marks = torch.stack([direction for _, direction in landmarks])

@@ -11,7 +11,7 @@ from normscope.core.norms import centre
 from normscope.errors import InputError
 from normscope.models import BlockNorm, Model
 from normscope.schemes import At
-from normscope.schemes.update import coefficients
+from normscope.schemes.update import Update
 from normscope.words.search import Nearest, nearest, top_scores
 
 _READ = 4096  # tokens of the vocabulary that are projected together
@@ -186,8 +186,8 @@ def _sized(view: Model, layer: int, updates: Updates) -> Updates:
     """The size of the write and of what is carried on, where the model's scheme gives them."""
     if view.scheme is None:
         return updates
-    slots = coefficients(view.scheme.at(layer, view.layers).attention, view.scheme.norm, At(layer, view.layers))
-    return Updates(slots.carry * updates.states, slots.step * updates.by_head, slots.step * updates.rest)
+    update = Update.of(view.scheme.at(layer, view.layers).attention, At(layer, view.layers), identity)
+    return Updates(update.carry * updates.states, update.step * updates.by_head, update.step * updates.rest)
 
 
 def _after_output_norm(view: Model, layer: int, updates: Updates) -> Updates:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core.norms import unit
-from normscope.models import AttentionStep, Model, Sample
+from normscope.models import AttentionStep, Model, Observer, Sample
 from normscope.words.search import distinct
 
 _OPENING = "the"
@@ -75,7 +75,8 @@ def read_alone(
         around = [piece.new_tensor(part).expand(len(piece), -1) for part in (front, behind)]
         row = torch.cat((around[0], piece[:, None], around[1]), -1)
         sample = Sample(row, row, torch.ones_like(row, dtype=torch.bool))
-        said = view.forward(sample, silent, lambda at, x: states.append(x[:, place].clone()) if at == layer else None)
+        keep = Observer(silent, state=lambda at, x: states.append(x[:, place].clone()) if at == layer else None)
+        said = view.forward(sample, keep)
         if view.predicts and view.causal:
             expected.append(said[:, place].log_softmax(-1)[:, columns])
         progress(first + len(piece))

@@ -5,9 +5,7 @@ on the device that trains on them, the same ones from the same seed.
 """
 
 from dataclasses import dataclass
-from zlib import crc32
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -163,12 +161,6 @@ class AdditionTask:
             "ood-interpolation": self.interpolation,
             "ood-extrapolation": self.extrapolation,
         }
-
-
-def stream_seed(seed: int, stream: str, index: int = 0) -> int:
-    """A seed for piece ``index`` of a named stream of data, so that any piece can be made without those before it."""
-    state = np.random.SeedSequence([seed, crc32(stream.encode()), index]).generate_state(1, np.uint64)
-    return int(state[0] >> 1)
 
 
 def as_text(characters: Int[Tensor, " length"]) -> str:

@@ -1,4 +1,4 @@
-"""What other schemes would make of a model's own writes, at the same depth."""
+"""A model's recorded updates, replayed through the norm placements of other schemes without retraining."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import SphereNorm, degrees_between, length
 from normscope.schemes import Scheme, derive
-from normscope.schemes.update import coefficients
+from normscope.schemes.update import Update
 
+_SMALLEST = 1e-30  # what is not there at all still has a direction
 _COLUMNS = ["scheme", "layer", "angle", "radius", "speed"]
 
 
@@ -19,38 +21,41 @@ def replayed_turns(
     writes: Float[Tensor, "layers tokens"],
     along: Float[Tensor, "layers tokens"],
 ) -> tuple[Float[Tensor, "layers tokens"], Float[Tensor, "layers tokens"]]:
-    """Angles in degrees, and radii in front of every layer, if a scheme had to carry writes of these lengths and directions.
+    """Angles in degrees, and norms before every layer, if a scheme updated tokens with what a model's layers added.
 
-    A write of length w whose cosine to the token is c turns a token of radius r by
-    atan2(step·w√(1 − c²), carry·r + step·w·c). With a norm of outputs all writes have the mean length; with a norm of the
-    stream the radius stays what it is at first; an input norm with a factor multiplies the writes by it.
+    Each token is carried through the scheme's update in the plane of its direction and of what is added. A norm of the stream
+    keeps the norm that the token has when it first meets one; a norm of outputs gives all of them their mean norm; a factor on
+    the input multiplies what is added.
 
     Args:
         scheme: the scheme.
-        radius: |x| in front of the first layer.
-        writes: the length of what each layer adds to each token.
+        radius: |x| before the first layer.
+        writes: the norm of what each layer adds to each token.
         along: the cosine between that and the token.
     """
-    depth, mean = len(writes), writes.mean()
-    angles, radii, r = [], [], radius
-    for t, (w, c) in enumerate(zip(writes, along, strict=True)):
-        stage = scheme.at(t, depth)
-        slots = coefficients(stage.attention, stage.norm, stage.place(t, depth))
-        w = mean.expand_as(w) if slots.output_norm else w * (slots.input_factor if slots.reads_norm else 1.0)
-        across, forward = slots.step * w * (1 - c.square()).clamp(min=0).sqrt(), slots.carry * r + slots.step * w * c
-        radii.append(r)
-        angles.append(torch.atan2(across, forward).rad2deg())
-        r = r if slots.stream_norm else torch.hypot(across, forward)
+    depth, mean = len(writes), float(writes.mean())
+    angles, radii = [], []
+    x = torch.stack((radius, torch.zeros_like(radius)), -1)
+    for t, (size, cosine) in enumerate(zip(writes, along, strict=True)):
+        stage, radius = scheme.at(t, depth), length(x)
+        norms = {"input": SphereNorm(), "output": SphereNorm(radius=mean), "stream": SphereNorm(radius=radius)}
+        update = Update.of(stage.attention, stage.place(t, depth), norms)
+        x = torch.cat((radius, torch.zeros_like(radius)), -1)
+        added = size.clamp(min=_SMALLEST)[:, None] * torch.stack((cosine, (1 - cosine.square()).clamp(min=0).sqrt()), -1)
+        moved = update.state(x, update.factor * added)
+        radii.append(radius.squeeze(-1))
+        angles.append(degrees_between(x, moved))
+        x = moved
     return torch.stack(angles), torch.stack(radii)
 
 
 def replayed_speeds(
     scheme: Scheme, radius: Float[Tensor, " layers"], attention: Float[Tensor, " layers"], written: Float[Tensor, " layers"]
 ) -> Float[Tensor, " layers"]:
-    """The speed factor s of attention by the scheme's slots, at these radii and lengths of what attention computes and writes.
+    """The speed factor s of attention by the scheme's slots, at these norms and lengths of what attention computes and writes.
 
-    Theory's norms have radius 1. Here a normalised stream has the given radius, and normalised outputs the mean length of what
-    is written. s is told for the A that attention computes; where a model normalises it, schemes carry on with what it writes.
+    Norms in theory have radius 1. Here a normalised stream has the given norm, and normalised outputs the mean length of what
+    is written. s is that of the A which attention computes; where the model normalises it, schemes get the normalised one.
     """
     depth, mean = len(radius), float(written.mean())
     speeds = []
@@ -70,7 +75,7 @@ def replay_table(
     attention: Float[Tensor, " layers"],
     written: Float[Tensor, " layers"],
 ) -> pd.DataFrame:
-    """Mean angle and radius by scheme and layer, and the speed factor that follows from them.
+    """Mean angle and norm by scheme and layer, and the speed factor that follows from them.
 
     Args:
         schemes: the schemes.
@@ -78,7 +83,7 @@ def replay_table(
         writes: likewise.
         along: likewise.
         attention: the mean length of what attention computes in every layer.
-        written: the same behind the model's output norm, if it has one.
+        written: the same after the model's output norm, if it has one.
 
     Returns:
         Rows with scheme, layer, angle, radius, speed.

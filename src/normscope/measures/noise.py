@@ -1,0 +1,342 @@
+"""Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.errors import InputError
+from normscope.measures.base import Advance, Measure, Subject, Tables
+from normscope.measures.curves import percent
+from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
+from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
+from normscope.results.figures import Chart, Figure, Line
+from normscope.results.findings import Finding, Severity
+from normscope.results.sections import Section
+from normscope.results.tables import banded, floats, spans_decades, table_of
+from normscope.runs import plain_rows
+from normscope.training.tasks import stream_seed
+
+PLACES = ("all", "sparse", "non-sparse")
+PARTS = ("qkm", "qk")
+_FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
+_CLEAR = 2.0  # standard errors
+_NAMED = 5
+_PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-Norm model
+_LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """Where noise is applied.
+
+    Attributes:
+        level: RMS of κ in the factors 1 + κ, uniform with mean 0.
+        parts: the letters of q, k and m (messages, the values times W_O) that get a factor.
+        where: every attention row (``all``), those that are near-one-hot (``sparse``), or those that are diffuse.
+        layer: the only layer with noise; None for all at once.
+    """
+
+    level: float
+    parts: str = "qkm"
+    where: str = "all"
+    layer: int | None = None
+
+
+def norm_noise(
+    disturbance: Disturbance, normalised: str, generator: torch.Generator
+) -> Callable[[AttentionStep], Tensor | None]:
+    """A function of attention steps that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
+
+    A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
+    are left unchanged: a model with QKV-Norm is not perturbed at all.
+    """
+    parts = [part for part in disturbance.parts if {"m": "v"}.get(part, part) not in normalised]
+
+    def observe(step: AttentionStep) -> Tensor | None:
+        if disturbance.layer not in (None, step.layer) or not parts or disturbance.level == 0:
+            return None
+
+        def perturbed(part: str, x: Tensor) -> Tensor:
+            if part not in parts:
+                return x
+            most = math.sqrt(3) * disturbance.level
+            kappa = torch.empty(x.shape[:-1], device=generator.device).uniform_(-most, most, generator=generator)
+            return x * (1 + kappa.to(x)[..., None])
+
+        q, k, v = (perturbed(part, x) for part, x in (("q", step.q), ("k", step.k), ("m", step.v)))
+        mixed = step.weights(q, k) @ v
+        if disturbance.where == "all":
+            return mixed
+        clean = step.weights()
+        largest = clean.amax(-1, keepdim=True)
+        chosen = largest >= NEAR_ONE_HOT if disturbance.where == "sparse" else largest < DIFFUSE
+        return torch.where(chosen, mixed, clean @ step.v)
+
+    return observe
+
+
+def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
+    """All places and parts at every level, then every layer alone."""
+    everywhere = [Disturbance(level, parts, where) for parts in PARTS for where in PLACES for level in levels]
+    alone = [Disturbance(level, layer=layer) for level in layer_levels for layer in range(layers)]
+    return everywhere + alone
+
+
+def noise_table(
+    model: Model,
+    sample: Sample,
+    planned: Sequence[Disturbance],
+    draws: int = 1,
+    seed: int = 0,
+    advance: Advance = lambda done: None,
+) -> pd.DataFrame:
+    """Accuracy and loss of the clean model and under every disturbance, with standard errors, a row for each.
+
+    Changes are against the clean model, token by token, so their errors are smaller than those of the values. The same seed
+    gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
+    """
+    check_predicts(model, sample)
+    clean = _scores(model, sample, None)
+    rows = [_row(Disturbance(0.0), clean, clean, sample)]
+    for done, disturbance in enumerate(planned, 1):
+        totals = torch.zeros_like(clean)
+        for draw in range(draws):
+            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", draw))
+            totals += _scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator))
+        rows.append(_row(disturbance, totals / draws, clean, sample))
+        advance(done)
+    return pd.DataFrame(rows).astype({"layer": "Int64"})
+
+
+def check_predicts(model: Model, sample: Sample) -> None:
+    """Raise an error for a model that predicts nothing."""
+    if not model.predicts or not bool((sample.targets != NOTHING).any()):
+        raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
+
+
+def _scores(
+    model: Model, sample: Sample, attention: Callable[[AttentionStep], Tensor | None] | None
+) -> Float[Tensor, "2 predicted"]:
+    """Whether each predicted token is right, and its loss."""
+    wanted = sample.targets != NOTHING
+    observers = () if attention is None else (Observer(attention=attention),)
+    logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
+    return torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
+
+
+def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "perturbed": ",".join(disturbance.parts),
+        "where": disturbance.where,
+        "layer": disturbance.layer,
+        "noise": disturbance.level,
+    }
+    groups = (sample.targets != NOTHING).sum(1).tolist()
+    for name, values, before in zip(("accuracy", "loss"), found, clean, strict=True):
+        row |= dict(_mean(name, values, groups)) | dict(_mean(f"{name}_change", values - before, groups))
+    return row | {"tokens": found.shape[1]}
+
+
+def _mean(name: str, values: Float[Tensor, " predicted"], groups: list[int]) -> Iterator[tuple[str, float]]:
+    """A mean and its standard error, over rows where there are enough of them, else over tokens."""
+    mean = float(values.mean())
+    deviations = values - mean
+    if len(groups) >= _FEWEST_ROWS:
+        deviations = torch.stack([part.sum() for part in torch.split(deviations, groups)])
+    yield name, mean
+    yield f"{name}_stderr", float(deviations.square().sum().sqrt()) / len(values)
+
+
+@dataclass(frozen=True)
+class Noise(Measure):
+    """Accuracy and loss with noise on the norms of queries, keys and messages, in all layers and in one at a time.
+
+    Attributes:
+        noise_levels: RMS noise in all layers at once.
+        layer_noise: RMS noise in one layer at a time.
+        draws: of the noise; their mean is taken.
+    """
+
+    noise_levels: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    layer_noise: tuple[float, ...] = (NOISE,)
+    draws: int = 1
+
+    name: ClassVar[str] = "noise"
+    title: ClassVar[str] = "Sensitivity to noise"
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "predictions"})
+    asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
+    passes: ClassVar[str] = "1 + draws × (6 × levels + layers × levels of one layer)"
+
+    def planned(self, layers: int) -> list[Disturbance]:
+        """All disturbances of a model with so many layers."""
+        return disturbances(self.noise_levels, self.layer_noise, layers)
+
+    def measure(self, subject: Subject, advance: Advance = lambda done: None) -> Tables:
+        """A forward pass for every disturbance and draw; ``advance`` takes their share as a number of layers."""
+        layers = subject.model.layers
+        planned = self.planned(layers)
+
+        def done(count: float) -> None:
+            advance(layers * count / len(planned))
+
+        return {"noise": noise_table(subject.model, subject.sample, planned, self.draws, subject.seed, done)}
+
+    def missing(self, subject: Subject) -> str:
+        """Noise is measured by what predictions lose."""
+        missing = super().missing(subject)
+        return missing or ("" if bool((subject.sample.targets != NOTHING).any()) else "the sample has nothing to predict")
+
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """What noise in one layer alone costs."""
+        shown: dict[str, dict[int, str]] = {}
+        for row in _rows(tables):
+            if row["layer"] is not None:
+                cell = f"{row['loss_change']:+.2g} ± {row['loss_change_stderr']:.1g}"
+                shown.setdefault(f"loss at {percent(row['noise'])} noise here alone", {})[row["layer"]] = cell
+        return shown
+
+    def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Accuracy and loss under noise everywhere, at every level."""
+        return {
+            f"{column}_at_{row['noise']:g}": row[column]
+            for row in _rows(tables)
+            if row["layer"] is None and (row["perturbed"], row["where"]) == ("q,k,m", "all")
+            for column in ("accuracy", "loss")
+        }
+
+    def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
+        """What noise in all layers costs, and which layers cost most."""
+        if set("qkv") <= set(about["normalised_heads"]):
+            yield Finding(
+                "Norm noise has no effect on this model: q, k and v are normalised after their projections, which removes it.",
+                title="Norm noise has no effect", severity="ok", weight=95,
+            )  # fmt: skip
+            return
+        rows = [row for row in _rows(tables) if row["noise"] > 0]
+        everywhere = [row for row in rows if row["layer"] is None and (row["where"], row["perturbed"]) == ("all", "q,k,m")]
+        if everywhere:
+            yield _cost(everywhere)
+        yield from _layers_alone([row for row in rows if row["layer"] is not None])
+
+    def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
+        """Accuracy and loss against noise."""
+        table = table_of(tables, "noise")
+        if table is None:
+            return None
+        table = table.assign(accuracy=100 * table["accuracy"], accuracy_stderr=100 * table["accuracy_stderr"])
+        clean, noisy = table[table["noise"] == 0], table[table["noise"] > 0].sort_values("noise", kind="stable")
+        everywhere = noisy[noisy["layer"].isna()]
+        figures: dict[str, Figure | None] = {
+            f"noise-{column}": _chart(everywhere, clean, column, settings) for column in ("accuracy", "loss")
+        }
+        for (perturbed, where), rows in noisy[noisy["layer"].notna()].groupby(["perturbed", "where"], sort=False):
+            name = f"noise-layers-{perturbed}-{where}".replace(",", "")
+            figures[name] = _layer_chart(rows, clean, f"{perturbed}, {where}", settings)
+        text = (
+            "The norms of queries q, keys k and messages m (values times W_O) are multiplied by 1 + κ with random κ of the "
+            f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
+            f"only in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of "
+            "accuracy or more. Bands are one standard error.",
+        )
+        shown = {name: figure for name, figure in figures.items() if figure is not None}
+        return Section(self.title, text, (), shown, name=self.name)
+
+
+def _rows(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Rows by rising noise."""
+    table = table_of(tables, "noise")
+    return [] if table is None else plain_rows(table.sort_values("noise", kind="stable"))
+
+
+def _cost(rows: list[dict[str, Any]]) -> Finding:
+    """What noise in all layers costs, at the published level or the nearest to it."""
+    published, drop = _PUBLISHED
+    row = min(rows, key=lambda row: abs(float(row["noise"]) - published))
+    lost, clear = -row["accuracy_change"], row["loss_change"] > _CLEAR * row["loss_change_stderr"]
+    severity: Severity = "warning" if lost >= drop / 2 and clear else "notice" if clear else "ok"
+    listed = "; ".join(f"{percent(other['noise'])}: {_changes(other)}" for other in rows if other is not row)
+    return Finding(
+        f"{percent(row['noise'])} RMS noise on the norms of q, k and messages in all layers: {_changes(row)}.",
+        "noise-accuracy",
+        f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
+        severity,
+        row["accuracy_change"],
+        f"Published Pre-Norm model: {percent(published)} RMS noise costs {100 * drop:g} points or more."
+        f"{f' Other levels here: {listed}.' if listed else ''}",
+        "" if severity == "ok" else "Keep norms and attention scores in full precision; QKV-Norm removes this in a new model.",
+        weight=95,
+    )
+
+
+def _changes(row: dict[str, Any]) -> str:
+    return (
+        f"accuracy {100 * row['accuracy_change']:+.2f} ± {100 * row['accuracy_change_stderr']:.2f} points, "
+        f"loss {row['loss_change']:+.3g} ± {row['loss_change_stderr']:.2g}"
+    )
+
+
+def _layers_alone(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    level = min((row["noise"] for row in rows), key=lambda noise: abs(float(noise) - NOISE), default=NOISE)
+    alone = [row for row in rows if row["noise"] == level]
+    figure = f"noise-layers-{PARTS[0]}-{PLACES[0]}"
+    clear = [row for row in alone if row["loss_change"] > _CLEAR * row["loss_change_stderr"]]
+    if clear:
+        worst = sorted(clear, key=lambda row: -float(row["loss_change"]))[:_NAMED]
+        listed = ", ".join(f"{row['layer']} ({row['loss_change']:+.2g})" for row in worst)
+        yield Finding(
+            f"With {percent(level)} RMS noise in one layer at a time, loss rises most in layers {listed}.",
+            figure,
+            advice="Keep these layers in full precision first, and check them when a change to the norms hurts.",
+        )
+    elif alone:
+        text = (
+            f"With {percent(level)} RMS noise in one layer at a time, no layer costs loss beyond the error of the measurement."
+        )
+        yield Finding(text, figure, severity="ok")
+
+
+def _chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings: str) -> Chart | None:
+    """Accuracy or loss against noise in all layers, a line for what is perturbed and where."""
+    if rows[column].isna().all():
+        return None
+    groups = rows.groupby(["perturbed", "where"], sort=False)
+    lines = [banded(f"{perturbed}, {where}", group, "noise", column) for (perturbed, where), group in groups]
+    lines += _clean_lines(clean, column, floats(rows["noise"].drop_duplicates()))
+    return Chart(
+        f"{column.capitalize()} under noise in all layers",
+        "RMS of the relative noise",
+        _LABELS[column],
+        tuple(lines),
+        "A line that leaves the clean value early belongs to norms that have to be exact.",
+        settings,
+        log_x=True,
+        log_y=column == "loss" and spans_decades([value for line in lines for value in line.y]),
+    )
+
+
+def _layer_chart(rows: pd.DataFrame, clean: pd.DataFrame, perturbed: str, settings: str) -> Chart:
+    """Accuracy against the layer that has the noise, a line for each level; loss if accuracy was not measured."""
+    column = "loss" if rows["accuracy"].isna().all() else "accuracy"
+    rows = rows.sort_values("layer")
+    lines = [banded(f"noise {level:g}", group, "layer", column) for level, group in rows.groupby("noise")]
+    lines += _clean_lines(clean, column, floats(rows["layer"].drop_duplicates()))
+    return Chart(
+        f"{column.capitalize()} with noise in one layer at a time ({perturbed})",
+        "layer with noise",
+        _LABELS[column],
+        tuple(lines),
+        "Layers where a line is far from the clean value depend on their norms the most.",
+        settings,
+    )
+
+
+def _clean_lines(clean: pd.DataFrame, column: str, x: list[float]) -> list[Line]:
+    """The value without noise, all along the axis."""
+    return [Line("clean", x, [value] * len(x)) for value in floats(clean[column])[:1]]

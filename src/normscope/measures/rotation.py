@@ -1,0 +1,189 @@
+"""Rotation: the angle by which every layer rotates the residual stream, and what other schemes would make of its updates."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from normscope.core.norms import degrees_between, length, visible_part
+from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
+from normscope.measures.curves import columns, late, late_layers, layers_named
+from normscope.measures.replay import replay_table
+from normscope.measures.states import Tokens, TokenStates, output_norm
+from normscope.results.figures import Chart, Line
+from normscope.results.findings import Finding, Severity
+from normscope.results.sections import Section
+from normscope.results.tables import floats, table_of
+from normscope.runs import plain_rows
+from normscope.schemes import NAMED
+
+Row = dict[str, Any]
+REPLAYED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")
+_STILL, _SLOW = 2.0, 5.0  # degrees per layer below which late layers do next to nothing, and little
+
+
+class _Observer(PassObserver):
+    """Updates of every layer, token by token: their lengths, and their cosines to the token."""
+
+    def __init__(self, subject: Subject, schemes: tuple[str, ...]) -> None:
+        self.subject, self.schemes = subject, schemes
+        self.states = TokenStates(subject)
+        self.before: Tokens | None = None
+        self.radius: Tensor | None = None
+        self.lengths: list[Tensor] = []
+        self.along: list[Tensor] = []
+        self.angles: list[float] = []
+        self.outputs: list[tuple[float, float]] = []
+
+    def state(self, layer: int, x: Tensor) -> None:
+        after = self.states(x)[self.states.counted]
+        if self.before is None:
+            self.radius = length(after).squeeze(-1)
+        else:
+            update = after - self.before
+            self.lengths.append(length(update).squeeze(-1))
+            self.along.append(torch.cosine_similarity(update, self.before, dim=-1))
+            self.angles.append(float(degrees_between(self.before, after).mean()))
+        self.before = after
+
+    def attention(self, attention: LayerAttention) -> None:
+        """The mean length of what attention computes, before and after an output norm."""
+        step, model = attention.step, self.subject.model
+        mixed = (attention.weights @ step.v).transpose(1, 2)[self.subject.counted]
+        A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
+        norm = output_norm(model, step.layer)
+        before, after = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
+        self.outputs.append((before, after))
+
+    def tables(self) -> Tables:
+        lengths, along = torch.stack(self.lengths), torch.stack(self.along)
+        attention, written = torch.tensor(self.outputs).T
+        assert self.radius is not None
+        layers = range(len(lengths))
+        motion = pd.DataFrame({"layer": [*layers, len(lengths)], "angle": [*self.angles, None]})
+        writes = {
+            "layer": layers,
+            "attention": [a for a, _ in self.outputs],
+            "written": [u for _, u in self.outputs],
+            "write": lengths.mean(-1).tolist(),
+            "along": along.mean(-1).tolist(),
+        }
+        schemes = [NAMED[name] for name in self.schemes]
+        replay = replay_table(schemes, self.radius, lengths, along, attention, written)
+        return {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes), "replay": replay}
+
+
+@dataclass(frozen=True)
+class Rotation(Measure):
+    """Mean angle between the residual stream before and after every layer.
+
+    Attributes:
+        schemes: named schemes through which the recorded updates are replayed.
+    """
+
+    schemes: tuple[str, ...] = REPLAYED
+
+    name: ClassVar[str] = "rotation"
+    title: ClassVar[str] = "Rotation per layer"
+    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    order: ClassVar[int | None] = 20
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "angle", "Rotation by every layer", LAYER, "degrees",
+            "Lines that stay up keep moving tokens in late layers; a line that falls to 0 wastes its depth.",
+            "motion", columns("layer", "angle"), "rotation per layer in the last third", late, "°",
+            fact="late rotation per layer",
+        ),
+    )  # fmt: skip
+
+    def observer(self, subject: Subject) -> PassObserver:
+        """Hidden states before every layer, and what attention computes."""
+        return _Observer(subject, self.schemes)
+
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """The mean angle."""
+        motion = table_of(tables, "motion")
+        rows = [] if motion is None else plain_rows(motion)
+        return {"rotation by layer": {row["layer"]: f"{row['angle']:.3g}°" for row in rows if row.get("angle") is not None}}
+
+    def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
+        """Whether late layers still rotate tokens, and what other schemes would do with the same updates."""
+        angles = floats(tables["motion"]["angle"])[:-1]
+        yield _verdict(angles, floats(tables["motion"]["radius"]) if "radius" in tables["motion"] else [])
+        late_third = late_layers(len(angles))
+        replay = [row for row in plain_rows(tables["replay"]) if row["layer"] in late_third]
+        names = [name for name in dict.fromkeys(row["scheme"] for row in replay) if name != about["scheme"]]
+        means = {name: fmean(row["angle"] for row in replay if row["scheme"] == name) for name in names}
+        if means:
+            listed = ", ".join(f"{_title(name)} {value:.3g}°" for name, value in means.items())
+            yield Finding(
+                "Replaying this model's recorded updates through other norm placements, without retraining, the last third of "
+                f"layers rotates tokens per layer by: {listed} (this model: {fmean(angles[i] for i in late_third):.3g}°). A "
+                "model trained with that placement would learn other updates.",
+                "angle",
+            )
+
+    def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
+        """The angle by layer, beside the replays."""
+        motion, replay = table_of(tables, "motion"), table_of(tables, "replay")
+        if motion is None or "angle" not in motion:
+            return None
+        chart = Chart(
+            "Rotation by every layer",
+            "layer",
+            "degrees",
+            (Line("this model", floats(motion["layer"]), floats(motion["angle"])), *replayed_lines(replay, "angle")),
+            "A line that stays up keeps moving tokens in late layers; the others replay this model's updates.",
+            settings,
+        )
+        text = (
+            "The angle between the residual stream before and after a layer: 0° is no change, 90° an unrelated direction. "
+            "Other schemes get the lengths and directions of this model's updates, layer by layer: with an output norm all "
+            "updates have the mean length, with a stream norm the residual norm stays what it is before layer 0. Trained "
+            "models of these schemes would learn other updates; this is what the norm placement alone makes of these.",
+        )
+        return Section(self.title, text, (), {"angle": chart}, name=self.name)
+
+
+def replayed_lines(replay: pd.DataFrame | None, column: str) -> list[Line]:
+    """A line for every scheme of the table ``replay``."""
+    groups = () if replay is None or column not in replay else replay.groupby("scheme", sort=False)
+    return [Line(f"as {name}", floats(rows["layer"]), floats(rows[column])) for name, rows in groups]
+
+
+def _verdict(angles: list[float], radius: list[float]) -> Finding:
+    """One card: rotation in late layers beside that in the middle, and the growth of the norm."""
+    late_third = late_layers(len(angles))
+    number = fmean(angles[i] for i in late_third)
+    severity: Severity = "warning" if number < _STILL else "notice" if number < _SLOW else "ok"
+    title = {"warning": "Late layers hardly move tokens", "notice": "Late layers move tokens little", "ok": "Late layers work"}
+    middle = [angle for i, angle in enumerate(angles) if 0 < i < late_third.start]
+    compared = [f"{min(middle):.3g}–{max(middle):.3g}° in layers 1–{late_third.start - 1}"] if middle else []
+    compared.append(f"{angles[0]:.3g}° in layer 0")
+    if radius:
+        compared.append(f"the residual norm grows {radius[-1] / radius[min(1, len(radius) - 2)]:.3g} times after layer 0")
+    still = [i for i in late_third if angles[i] < _SLOW]
+    comparison = "; ".join(compared)
+    return Finding(
+        f"Layers {late_third.start}–{late_third.stop - 1}, the last third, rotate tokens by {number:.3g}° each."
+        if len(late_third) > 1
+        else f"The last layer rotates tokens by {number:.3g}°.",
+        "angle",
+        title[severity],
+        severity,
+        number,
+        f"{comparison[0].upper()}{comparison[1:]}.",
+        ""
+        if severity == "ok"
+        else f"Test whether {layers_named(still)} can be pruned; in a new model, smaller residual growth "
+        "(output norm, scaled residual) keeps late layers active.",
+        weight=70,
+    )
+
+
+def _title(name: str) -> str:
+    return NAMED[name].title.partition(",")[0] or name

@@ -1,0 +1,58 @@
+"""A model in text and HTML: scheme per layer, shape, precision, and what it offers."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from normscope.schemes import NORM_TITLES, Scheme
+
+if TYPE_CHECKING:
+    from normscope.models.model import Model
+
+
+def scheme_text(schemes: Sequence[Scheme | None]) -> str:
+    """Runs of equal layers: ``layers 0–25: pre; layer 26: post``."""
+    groups, first = [], 0
+    for scheme, run in groupby(schemes):
+        last = first + len(list(run)) - 1
+        where = f"layer {first}" if first == last else f"layers {first}–{last}"
+        groups.append(f"{where}: {'unknown' if scheme is None else scheme.name}")
+        first = last + 1
+    return "; ".join(groups)
+
+
+def shape_text(model: "Model") -> str:
+    """``30 layers, 9 heads (3 KV heads) of 64, width 576, vocabulary 49,152``."""
+    shared = "" if model.kv_heads == model.heads else f" ({_count(model.kv_heads, 'KV head')})"
+    heads = f"{_count(model.heads, 'head')}{shared} of {model.head_dim}"
+    return f"{_count(model.layers, 'layer')}, {heads}, width {model.dim:,}, vocabulary {model.vocabulary:,}"
+
+
+def rows(model: "Model") -> list[tuple[str, str]]:
+    """What a model is, line by line."""
+    norms = dict.fromkeys(NORM_TITLES[scheme.norm] for scheme in model.schemes if scheme is not None)
+    kinds = f" ({', '.join(norms)})" if norms else ""
+    lines = [("scheme", scheme_text(model.schemes) + kinds)]
+    lines += [("", model.scheme_note)] if (model.scheme_note and model.scheme is not None) or None in model.schemes else []
+    lines += [
+        ("shape", shape_text(model)),
+        ("weights", f"{model.parameters:,} parameters, {str(model.dtype).removeprefix('torch.')} on {model.device}"),
+        ("offers", ", ".join(sorted(model.offers))),
+    ]
+    return lines
+
+
+def as_text(model: "Model") -> str:
+    """The rows below the name."""
+    return "\n".join([model.name, *(f"  {label:8} {text}" for label, text in rows(model))])
+
+
+def as_html(model: "Model") -> str:
+    """The rows as a table."""
+    cells = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows(model))
+    return f"<table><caption>{escape(model.name)}</caption><tbody>{cells}</tbody></table>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,317 @@
+"""The Model noun: anything with a residual stream behind one interface."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from normscope.core.norms import NORMS
+from normscope.errors import InputError
+from normscope.models.capture import Captured
+from normscope.models.describe import as_html, as_text
+from normscope.models.observe import AttentionStep, Observer, Sample, combine
+from normscope.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class HeadProjections:
+    """Per-head weights of an attention layer as they act on its input: q = x W_Q + b_Q, and the output Σ a v W_O + b_O.
+
+    Gains before the matrices are multiplied into them; key and value heads are repeated for the ``shared`` queries of each.
+    """
+
+    W_Q: Float[Tensor, "heads dim head"]
+    W_K: Float[Tensor, "heads dim head"]
+    W_V: Float[Tensor, "heads dim value"]
+    W_O: Float[Tensor, "heads value dim"]
+    b_Q: Float[Tensor, "heads head"]
+    b_K: Float[Tensor, "heads head"]
+    b_V: Float[Tensor, "heads value"]
+    b_O: Float[Tensor, " dim"]
+    shared: int = 1
+
+    @property
+    def W_QK(self) -> Float[Tensor, "heads dim dim"]:
+        """W_Q W_Kᵀ: the scores of queries x and keys y are x W_QK yᵀ, up to biases and positions."""
+        return self.W_Q @ self.W_K.mT
+
+
+@dataclass(frozen=True)
+class BlockNorm:
+    """A norm with its parameters: gain · √d x/|x| + bias, of the centred x for ``layer``.
+
+    Attributes:
+        slot: ``input``, ``output``, ``stream``, ``q``, ``k``, ``v``, ``final`` or ``embedding``.
+        layer: the number of its layer; None outside the layers.
+        sublayer: ``attention`` or ``feedforward``; empty outside them.
+    """
+
+    slot: str
+    layer: int | None
+    sublayer: str
+    kind: str
+    gain: Float[Tensor, " dim"]
+    bias: Float[Tensor, " dim"] | None
+    eps: float
+
+    def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """The normalised x."""
+        return NORMS[self.kind](x, self.gain, self.bias, self.eps)
+
+
+class Model(ABC):
+    """A model of any architecture.
+
+    Attributes:
+        name: what it was opened by.
+        schemes: the placement of norms of every layer; None for a layer whose placement is unknown.
+        scheme: the scheme of all layers; None if they differ or a placement is unknown.
+        scheme_note: remarks on the scheme, or why there is none.
+        layers, heads, kv_heads, dim, head_dim: its shape.
+        vocabulary: the number of its tokens.
+        context: the largest number of tokens in a sequence; None if there is no limit.
+        causal: whether tokens attend only to themselves and those before them.
+        position_kind: ``learned``, ``rotary``, ``cyclic``, ``none`` or ``unknown``.
+    """
+
+    name: str
+    schemes: tuple[Scheme | None, ...]
+    scheme: Scheme | None
+    scheme_note: str
+    layers: int
+    heads: int
+    kv_heads: int
+    dim: int
+    head_dim: int
+    vocabulary: int
+    context: int | None
+    causal: bool
+    position_kind: str
+    _captures: tuple[Captured, ...] = ()
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of its weights."""
+
+    @property
+    @abstractmethod
+    def checksum(self) -> str:
+        """The same for the same weights and configuration."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> int:
+        """The number of its parameters."""
+
+    def __call__(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor | Sample") -> Tensor:
+        """Logits (rows, tokens, vocabulary) of a text, of token ids or of a sample; see ``forward``."""
+        return self.forward(self.batch(x))
+
+    def forward(self, sample: Sample, *observers: Observer) -> Tensor:
+        """One forward pass without gradients; the observers are called while it runs.
+
+        Returns:
+            Logits (rows, tokens, vocabulary), or the last hidden states of a model that predicts nothing.
+        """
+        with torch.no_grad():
+            return self._run(sample, combine([*observers, *(captured.observer for captured in self._captures)]))
+
+    @abstractmethod
+    def _run(self, sample: Sample, observer: Observer) -> Tensor:
+        """The forward pass under an observer."""
+
+    @contextmanager
+    def capture(self, *names: str) -> Iterator[Captured]:
+        """Capture values of the forward passes in a ``with`` block, under the names of TransformerLens.
+
+        Example:
+            >>> with model.capture("resid_mid", "pattern") as c:
+            ...     model("To kill two birds with one stone")
+            >>> c["resid_mid", 3].shape
+        """
+        captured = Captured(names, self.layers, self._missing)
+        for name in names:
+            reasons = [self._missing(name, layer) for layer in range(self.layers)]
+            if all(reasons):
+                raise InputError(f"'{name}' cannot be captured from '{self.name}': {reasons[0]}")
+        self._captures = (*self._captures, captured)
+        try:
+            yield captured
+        finally:
+            self._captures = tuple(other for other in self._captures if other is not captured)
+
+    def _missing(self, name: str, layer: int) -> str:
+        """Why a layer has no value of this name; empty if it has."""
+        return ""
+
+    def batch(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor | Sample") -> Sample:
+        """A text, token ids or a sample as a sample on the model's device."""
+        if isinstance(x, Sample):
+            return x
+        tokens = self._ids(x)
+        if tokens.numel() == 0:
+            raise InputError("the text is empty: there are no tokens to read")
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise InputError(f"token {wrong} does not exist: '{self.name}' has tokens 0 to {self.vocabulary - 1}")
+        if self.context is not None and tokens.shape[1] > self.context:
+            raise InputError(f"{tokens.shape[1]:,} tokens are too many: '{self.name}' takes at most {self.context:,}")
+        return Sample.of(tokens)
+
+    def _ids(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor") -> Int[Tensor, "rows tokens"]:
+        """Token ids (rows, tokens) on the model's device."""
+        given = self.encode(x) if isinstance(x, str) else x
+        try:
+            tokens = torch.as_tensor(given, device=self.device)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"a model takes a text, token ids (rows of one length), or a Sample: {error}") from error
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        integers = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+        if tokens.ndim != 2 or (tokens.numel() and not integers):
+            raise InputError(f"token ids are integers (tokens) or (rows, tokens), not {tokens.dtype} of {list(tokens.shape)}")
+        return tokens.long()
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        raise InputError(f"'{self.name}' has no tokenizer: give token ids instead of a text")
+
+    def step(self, layer: int, sublayer: str) -> Tensor | None:
+        """The realised branch scale of a sublayer, a number or one for each channel; None where it is unknown."""
+        return None
+
+    def carry(self, layer: int, sublayer: str) -> Tensor | None:
+        """The realised residual scale of a sublayer, a number or one for each channel; None where it is unknown."""
+        return None
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What can be measured.
+
+        ``stream``: hidden states before and after blocks; ``sublayers``: the states and updates inside every block;
+        ``attention``: q, k, v and weights; ``vocabulary``: token embeddings; ``predictions``: logits.
+        """
+        inside = all(self.step(layer, "attention") is not None for layer in range(self.layers))
+        offered = {"stream": True, "sublayers": inside, "attention": True, "vocabulary": True, "predictions": self.predicts}
+        return frozenset(name for name, has in offered.items() if has)
+
+    @abstractmethod
+    def projections(self, layer: int) -> HeadProjections:
+        """Weights and biases of a layer's heads."""
+
+    @abstractmethod
+    def heads_of(
+        self,
+        layer: int,
+        x: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
+        """Those of q, k and v (rows, heads, tokens, head) of the input of a layer's attention, norms and rotation applied."""
+
+    def project(self, step: AttentionStep) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v of a step, computed again from the input of its attention."""
+        q, k, v = self.heads_of(step.layer, step.input, step.rotation)
+        return q, k, v
+
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines of a layer at some positions; None where positions are not rotations."""
+        return None
+
+    @property
+    @abstractmethod
+    def normalised_heads(self) -> str:
+        """The letters of q, k and v that are normalised after their projections, each head by itself, in every layer."""
+
+    @property
+    @abstractmethod
+    def norms(self) -> list[BlockNorm]:
+        """All norms, the final one last."""
+
+    @property
+    @abstractmethod
+    def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
+        """The vector of each token before the first layer."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> Float[Tensor, "positions dim"] | None:
+        """What each position adds to a token; None where positions enter in another way."""
+
+    @property
+    @abstractmethod
+    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
+        """The matrix of the logits; None if the model predicts no tokens, or not by one matrix."""
+
+    @property
+    @abstractmethod
+    def predicts(self) -> bool:
+        """Whether the model gives logits."""
+
+    @abstractmethod
+    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
+        """A batch to read: the first ``size`` tokens of a text, or ``size`` examples of the task of the model."""
+
+    @abstractmethod
+    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
+        """Tokens as texts."""
+
+    @abstractmethod
+    def token_of(self, text: str) -> int | None:
+        """The id of the token that equals a text, blanks included; None if there is none."""
+
+    def frame(self, text: str) -> tuple[list[int], list[int]]:
+        """The token ids before and after one that follows a text, special tokens included."""
+        found = self.token_of(text)
+        return [] if found is None else [found], []
+
+    def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
+        """The logits that the model computes, from the final norm on, of hidden states after the last layer."""
+        tokens = torch.zeros(len(states), 1, dtype=torch.long, device=states.device)
+        replace = Observer(state=lambda layer, x: states[:, None] if layer == self.layers else None)
+        return self.forward(Sample.of(tokens), replace)[:, 0]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of its states."""
+        return self.embeddings.dtype
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    @property
+    def summary(self) -> str:
+        """A sentence on its scheme and shape."""
+        if self.scheme is None:
+            return f"{self.name}: no common scheme: {self.scheme_note}."
+        note = f" ({self.scheme_note})" if self.scheme_note else ""
+        return (
+            f"{self.name} places its norms as {self.scheme.name}, {self.scheme.title}{note}: "
+            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)} of {self.head_dim}, "
+            f"width {self.dim}."
+        )
+
+    @property
+    def final_norm(self) -> BlockNorm | None:
+        """The norm before the unembedding."""
+        return next((norm for norm in self.norms if norm.slot == "final"), None)
+
+    def read_norm(self, layer: int) -> BlockNorm | None:
+        """The norm between the stream and the input of a layer's attention.
+
+        Its input norm; without one, the last norm of the stream before it. None if there is neither.
+        """
+        places = {(norm.layer, norm.sublayer, norm.slot): norm for norm in self.norms}
+        before = (
+            [(layer - 1, "feedforward", "stream"), (layer - 1, "attention", "stream")] if layer else [(None, "", "embedding")]
+        )
+        wanted = [(layer, "attention", "input"), *before]
+        return next((places[place] for place in wanted if place in places), None)

@@ -1,0 +1,278 @@
+"""Models that normscope trained, behind a ``Model``."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from normscope.core import Causal, HeadNorm, Reach
+from normscope.core.norms import EPSILON
+from normscope.errors import InputError
+from normscope.models.checksum import checksum, tensors_of
+from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
+from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.training.batches import PaddedFeed, draw_batches, one_batch
+from normscope.training.recipe import task_of
+from normscope.training.tasks import MASK, as_text
+from normscope.transformer import Row, SavedModel
+from normscope.transformer.model import Attention, Norm, Sublayer
+
+_EXAMPLES = 256
+
+
+class NormscopeModel(Model):
+    """A decoder that ``normscope train`` saved, or one of the package."""
+
+    causal, position_kind, scheme_note, context = True, "cyclic", "", None
+
+    def __init__(self, name: str, saved: SavedModel) -> None:
+        config = saved.model.config
+        if config.encoder_layers:
+            raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
+        self.name, self.model, self.about = name, saved.model, saved.about
+        self.scheme, self.vocabulary = config.scheme, config.vocabulary
+        self.layers, self.heads, self.dim, self.head_dim = config.layers, config.heads, config.dim, config.head
+        self.kv_heads = self.heads
+        self.schemes = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = next(self.model.parameters()).device
+        return found
+
+    @cached_property
+    def checksum(self) -> str:
+        """The same for the same weights, shape and task."""
+        return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
+
+    @property
+    def parameters(self) -> int:
+        """The number of its parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def _run(self, sample: Sample, observer: Observer) -> Tensor:
+        """Logits of the next character at every position."""
+        reach: Reach = Causal()
+        with ExitStack() as stack:
+            blocks = list(self.model.decoder)
+            if observer.state is not None:
+                on_entering(stack, blocks, observer.state)
+            if observer.sublayer is not None:
+                _SublayerHooks(self, observer.sublayer).install(stack)
+            if observer.attention is not None:
+                reach = _ObservedReach(self, observer.attention)
+                reach.install(stack)
+            if observer.state is not None:
+                on_leaving(stack, blocks, observer.state)
+            positions = sample.positions
+            if positions is None:
+                positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
+            logits: Tensor = self.model(Row(sample.tokens, positions, reach))
+            return logits
+
+    def step(self, layer: int, sublayer: str) -> Tensor:
+        """The branch scale with the learned α, as the forward pass uses it."""
+        return self._scales(layer, sublayer)[0]
+
+    def carry(self, layer: int, sublayer: str) -> Tensor:
+        """The residual scale with the learned α, as the forward pass uses it."""
+        return self._scales(layer, sublayer)[1]
+
+    @torch.no_grad()
+    def _scales(self, layer: int, sublayer: str) -> tuple[Tensor, Tensor]:
+        part = self._sublayer(layer, sublayer)
+        values = part.at if part.alpha is None else {**part.at, "alpha": part._learned_alpha(part.alpha)}
+        step, carry = (torch.as_tensor(formula(values)).to(self.device) for formula in part.step_carry_input[:2])
+        return step, carry
+
+    def projections(self, layer: int) -> HeadProjections:
+        """Weights of a layer's heads, with gains before them and the calibrated size of the update; there are no biases."""
+        attention = self._attention(layer)
+        weights = attention.W_QKV
+        if attention.input_gains is not None:
+            weights = weights * attention.input_gains().T[:, :, None, None]
+        W_Q, W_K, W_V = weights.detach().permute(1, 2, 0, 3).unbind()
+        none = W_Q.new_zeros(self.heads, self.head_dim)
+        W_O = attention.W_O.detach()
+        if not isinstance(self._sublayer(layer).output, Norm):  # else the norm between has the size of the update
+            W_O = self._sublayer(layer).write_scale.factor * W_O
+        return HeadProjections(W_Q, W_K, W_V, W_O, none, none, none, none.new_zeros(self.dim))
+
+    @torch.no_grad()
+    def heads_of(
+        self,
+        layer: int,
+        x: Float[Tensor, "rows tokens dim"],
+        rotation: tuple[Tensor, Tensor] | None = None,
+        letters: str = "qkv",
+    ) -> tuple[Tensor, ...]:
+        """Q, k and v of the input of a layer's attention."""
+        weights, norm = self.projections(layer), self._attention(layer).head_norm
+        parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
+        made = [x[:, None] @ parts[letter] for letter in letters]
+        if norm is not None:
+            made = [norm.one(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
+        return tuple(made)
+
+    @property
+    def normalised_heads(self) -> str:
+        """The letters of q, k and v that are normalised in every layer."""
+        kept = [set(self._attention(layer).norms) for layer in range(self.layers)]
+        return "".join(letter for letter in "qkv" if all(letter in letters for letters in kept))
+
+    @property
+    def norms(self) -> list[BlockNorm]:
+        """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
+        found = []
+        for layer, block in enumerate(self.model.decoder):
+            for sublayer in ("attention", "feedforward"):
+                part = getattr(block, sublayer)
+                for slot in ("input", "output", "stream"):
+                    of_slot = self._norm_views(getattr(part, slot), slot, layer, sublayer)
+                    size = part.write_scale.factor if slot == "output" else 1.0
+                    found += [replace(norm, gain=size * norm.gain) for norm in of_slot]
+            norm = self._attention(layer).head_norm
+            if norm is not None:
+                gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
+                found += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
+        return found + self._norm_views(self.model.readout.norm, "final", None, "")
+
+    @property
+    def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
+        """The types of characters as they enter the sum with positions."""
+        embed = self.model.embed
+        types: Tensor = embed.scale(embed.type_scale(embed.types))
+        return types.detach()
+
+    @property
+    def positions(self) -> Float[Tensor, "positions dim"] | None:
+        """None: positions are waves of learned frequencies, not a table."""
+        return None
+
+    @property
+    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
+        """None: the readout has hidden layers."""
+        return None
+
+    predicts = True
+
+    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
+        """Examples of the task that the model was trained on, one in each row."""
+        if text is not None:
+            raise InputError(f"'{self.name}' adds integers: it reads examples of its task (examples=…), not a text")
+        task, offsets = task_of(self.about.get("recipe", {}))
+        device, feed = self.device, PaddedFeed()
+        drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
+        batch = feed.trimmed(one_batch(drawn, 0))
+        characters, targets = batch["characters"], batch["targets"]
+        return Sample(characters, torch.where(targets == MASK, NOTHING, targets), characters != MASK, batch["positions"])
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of characters."""
+        ids = [self.token_of(character) for character in text]
+        if None in ids:
+            known = "".join(self.words(torch.arange(self.vocabulary)))
+            raise InputError(f"'{self.name}' reads the characters {known}, not '{text[ids.index(None)]}'")
+        return [token for token in ids if token is not None]
+
+    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
+        """Characters."""
+        return [as_text(token[None]) for token in tokens]
+
+    def token_of(self, text: str) -> int | None:
+        """The number of a character."""
+        known = self.words(torch.arange(self.vocabulary))
+        return known.index(text) if text in known else None
+
+    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
+        """The norm in a slot, if there is one."""
+        if not isinstance(module, Norm):
+            return []
+        gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
+        return [BlockNorm(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
+
+    def _sublayer(self, layer: int, sublayer: str = "attention") -> Sublayer:
+        part: Sublayer = getattr(self.model.decoder[layer], sublayer)
+        return part
+
+    def _attention(self, layer: int) -> Attention:
+        attention = self._sublayer(layer).f
+        assert isinstance(attention, Attention)
+        return attention
+
+
+class _SublayerHooks:
+    """Passes states and updates of every sublayer to an observer."""
+
+    def __init__(self, model: NormscopeModel, observe: Callable[[SublayerStep], None]) -> None:
+        self.model, self.observe = model, observe
+        self.before = self.computed = self.scaled = torch.empty(0)
+
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: observe every sublayer."""
+        for layer in range(self.model.layers):
+            for name in SUBLAYERS:
+                part = self.model._sublayer(layer, name)
+                before(stack, part, self._on_input)
+                after(stack, part.f, self._on_computed)
+                after(stack, part.write_scale, self._on_scaled)
+                after(stack, part, partial(self._on_end, layer, name))
+
+    def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.before = given_states(args, kwargs)
+
+    def _on_computed(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        self.computed = output
+
+    def _on_scaled(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        self.scaled = output
+
+    def _on_end(self, layer: int, name: str, module: Sublayer, args: Any, kwargs: Any, output: Tensor) -> None:
+        """Without an output norm the calibrated size of the update is part of what f computed, as in ``projections``."""
+        step, carry = self.model._scales(layer, name)
+        computed = self.computed if isinstance(module.output, Norm) else self.scaled
+        self.observe(SublayerStep(layer, name, self.before, computed, step * self.scaled, output, step, carry))
+
+
+class _ObservedReach:
+    """A reach that passes q, k and v of every layer to an observer."""
+
+    def __init__(self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
+        self.model, self.observe, self.layer = model, observe, -1
+        self._causal: Reach = Causal()
+        self.stream = self.input = torch.empty(0)
+
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: observe the inputs of blocks and of their attention."""
+        for layer, block in enumerate(self.model.model.decoder):
+            before(stack, block, self._on_block)
+            before(stack, self.model._attention(layer), self._on_attention)
+
+    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.stream, self.layer = given_states(args, kwargs), self.layer + 1
+
+    def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.input = given_states(args, kwargs)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
+        """The mixed values that the observer returns, or those of the model."""
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+        W_O = self.model.projections(self.layer).W_O
+        mixed = self.observe(AttentionStep(self.layer, self.stream, self.input, q, k, v, float(scale), mask, W_O))
+        return self._causal(q, k, v, scale) if mixed is None else mixed
+
+    def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
+        """The same for q, k, v in one tensor."""
+        q, k, v = (x.transpose(1, 2) for x in (qkv if norm is None else norm(qkv)).unbind(2))
+        return self(q, k, v, scale)
+
+    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """All scores, and which are not of later keys."""
+        return self._causal.scores(q, k)

@@ -1,0 +1,158 @@
+"""What a forward pass shows: the sample that a model reads, and what an observer receives at every layer."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+NOTHING = -100  # the target of a position where nothing is predicted
+States = Float[Tensor, "rows tokens dim"]
+SUBLAYERS = ("attention", "feedforward")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A batch of tokens with the targets of its predictions.
+
+    Attributes:
+        tokens: token ids.
+        targets: the id to predict at each position, ``NOTHING`` where none is.
+        attention_mask: True for tokens, False for padding, which is at the end of a row.
+        positions: the position of every token, for models that take positions; by default they count from 0.
+    """
+
+    tokens: Int[Tensor, "rows tokens"]
+    targets: Int[Tensor, "rows tokens"]
+    attention_mask: Bool[Tensor, "rows tokens"]
+    positions: Int[Tensor, "rows tokens"] | None = None
+
+    @classmethod
+    def of(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":
+        """Tokens without padding, targets or positions."""
+        return cls(tokens, torch.full_like(tokens, NOTHING), torch.ones_like(tokens, dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """The attention of one layer during a forward pass.
+
+    Attributes:
+        layer: its number; the first layer is 0.
+        stream: the hidden states that enter the block (resid_pre).
+        input: what W_Q, W_K and W_V are applied to.
+        q, k, v: by head, after norms and rotations; shared key and value heads are repeated.
+        scale: the factor of q·k in the softmax.
+        mask: True where a query attends to a key.
+        W_O: the output matrix by head.
+        softcap: c, where scores pass through c·tanh(score/c).
+        rotation: cosines and sines, where positions are rotations of q and k.
+    """
+
+    layer: int
+    stream: States
+    input: States
+    q: Float[Tensor, "rows heads tokens head"]
+    k: Float[Tensor, "rows heads tokens head"]
+    v: Float[Tensor, "rows heads tokens value"]
+    scale: float
+    mask: Bool[Tensor, "rows_or_one 1 tokens tokens"]
+    W_O: Float[Tensor, "heads value dim"]
+    softcap: float | None = None
+    rotation: tuple[Tensor, Tensor] | None = None
+
+    def raw_scores(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens tokens"]:
+        """Q·k, of other queries or keys if given; −∞ where the mask is False."""
+        scores = (self.q if q is None else q) @ (self.k if k is None else k).mT
+        return scores.masked_fill_(~self.mask, -torch.inf)
+
+    def weights(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens tokens"]:
+        """Attention weights, softmax(scale·q·k)."""
+        return self.soften(self.raw_scores(q, k))
+
+    def soften(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+        """The attention weights of raw scores."""
+        return self.logits(raw_scores).softmax(-1)
+
+    def logits(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+        """The arguments of the softmax: scale·q·k, capped where the model caps them."""
+        scores = self.scale * raw_scores
+        if self.softcap is None:
+            return scores
+        return torch.where(scores.isfinite(), self.softcap * torch.tanh(scores / self.softcap), scores)
+
+    @property
+    def messages(self) -> Float[Tensor, "rows heads tokens dim"]:
+        """M_t = v_t W_O of every token and head."""
+        return self.v @ self.W_O
+
+
+@dataclass(frozen=True)
+class SublayerStep:
+    """One residual sublayer f during a forward pass: after = stream(carry·before + update), update = step·output_norm(output).
+
+    Attributes:
+        layer: its number; the first layer is 0.
+        sublayer: ``attention`` or ``feedforward``.
+        before: the hidden states that the sublayer adds to.
+        output: what f computed, before any output norm.
+        update: what is added to the stream, output norm and step included (attn_out, mlp_out).
+        after: the hidden states after the sublayer, stream norm included; None where attention and feed-forward layer are
+            parallel, since the block adds both at once.
+        step, carry: the realised branch and residual scale, a number or one for each channel.
+    """
+
+    layer: int
+    sublayer: str
+    before: States
+    output: States
+    update: States
+    after: States | None
+    step: Float[Tensor, " *dim"]
+    carry: Float[Tensor, " *dim"]
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Functions that a forward pass calls; only the hooks of those that are given are installed.
+
+    Attributes:
+        attention: called with the attention of every layer; a returned tensor (rows, heads, tokens, value) replaces the mixed
+            values.
+        sublayer: called with every sublayer whose update the model identifies, in order, at the end of its block.
+        state: called with layer and hidden states before every layer, and with the number of layers and the states after the
+            last; returned states replace them.
+    """
+
+    attention: Callable[[AttentionStep], Tensor | None] | None = None
+    sublayer: Callable[[SublayerStep], None] | None = None
+    state: Callable[[int, Tensor], Tensor | None] | None = None
+
+
+def combine(observers: Iterable[Observer]) -> Observer:
+    """Several observers as one: each sees the states that the one before it returned; the last mixed values count."""
+    observers = list(observers)
+    attention = [o.attention for o in observers if o.attention is not None]
+    sublayer = [o.sublayer for o in observers if o.sublayer is not None]
+    state = [o.state for o in observers if o.state is not None]
+
+    def on_attention(step: AttentionStep) -> Tensor | None:
+        mixed = None
+        for call in attention:
+            replaced = call(step)
+            mixed = mixed if replaced is None else replaced
+        return mixed
+
+    def on_sublayer(step: SublayerStep) -> None:
+        for call in sublayer:
+            call(step)
+
+    def on_state(layer: int, x: Tensor) -> Tensor | None:
+        states = x
+        for call in state:
+            replaced = call(layer, states)
+            states = states if replaced is None else replaced
+        return None if states is x else states
+
+    return Observer(on_attention if attention else None, on_sublayer if sublayer else None, on_state if state else None)
