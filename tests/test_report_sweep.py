@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from normscope.report.sweep import write_sweep_report
+from normscope.report.sweep_curves import training_charts
+from normscope.report.sweep_fields import Sweep, read_sweep
+from normscope.report.sweep_final import final_charts, measures_of
 
 from normscope.dynamics.ensemble import Ensemble
 from normscope.dynamics.ensemble_run import EnsembleRun
 from normscope.errors import InputError
 from normscope.report.charts import Chart, HeatMap
-from normscope.report.sweep import write_sweep_report
-from normscope.report.sweep_curves import training_charts
-from normscope.report.sweep_fields import Sweep, read_sweep
-from normscope.report.sweep_final import final_charts, measures_of
 from normscope.runs import Parts, RunFolder, new_run, open_run
 from normscope.schemes import NAMED
 from normscope.training import DivergedError, Training

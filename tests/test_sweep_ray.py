@@ -16,9 +16,9 @@ import pandas as pd
 import pytest
 
 from normscope.errors import InputError
-from normscope.runs import open_run
 from normscope.experiments.experiment import Experiment
 from normscope.experiments.result import Result
+from normscope.runs import open_run
 from normscope.sweeps import on_ray
 from normscope.sweeps.folder import SweepFolder
 from normscope.sweeps.on_ray import Needs, RayExecutor
@@ -155,9 +155,7 @@ def test_a_node_is_killed_and_every_run_is_there_once_as_if_made_here(cluster: T
         assert folder.complete(name) is None
         kept = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/run.json")}
         assert len(kept) < 12
-        wait_for(
-            lambda: (noted := folder.progress(name)) is not None and noted.note.startswith("resuming from step") and noted
-        )
+        wait_for(lambda: (noted := folder.progress(name)) is not None and noted.note.startswith("resuming from step") and noted)
         printed, err = driver.communicate(timeout=200)
     finally:
         driver.kill()

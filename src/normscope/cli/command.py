@@ -36,9 +36,7 @@ _PLAIN_OPTION: dict[str, Any] = {"shown": None, "argument": False, "option": Non
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(
-        ctx: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any
-    ) -> None:
+    def command(ctx: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
             done = experiment.begin(ctx.obj)

@@ -41,6 +41,7 @@ class ProgressBar(Progress):
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         """Move the bar of a stage."""
         if stage not in self._tasks:
+            self._bars.start()
             for task in self._tasks.values():
                 self._bars.stop_task(task)
             self._tasks[stage] = self._bars.add_task(stage, total=total, note=note)
@@ -80,8 +81,12 @@ def progress_bar() -> Iterator[ProgressBar]:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
     )
-    with bars.Progress(*columns, console=console) as bar:
+    bar = bars.Progress(*columns, console=console)
+    try:
         yield ProgressBar(bar)
+    finally:
+        if bar.tasks:  # otherwise it was never started
+            bar.stop()
 
 
 @contextmanager

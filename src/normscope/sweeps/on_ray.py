@@ -49,7 +49,7 @@ class Needs:
 
 
 class RayExecutor:
-    """Tasks on the cluster at ``address`` (HOST:PORT, ``auto``), or, for ``local``, on one that is started here and ended again.
+    """Tasks on the cluster at ``address`` (HOST:PORT, ``auto``), or for ``local`` on one that is started and ended here.
 
     As many tasks as fit on the nodes are started at a time, or ``workers`` if that is given: tasks that wait make an
     autoscaling cluster grow.

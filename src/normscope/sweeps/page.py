@@ -224,8 +224,8 @@ def _dots(panels: Mapping[str, pd.DataFrame], spread: bool) -> tuple[Line, ...]:
     lines = []
     for place, (words, rows) in enumerate(panels.items(), 1):
         values = rows["value"]
-        bar = ([values.min()], [values.max()]) if spread else ()
-        lines.append(Line(f"{place} {words}", [float(place)], [values.mean()], *bar, dots=True))
+        low, high = ([values.min()], [values.max()]) if spread else (None, None)
+        lines.append(Line(f"{place} {words}", [float(place)], [values.mean()], low, high, dots=True))
     return tuple(lines)
 
 

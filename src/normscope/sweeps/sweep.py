@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -64,7 +65,9 @@ class Sweep(Experiment):
     workers: int | None = setting(None, "Runs at a time.", shown="as many as there are cores, or GPUs, for", ge=1)
     per_gpu: int = setting(1, "Runs that share a GPU.", ge=1)
     cpus: int | None = setting(None, "Cores of each run.", shown="a fair share", ge=1)
-    ray: str | None = setting(None, "Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.", shown="no")
+    ray: str | None = setting(
+        None, "Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.", shown="no"
+    )
     dry_run: bool = setting(False, "Print the plan, time a step of each shape, and stop.")
     retry_failed: bool = setting(False, "Run those again that failed.")
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints of a training.", ge=0.0)
@@ -224,8 +227,8 @@ class Sweep(Experiment):
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:
         """How many runs there are in each state."""
-        counts = result.tables["runs"]["state"].value_counts() if "runs" in result.tables else {}
-        return [("runs", f"{sum(counts.values):,}"), *((state, f"{counts[state]:,}") for state in STATES if state in counts)]
+        counts = Counter(row["state"] for row in cls.records(result)) if "runs" in result.tables else Counter[str]()
+        return [("runs", f"{counts.total():,}"), *((state, f"{counts[state]:,}") for state in STATES if counts[state])]
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
@@ -256,7 +259,7 @@ def _lead(configuration: dict[str, Any], runs: pd.DataFrame) -> str:
 
 def _shown(result: Result) -> PageTable:
     """The table of a result as texts."""
-    rows = Sweep.records(result)
+    rows, cells = Sweep.records(result), list[tuple[str, ...]]()
     if "status" in result.tables:
         columns: tuple[str, ...] = ("run", "state", "done", "noted", "")
         cells = [(r["name"], r["state"], _percent(r["done"]), _ago(r["noted_seconds_ago"]), r["note"] or "") for r in rows]
@@ -264,7 +267,7 @@ def _shown(result: Result) -> PageTable:
         columns = ("runs", "each", "together", "shape")
         cells = [(str(r["runs"]), _duration(r["seconds"]), _duration(r["runs"] * r["seconds"]), r["shape"]) for r in rows]
     else:
-        names = [name for name in result.tables["runs"] if name not in ("name", "error")]
+        names = [str(name) for name in result.tables["runs"] if name not in ("name", "error")]
         columns = (*names, "error")
         cells = [(*(_cell(row[name]) for name in names), row["error"] or "") for row in rows]
     return PageTable("", columns, tuple(cells))
