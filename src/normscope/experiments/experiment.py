@@ -188,16 +188,17 @@ class Seeded(Experiment):
 
 def last_numbers(table: pd.DataFrame) -> dict[str, float]:
     """The numbers in the last row of every line of a table: ``cosine_pre`` of the last row whose texts are "pre"."""
-    numeric = [name for name in table if is_numeric_dtype(table[name]) and not is_bool_dtype(table[name])]
-    texts = [name for name in table if len(table) and table[name].map(lambda value: isinstance(value, str)).all()]
+    columns = {str(name): table[name] for name in table}
+    numeric = [name for name, column in columns.items() if is_numeric_dtype(column) and not is_bool_dtype(column)]
+    texts = [name for name, column in columns.items() if len(table) and all(isinstance(value, str) for value in column)]
     rows = table.groupby(texts, sort=False).tail(1) if texts else table.tail(1)
     if len(rows) > _MOST_LINES:
         return {}
     return {
-        "_".join([str(name), *(str(row[text]) for text in texts)]): float(row[name])
-        for _, row in rows.iterrows()
+        "_".join([name, *(row[text] for text in texts)]): float(row[name])
+        for row in plain_rows(rows)
         for name in numeric
-        if pd.notna(row[name])
+        if row[name] is not None
     }
 
 
