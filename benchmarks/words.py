@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.words import nearest, singular_factors
+from normscope.measures.search import nearest
+from normscope.models.factors import singular_factors
 
 _HEADS, _DIM, _HEAD, _VOCABULARY, _WORDS = 144, 768, 64, 50_257, 100
 

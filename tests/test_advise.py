@@ -326,7 +326,7 @@ def test_weights_have_the_spectrum_of_a_model() -> None:
     view = open_model("builtin:addition-small-pre", "cpu")
     spectrum = spectrum_of(view.name)
     weights = view.projections(1)
-    whole = torch.linalg.svdvals(weights.W_QK.double())[:, : view.head]
+    whole = torch.linalg.svdvals(weights.W_QK.double())[:, : view.head_dim]
     torch.testing.assert_close(spectrum.qk[1], whole, rtol=1e-4, atol=1e-5)
     stack = Stack(
         depth=view.layers, width=view.dim, heads=view.heads, tokens=8, spectrum=spectrum, dtype=torch.float64
@@ -337,7 +337,7 @@ def test_weights_have_the_spectrum_of_a_model() -> None:
     assert drawn.W_V is not None
     assert drawn.W_O is not None
     for product, values in ((drawn.W_Q @ drawn.W_K.mT, spectrum.qk[1]), (drawn.W_V @ drawn.W_O, spectrum.vo[1])):
-        torch.testing.assert_close(torch.linalg.svdvals(product)[:, : view.head], values, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(torch.linalg.svdvals(product)[:, : view.head_dim], values, rtol=1e-6, atol=1e-9)
     narrow = spectrum.at("qk", 0.0, 2, 3)
     assert narrow.shape == (2, 3)
     assert bool((narrow.diff(dim=-1) <= 0).all())

@@ -12,16 +12,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from normscope.audit.parts import PARTS
 
 import test_cli_words
 from cli_run import run
-from normscope.audit import Question, Subject, audit, compare
-from normscope.audit.advise_ranks import CRITERIA
-from normscope.audit.parts import PARTS
-from normscope.audit.quantities import AUDITED
-from normscope.errors import InputError
+from normscope.audit import Question, audit
 from normscope.models import Model, open_model
-from normscope.report.compare import number_cell
 from normscope.runs import KeptTables, open_run
 
 gpt2 = test_cli_words.gpt2

@@ -7,14 +7,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import COMMON, FAMILIES, GROUPED, LAYERS, WORDS, built, near, sample_of, some_tokens, word_tokenizer
+from model_zoo import (
+    COMMON,
+    FAMILIES,
+    GROUPED,
+    LAYERS,
+    WORDS,
+    built,
+    near,
+    random_normscope_model,
+    sample_of,
+    some_tokens,
+    word_tokenizer,
+)
 from normscope.core import Causal
 from normscope.errors import InputError
 from normscope.models import Model, Observer, Sample, SublayerStep
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
-from normscope.schemes import NAMED
-from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig
+from normscope.transformer import Row
 
 NAMES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "q", "k", "v", "scores", "pattern")
 COHERE = {**GROUPED, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
@@ -28,14 +39,7 @@ EVERY = pytest.mark.parametrize("name", [*LIBRARY, *SCHEMES])
 def opened(name: str) -> Model:
     """A random model of a family, or of ours with a scheme; learned scales are away from their start."""
     if name in SCHEMES:
-        sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = Transformer(TransformerConfig(NAMED[name], layers=2, **sizes)).eval()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter += 0.1 * torch.randn_like(parameter)
-        return NormscopeModel(name, SavedModel(model, {}))
+        return random_normscope_model(name)
     if name == "cohere":
         return HuggingFaceModel(name, built("CohereConfig", COHERE))
     family = FAMILIES[name]

@@ -64,7 +64,7 @@ def test_the_table_is_whole_on_every_terminal(columns: int) -> None:
 def test_a_users_words_are_printed_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('name = "[bold]x"\ntitle = "[/] :smile:"\n[attention]\n')
     output = normscope("schemes", "./mine.toml", cwd=tmp_path).stdout
-    assert "[bold]x  [/] :smile:" in output
+    assert "[bold]x: [/] :smile:" in output
 
 
 def test_one_scheme_in_full_shows_update_flow_drawing_and_papers() -> None:

@@ -11,9 +11,6 @@ from safetensors.torch import load_file, save_file
 from cli_run import run
 from normscope.runs import open_run
 
-FIGURES = ("cosine", "rate", "phase")
-
-
 SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")
 
 
@@ -25,7 +22,7 @@ def test_simulate_prints_records_and_writes_a_run_folder(here: Path, capsys: pyt
     assert all(r.keys() >= {"scheme", "time", "cosine", "variance", "radius", "speed"} for r in records)
     folder = open_run(here / "runs" / "simulate")
     assert folder.tables == ["milestones", "trajectories"]
-    assert all((folder.path / "figures" / f"{name}.{kind}").is_file() for name in FIGURES for kind in ("png", "html"))
+    assert (folder.path / "report.html").is_file()
     assert folder.description["configuration"]["beta"] == 5.0
     table = folder.table("trajectories").set_index(["scheme", "time"])["cosine"]
     assert [table[r["scheme"], r["time"]] for r in records] == [r["cosine"] for r in records]
@@ -61,7 +58,7 @@ def test_layers_weights_feedforward_gradients_and_states(here: Path, capsys: pyt
     assert gradients.groupby("scheme")["layer"].apply(list).to_dict() == {"pre": [0, 1, 2, 3], "qkv": [0, 1, 2, 3]}
     states = load_file(folder.path / "states.safetensors")
     assert states["pre/t=4"].shape == (6, 8)
-    assert (folder.path / "figures" / "gradient.png").is_file()
+    assert (folder.path / "report.html").is_file()
 
 
 def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,19 +97,19 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
     assert [r["time"] for r in records][:3] == [0.0, 0.5, 1.0]
     assert len({r["scheme"] for r in records}) == 6
     assert all(r["low"] <= r["mean"] <= r["high"] or r["time"] == 0 for r in records)
-    assert (here / "runs" / "ensemble-5d" / "figures" / "ensemble.png").is_file()
+    assert (here / "runs" / "ensemble-5d" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("simulate", "--tokens", "0"), "at least 1"),
-        (("simulate", "--tokens", "4", "--dim", "-3"), "at least"),
-        (("simulate", "--beta", "inf"), "beta is a finite number"),
+        (("simulate", "--tokens", "0"), "greater than or equal to 1"),
+        (("simulate", "--tokens", "4", "--dim", "-3"), "greater than or equal to 1"),
+        (("simulate", "--beta", "inf"), "--beta inf: should be a finite number"),
         (("simulate", "--beta", "hot"), "--beta"),
         (("simulate", "--times", "5,1"), "times go forwards"),
         (("simulate", "--times", "1,x"), "list of numbers"),
-        (("simulate", "--time", "-2"), "not negative"),
+        (("simulate", "--time", "-2"), "should be greater than 0"),
         (("simulate", "--time", "2", "--times", "1,3"), "past --time 2"),
         (("simulate", "--start", "zero.npy"), "token 1 of the start is zero"),
         (("simulate", "--start", "nowhere.npy"), "no start file"),
@@ -122,15 +119,15 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("simulate", "--weights", "kaiming", "--heads", "5", "--dim", "512"), "cannot be shared among 5 heads"),
         (("simulate", "--scheme", "perl"), "did you mean 'peri'"),
         (("simulate", "--scheme", "pre,pre"), "named twice"),
-        (("simulate", "--precision", "float16"), "one of float64, float32, bfloat16"),
+        (("simulate", "--precision", "float16"), "should be 'float64', 'float32' or 'bfloat16'"),
         (("simulate", "--solver", "rk5"), "unknown solver"),
         (("simulate", "--step", "0"), "step"),
         (("simulate", "--alpha", "log(0-1)"), "alpha"),
         (("simulate", "--gradient"), "--layers"),
         (("simulate", "--symmetric", "--start", "uniform"), "--symmetric"),
-        (("simulate", "--device", "tpu"), "no device 'tpu'"),
+        (("simulate", "--device", "tpu"), "--device 'tpu' is not available"),
         (("ensemble", "--panel", "5z"), "unknown panel '5z'"),
-        (("ensemble", "--runs", "0"), "at least 1"),
+        (("ensemble", "--runs", "0"), "greater than or equal to 1"),
         (("ensemble", "--heads", "3"), "cannot be shared among 3 heads"),
         (("ensemble", "--precision", "float64"), "one of float32, bfloat16"),
         (("ensemble", "--redraw", "-1"), "redraw"),

@@ -10,8 +10,10 @@ import torch
 import transformers as library
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import normscope as ns
 from cli_run import run
-from normscope.words import common_nouns
+from normscope.experiments.result import load
+from normscope.measures.vocabulary import common_nouns
 
 NOUNS = common_nouns()[:40]
 SENTENCE = "the time of the world"
@@ -42,7 +44,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without a page: its figures take longer than what is measured."""
-    monkeypatch.setattr("normscope.report.words.write_words_report", lambda *arguments: None)
+    monkeypatch.setattr("normscope.report.files.write_report", lambda *arguments, **options: None)
 
 
 def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
@@ -68,7 +70,7 @@ def test_embeddings_are_compared_and_ranked(gpt2: str, inside: Path, capsys: pyt
     status, out, _ = run(capsys, "words", gpt2, "embeddings")
     assert status == 0
     assert "centred and scaled" in out
-    assert out.strip().endswith("runs/words-embeddings-2/report.html")
+    assert "runs/words-embeddings-2" in out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("probe", ["queries", "values"])
@@ -82,7 +84,6 @@ def test_heads_say_what_they_do_to_named_words(gpt2: str, inside: Path, capsys: 
     assert all(len(record["nearest"]) == 3 for record in found)
     assert all(("norm" in record) == (probe == "values") for record in found)
     assert not (inside / "runs" / f"words-{probe}" / "heads.parquet").exists()
-    assert (inside / "runs" / f"words-{probe}" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("probe", ["queries", "values"])
@@ -90,10 +91,10 @@ def test_heads_say_what_they_do_to_named_words(gpt2: str, inside: Path, capsys: 
 def test_heads_are_scored_over_the_common_nouns(
     gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str], probe: str
 ) -> None:
-    status, out, err = run(capsys, "words", gpt2, probe, "--out", "run")
+    status, out, _ = run(capsys, "words", gpt2, probe, "--out", "run")
     assert status == 0
     assert "random" in out
-    assert f"3 of {len(NOUNS)} words shown" in err
+    assert f"3 of {len(NOUNS)} words, all are in nearest.parquet" in out
     heads = pd.read_parquet(inside / "run" / "heads.parquet")
     assert sorted(heads["head"]) == [0, 1]
     for name in ("same", "nearness", "precedence"):
@@ -117,7 +118,7 @@ def test_singular_vectors_have_tokens_on_both_sides(
     assert {record["side"] for record in found} == {"left", "right"}
     status, out, _ = run(capsys, "words", gpt2, "singular", "--matrix", matrix)
     assert status == 0
-    assert ("writes" if matrix == "vo" else "keys") in out
+    assert ("W_VO" if matrix == "vo" else "W_QK") in out
 
 
 @pytest.mark.parametrize("map_", ["sphere", "pca"])
@@ -125,23 +126,30 @@ def test_singular_vectors_have_tokens_on_both_sides(
 def test_a_journey_is_recorded_layer_by_layer(gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str], map_: str) -> None:
     found = records(capsys, gpt2, "journey", SENTENCE, "--token", "1", "--map", map_)
     assert [record["layer"] for record in found] == [0, 1, 2, 3]
+    assert all(record["rank"] >= 1 for record in found)
     assert {record["word"] for record in found} == {" time"}
     assert found[0]["angle"] is None
     assert all(0 <= record["probability"] <= 1 for record in found)
 
 
-def test_a_journey_is_told_and_drawn(gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journey_is_shown_from_the_embeddings_to_the_last_layer(
+    gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, out, _ = run(capsys, "words", gpt2, "journey", SENTENCE)
     assert status == 0
-    assert "travels" in out
-    assert (inside / "runs" / "words-journey" / "figures" / "journey.html").is_file()
+    lines = [line.split()[:2] for line in out.splitlines() if line.split()[:1] in (["embeddings"], ["layer"])]
+    assert [line[0] for line in lines] == ["embeddings", "layer", "layer", "layer"]
+    assert [line[1] for line in lines[1:]] == ["0", "1", "2"]
+    loaded = load(inside / "runs" / "words-journey")
+    assert "journey" in loaded.figures
+    assert loaded.records[-1]["word"] == " the"
 
 
 def test_geometry_is_drawn(gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "words", gpt2, "geometry", "--head", "1")
     assert status == 0
-    assert "layer 0, head 1, time" in out
-    assert (inside / "runs" / "words-geometry" / "report.html").is_file()
+    assert "layer 0; head 1; word time" in out
+    assert set(load(inside / "runs" / "words-geometry").figures) == {"norm-points", "norm-curves", "head-update"}
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -164,7 +172,9 @@ def test_geometry_is_recorded(gpt2: str, inside: Path, capsys: pytest.CaptureFix
         (("queries", "--layer", "first"), "--layer is a number"),
         (("queries", "--head", "7"), "--head 7: there are 2"),
         (("queries", "--word", "zebra"), "'zebra' is not one token"),
-        (("queries", "--distance", "3"), "no rotations of q and k"),
+        (("queries", "--distance", "3"), "--distance 3: positions of"),
+        (("singular", "--matrix", "vo", "--distance", "3"), "--distance has a meaning for --matrix qk alone"),
+        (("geometry", "--word", "time,life"), "--word takes one value, not 2"),
         (("queries", "--word", "time", "--scores"), "--scores needs at least 20 words, not 1"),
         (("singular", "--matrix", "ov"), "unknown matrix 'ov'"),
         (("journey", SENTENCE, "--token", "9"), "--token 9: the text has 5 tokens"),
@@ -181,6 +191,15 @@ def test_mistakes_get_one_line(
     assert out == ""
     assert message in err.splitlines()[-1]
     assert not (inside / "runs").exists() or not list((inside / "runs").iterdir())
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_python_and_the_command_give_the_same(gpt2: str, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_command = records(capsys, gpt2, "values", "--layer", "0,-1", "--head", "1", "--word", "time,life", "--nearest", "2")
+    result = ns.words(gpt2, "values", layer=[0, -1], head=1, word=["time", "life"], nearest=2, progress=False)
+    assert result.records == of_command
+    with pytest.raises(ns.InputError, match="layer= has no meaning for embeddings"):
+        ns.words(gpt2, "embeddings", layer=0)
 
 
 def test_umap_says_what_it_needs(

@@ -1,60 +1,34 @@
-"""Comparisons as users meet them: models and runs side by side."""
+"""Comparisons: models and runs side by side."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
-import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
-import test_cli_words
 from cli_run import run
-from normscope.audit import Question, Subject, audit, compare
-from normscope.audit.advise_ranks import CRITERIA
-from normscope.audit.parts import PARTS
-from normscope.audit.quantities import AUDITED
 from normscope.errors import InputError
-from normscope.models import Model, open_model
-from normscope.report.compare import number_cell
-from normscope.runs import KeptTables, open_run
+from normscope.experiments.advise import CRITERIA
+from normscope.experiments.audit import Audit
+from normscope.experiments.compare import Compare, Side, compare_sides, measured_tables, number_cell
+from normscope.experiments.result import load
+from normscope.experiments.simulate import Simulate
+from normscope.models import open_model
+from normscope.results.figures import HeatMap
+from normscope.runs import open_run
 
-gpt2 = test_cli_words.gpt2
 OURS = "builtin:addition-small-pre"
 FEW = ("--examples", "8")
 
 
 @pytest.fixture(scope="module")
-def view() -> Model:
-    return open_model(OURS)
-
-
-@pytest.fixture(scope="module")
-def tables(view: Model) -> dict[str, pd.DataFrame]:
-    return audit(Question(view, view.sample(None, 8, 0))).tables
+def tables() -> dict[str, pd.DataFrame]:
+    return Audit(model=OURS, examples=8, fresh=True, device="cpu").run().tables
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without a page: its figures take longer than what is measured."""
-    monkeypatch.setattr("normscope.report.audit.write_audit_report", lambda *arguments: None)
-    monkeypatch.setattr("normscope.report.compare.write_comparison_report", lambda *arguments: None)
-    for written in ("advise.write_advice_report", "dynamics.write_ensemble_report", "dynamics.write_simulation_report"):
-        monkeypatch.setattr(f"normscope.report.{written}", lambda *arguments: None)
-
-
-def numbers(text: str) -> list[float]:
-    return [float(found) for found in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", text)]
 
 
 def said(tables: dict[str, pd.DataFrame], start: str) -> str:
@@ -73,15 +47,15 @@ def test_models_of_one_depth_are_compared_layer_by_layer(
     assert list(rows["y"]) == pytest.approx(list(tables["motion"]["radius"]))
     growth = told[(told["subject"] == OURS) & (told["quantity"] == "radius")]["value"].iloc[0]
     assert growth == pytest.approx(tables["motion"]["radius"].iloc[-1] / tables["motion"]["radius"].iloc[0])
-    page = (folder.path / "report.html").read_text(encoding="utf-8")
+    shown = {cell for row in load(folder.path)["numbers"].tables[0].rows for cell in row}
     for value in map(number_cell, told["value"]):
-        assert f">{value}<" in page
+        assert value in shown
         assert value in out
 
 
 def test_where_depths_differ_layers_are_shares_of_the_depth(tables: dict[str, pd.DataFrame]) -> None:
     short = {"motion": tables["motion"].iloc[[0, 1, 2]]}
-    found = compare([Subject("long", tables), Subject("short", short)]).tables
+    found = compare_sides([Side("long", tables), Side("short", short)])
     curves = found["curves"].query("quantity == 'radius'")
     assert list(curves[curves["subject"] == "short"]["x"]) == [0, 0.5, 1]
     assert list(curves[curves["subject"] == "long"]["x"]) == [0, 0.25, 0.5, 0.75, 1]
@@ -91,26 +65,26 @@ def test_where_depths_differ_layers_are_shares_of_the_depth(tables: dict[str, pd
 
 def test_a_depth_is_that_of_a_subjects_own_tables(tables: dict[str, pd.DataFrame]) -> None:
     short = {"sparsity": tables["sparsity"][~tables["sparsity"]["layer"].isin([2, 3])]}  # a row for each layer, and no more
-    assert [Subject("", some).depth for some in (tables, {"motion": tables["motion"]}, short, {})] == [4, 4, 2, None]
-    curves = compare([Subject("audit", tables), Subject("stability", short)]).tables["curves"]
+    assert [Side("", some).depth for some in (tables, {"motion": tables["motion"]}, short, {})] == [4, 4, 2, None]
+    curves = compare_sides([Side("audit", tables), Side("stability", short)])["curves"]
     assert {name: list(rows["x"]) for name, rows in curves.groupby("subject")} == {
         "audit": [0, 0.25, 0.5, 0.75],
         "stability": [0, 0.5],
     }
 
 
-def test_an_audit_has_the_tables_that_are_compared(gpt2: str) -> None:
-    view = open_model(gpt2)
-    assert set(AUDITED) <= set(audit(Question.of(view, tokens=12)).tables)
+def test_an_audit_has_the_tables_that_are_compared(tables: dict[str, pd.DataFrame]) -> None:
+    assert measured_tables() - {"interference", "journey"} <= set(tables)
 
 
-def test_that_subjects_read_different_amounts_is_said(tables: dict[str, pd.DataFrame]) -> None:
-    found = compare([Subject("a", tables, 12_345), Subject("b", tables, 99), Subject("c", tables)]).tables
+def test_different_numbers_of_tokens_are_a_warning(tables: dict[str, pd.DataFrame]) -> None:
+    found = compare_sides([Side("a", tables, 12_345), Side("b", tables, 99), Side("c", tables)])
     rows = found["numbers"].query("number == 'tokens read'")
     assert dict(zip(rows["subject"], rows["value"], strict=True)) == {"a": 12_345, "b": 99}
     assert "a 12,345, b 99" in said(found, "Tokens read")
     assert found["findings"]["figure"][0] == "rank"
-    same = compare([Subject("a", tables, 99), Subject("b", tables, 99)]).tables
+    assert found["findings"]["severity"][0] == "warning"
+    same = compare_sides([Side("a", tables, 99), Side("b", tables, 99)])
     assert not same["findings"]["text"].str.startswith("Tokens read").any()
 
 
@@ -120,20 +94,20 @@ def test_findings_say_how_far_apart_subjects_are() -> None:
         return {"motion": pd.DataFrame(columns)}
 
     subjects = {"low": read(2.0, -0.25), "high": read(5.0, 0.5), "middle": read(4.0, 0.0)}
-    found = compare([Subject(name, some) for name, some in subjects.items()]).tables
+    found = compare_sides([Side(name, some) for name, some in subjects.items()])
     assert said(found, "Residual growth").endswith(": high 5×, middle 4×, low 2×; 2.5 times as much in high as in low.")
     assert said(found, "Mean cosine").endswith(": high 0.5, middle 0, low -0.25; 0.75 more in high than in low.")
     assert said(found, "Effective rank").endswith("; hardly a difference.")
     for still in (0.0, 1e-7):  # of which nothing is a multiple
-        angles = {"still": still, "turning": 3.0}
+        angles = {"still": still, "rotating": 3.0}
         turned = {name: {"motion": subjects["low"]["motion"].assign(angle=[angle, None])} for name, angle in angles.items()}
-        found = compare([Subject(name, some) for name, some in turned.items()]).tables
-        assert said(found, "Turned by").endswith("; 3° more in turning than in still.")
+        found = compare_sides([Side(name, some) for name, some in turned.items()])
+        assert said(found, "Rotation per layer").endswith("; 3° more in rotating than in still.")
 
 
 def test_a_model_whose_scheme_is_unknown_is_compared_by_all_but_speed(tables: dict[str, pd.DataFrame]) -> None:
     unknown = {**tables, "writes": tables["writes"].drop(columns=["speed", "theory"])}
-    names = compare([Subject("known", tables), Subject("unknown", unknown)]).tables["quantities"]["name"]
+    names = compare_sides([Side("known", tables), Side("unknown", unknown)])["quantities"]["name"]
     assert "speed" not in set(names)
     assert {"angle", "cosine"} <= set(names)
 
@@ -143,7 +117,7 @@ def test_a_late_speed_is_that_of_late_layers_also_where_some_have_none() -> None
         return {"writes": pd.DataFrame({"layer": range(len(speeds)), "speed": speeds})}
 
     speeds = {"all": writes(1, 2, 3, 4, 5, 7), "some": writes(1, 2, 3, 4, 5, None), "early": writes(1, 2, 3, 4, None, None)}
-    numbers = compare([Subject(name, some) for name, some in speeds.items()]).tables["numbers"]
+    numbers = compare_sides([Side(name, some) for name, some in speeds.items()])["numbers"]
     assert dict(zip(numbers["subject"], numbers["value"], strict=True)) == {"all": 6, "some": 5}
 
 
@@ -157,7 +131,7 @@ def test_collapse_is_compared_at_the_noise_that_is_named() -> None:
         ("around", curve([0.05, 0.25], [0.1, 0.5])),
         ("above", curve([0.2], [0.7])),
     ]
-    found = compare([Subject(name, tables) for name, tables in subjects]).tables
+    found = compare_sides([Side(name, tables) for name, tables in subjects])
     assert list(found["numbers"]["subject"]) == ["at", "around"]
     assert list(found["numbers"]["value"]) == pytest.approx([0.2, 0.2])
     assert set(found["curves"]["subject"]) == {"at", "around", "above"}
@@ -166,8 +140,8 @@ def test_collapse_is_compared_at_the_noise_that_is_named() -> None:
 def test_runs_with_nothing_in_common_are_refused(tables: dict[str, pd.DataFrame]) -> None:
     metrics = {"metrics": pd.DataFrame({"examples": [1, 2], "loss": [1.0, 0.5], "accuracy": [0.1, 0.2]})}
     with pytest.raises(InputError, match="no measure in common"):
-        compare([Subject("model", {"motion": tables["motion"]}), Subject("training", metrics)])
-    both = compare([Subject("a", metrics), Subject("b", metrics)]).tables
+        compare_sides([Side("model", {"motion": tables["motion"]}), Side("training", metrics)])
+    both = compare_sides([Side("a", metrics), Side("b", metrics)])
     assert list(both["numbers"]["value"]) == [0.5, 0.5, 0.2, 0.2]
 
 
@@ -184,7 +158,6 @@ SMALL = ("--scheme", "pre,post", "--tokens", "4", "--dim", "8", "--time", "1", "
 def test_simulations_are_compared_scheme_by_scheme(
     here: Path,
     capsys: pytest.CaptureFixture[str],
-    no_pictures: None,
     command: tuple[str, ...],
     table: str,
     column: str,
@@ -218,15 +191,14 @@ def test_evaluations_are_compared_split_by_split(here: Path, capsys: pytest.Capt
     assert all(numbers[split, name] == found[split] for name, found in accuracy.items() for split in found.index)
     most = (accuracy["pre"] - accuracy["qkv"]).abs().idxmax()
     assert f"for {most}: " in said({"findings": folder.table("findings")}, "Test accuracy differs most")
-    page = (folder.path / "report.html").read_text(encoding="utf-8")
-    assert 'href="#figure-test-accuracy"' in page
-    drawn = pd.read_csv(folder.path / "figures" / "test-accuracy.csv")
-    assert sorted(drawn["share of answer tokens"]) == pytest.approx(sorted(numbers))
+    drawn = load(folder.path).figures["test-accuracy"]
+    assert isinstance(drawn, HeatMap)
+    assert sorted(value for row in drawn.values for value in row) == pytest.approx(sorted(numbers))
     for value in map(number_cell, numbers):
         assert value in out
 
 
-def test_advice_is_compared_scheme_by_scheme(here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None) -> None:
+def test_advice_is_compared_scheme_by_scheme(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--width", "8", "--heads", "2", "--context", "8", "--runs", "2", "--schemes", "pre,post")
     for depth in ("2", "3"):
         assert run(capsys, "advise", *shape, "--depth", depth, "--out", f"runs/{depth}")[0] == 0
@@ -242,17 +214,18 @@ def test_advice_is_compared_scheme_by_scheme(here: Path, capsys: pytest.CaptureF
     assert len(told) == len(CRITERIA) * 2 * 2
 
 
-def test_all_is_opened_before_anything_is_measured(
-    gpt2: str, here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None, monkeypatch: pytest.MonkeyPatch
+def test_everything_is_opened_before_anything_is_measured(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(capsys, "simulate", *SMALL, "--out", "runs/simulate")[0] == 0
-    monkeypatch.setattr("normscope.audit.audit", None)
+    monkeypatch.setattr(Audit, "measure", None)
     for others, words in (
         (("nowhere/at/all",), "no file or folder"),
-        ((gpt2, "--tokens", "12"), "--examples"),
-        ((gpt2, "--sentence", ""), "--sentence '': the text is empty"),
-        (("builtin:addition-small-qkv", "--sentence", "To kill two birds"), "--sentence does not go here"),
-        (("runs/simulate",), "simulate or advise"),
+        (("builtin:addition-small-qkv", "--tokens", "12"), "--examples"),
+        (("builtin:addition-small-qkv", "--sentence", "To kill two birds"), "--sentence is not used"),
+        (("runs/simulate",), "no measure in common"),
+        ((), "at least two models or runs"),
+        ((OURS,), "named twice"),
     ):
         status, out, err = run(capsys, "compare", OURS, *others)
         assert status == 2
@@ -260,9 +233,7 @@ def test_all_is_opened_before_anything_is_measured(
         assert not out
 
 
-def test_a_run_under_two_names_is_one_and_reads_nothing(
-    here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None
-) -> None:
+def test_a_run_under_two_names_is_one_and_reads_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
         assert run(capsys, "simulate", *SMALL, "--out", f"runs/{name}")[0] == 0
     (here / "link").symlink_to("runs/a")
@@ -272,20 +243,26 @@ def test_a_run_under_two_names_is_one_and_reads_nothing(
         assert "named twice" in err
     status, _, err = run(capsys, "compare", "runs/a", "runs/b", "--tokens", "12")
     assert status == 2
-    assert "--tokens does not go here" in err
+    assert "--tokens is not used" in err
 
 
-def test_the_page_says_how_much_each_read(
-    here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings: list[str] = []
-    monkeypatch.setattr("normscope.report.compare.write_comparison_report", lambda run, said, formats: settings.append(said))
+def test_the_summary_has_the_number_of_tokens(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "audit", OURS, "--examples", "4")[0] == 0
     status, out, err = run(capsys, "compare", "runs/audit", OURS, *FEW)
     assert status == 0, err
     few = open_run(here / "runs" / "audit").description["configuration"]["tokens"]
     many = int(open_model(OURS).sample(None, 8, 0).attention_mask.sum())
-    assert settings == [f"audit ({few} tokens), {OURS} ({many} tokens); seed 0"]
+    result = load(here / "runs" / "compare")
+    assert result.summary == f"audit ({few} tokens), {OURS} ({many} tokens); seed 0"
     assert next(line.split()[-2:] for line in out.splitlines() if "tokens read" in line) == [str(few), str(many)]
-    findings = {"findings": open_run(here / "runs" / "compare").table("findings")}
-    assert f"audit {few}, {OURS} {many}" in said(findings, "Tokens read")
+    assert f"audit {few}, {OURS} {many}" in said(result.tables, "Tokens read")
+
+
+def test_models_in_memory_and_results_are_compared() -> None:
+    audited = Audit(model="builtin:addition-small-qkv", examples=8, device="cpu").run()
+    result = Compare(subjects=(OURS, audited), examples=8, device="cpu").run()
+    assert set(result.tables["numbers"]["subject"]) == {OURS, "builtin:addition-small-qkv"}
+    runs = [Simulate(scheme="pre", tokens=4, dim=8, time=1, samples=3, seed=seed, start="uniform").run() for seed in (0, 1)]
+    assert set(Compare(subjects=runs).run().tables["numbers"]["subject"]) == {"simulate (1)", "simulate (2)"}
+    with pytest.raises(InputError, match="named twice"):
+        Compare(subjects=(audited, audited))

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from normscope.audit.motion import token_rank
+from normscope.audit.replay import replayed_speeds
 from torch import Tensor
 
 from model_zoo import FAMILIES, OWN, untouched
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
-from normscope.audit.motion import token_rank
-from normscope.audit.replay import replayed_speeds
 from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
 from normscope.models import Observer, open_model
 from normscope.models.hugging_face import HuggingFaceModel
-from normscope.schemes import NAMED, derive
+from normscope.schemes import NAMED
 from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
@@ -40,7 +40,7 @@ def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
     scheme, depth, stride = NAMED[name].at(t, 12), 12, 1e-6
     place = scheme.place(t, depth)
     update = Update.of(scheme.attention, place, SphereNorm(scheme.norm))
-    law = derive(scheme.attention)
+    law = scheme.attention.law
     x = update.settle(tokens())
     A = attended(update.read(x))
     after = update.state(x, A, stride)

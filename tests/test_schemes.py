@@ -1,7 +1,11 @@
 """What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
+from xml.etree.ElementTree import fromstring
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from torch import Tensor
 
 from normscope import InputError
 from normscope.core.norms import SphereNorm, rms_norm, visible_part
-from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, derive, draw_block, scheme_record
+from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_record
 from normscope.schemes.update import Update
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
@@ -64,7 +68,7 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
     weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) / 10**0.5 for _ in "qkv"]
     t, depth, beta, h = 3.0, 12.0, 1.7, 1e-5
     for stage in scheme.stages:
-        slots, law, at = stage.attention, derive(stage.attention), stage.place(t, depth)
+        slots, law, at = stage.attention, stage.attention.law, stage.place(t, depth)
         x = state(slots, kind, generator)
         update = Update.of(slots, at, SphereNorm(kind))
         y = attention(slots.heads, beta, weights)(update.read(x))
@@ -201,7 +205,7 @@ def test_norm_is_a_parameter_of_every_stage() -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
     for stage in scheme.stages:
-        drawing = draw_block(stage)
+        drawing = replace(stage, until=1.0, then=None).block
         filled = [s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.output, slots.stream)]
         assert drawing.count("Norm") == sum(s != "none" for s in filled) + (stage.attention.heads != "none")
         assert drawing.count("⊕") == 2
@@ -209,6 +213,44 @@ def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
         for slots in (stage.attention, stage.feedforward):
             for text in (slots.texts["step"], slots.texts["carry"]):
                 assert text == "1" or f"× {text}" in drawing
+
+
+def test_a_scheme_shows_slots_update_law_and_block_as_text_and_as_html() -> None:
+    mine = Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)"))
+    assert str(mine.law.speed) == repr(mine.law.speed) == "r_j·√(t+1)·|A_j|"
+    assert str(mine.law.radial) == repr(mine.law.radial) == "⟨θ_j,A_j⟩/(√(t+1)·|A_j|)"
+    assert mine.law.speed({"r": 2.0, "A": 3.0, "t": 3.0}) == 12.0
+    shown = [mine.update, mine.flow, str(mine.law.speed), str(mine.law.radial), mine.block, "1/√(t+1)", *mine.attention.texts]
+    for text in (str(mine), repr(mine), unescape(mine._repr_html_())):
+        for part in shown:
+            assert part in text, part
+
+
+def test_html_of_a_scheme_is_escaped_and_needs_nothing_else() -> None:
+    odd = Scheme("<b>&mine", Slots(input="norm"), title="<script>alert(1)</script>", note='"&<', users="<i>")
+    page = odd._repr_html_()
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+    assert "http" not in page
+    assert page.count("<div") == page.count("</div>") == 2
+    fromstring(page)  # well-formed
+
+
+def test_laws_of_a_scheme_that_changes_with_depth_print_all_stages_and_compute_the_one_that_holds() -> None:
+    mix = NAMED["mix"]
+    assert str(mix.law.speed) == "1 for t < 0.25·T, then r_j"
+    assert str(mix.law.radial) == "0 for t < 0.25·T, then ⟨θ_j,A_j⟩"
+    values = {"depth": 8.0, "r": 3.0, "A": 2.0, "alpha": 1.0}
+    assert [mix.law.speed({**values, "t": t}) for t in (0.0, 1.0, 2.0, 7.0)] == [1.0, 1.0, 3.0, 3.0]
+    assert [mix.law.radial(0.5, {**values, "t": t}) for t in (1.0, 2.0)] == [0.0, 0.5]
+    assert mix.block.count("⊕") == 4
+
+
+def test_schemes_need_no_torch() -> None:
+    shown = "str(NAMED['mix']); NAMED['mix']._repr_html_()"
+    code = f"import sys; from normscope.schemes import NAMED; {shown}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

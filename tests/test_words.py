@@ -1,4 +1,4 @@
-"""Words on the sphere, against answers made by hand, torch's own layers, and what models themselves do."""
+"""Tokens on the sphere, against answers made by hand, torch's own layers, and what models themselves do."""
 
 import math
 import os
@@ -14,43 +14,36 @@ import transformers as library
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from model_zoo import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
-from normscope.errors import InputError
-from normscope.models import AttentionStep, Model, Observer, open_model
-from normscope.models.hugging_face import HuggingFaceModel
-from normscope.words import (
-    MAPS,
-    Found,
-    Word,
-    common_nouns,
-    embedding_distances,
-    extreme_tokens,
-    follow,
-    head_factors,
-    head_table,
-    head_update,
-    nearest,
-    nearest_keys,
-    nearest_table,
-    nearest_values,
-    norm_curves,
-    norm_points,
-    notes_on,
-    oriented,
-    places,
-    plain_word,
-    probe_words,
-    probed,
-    singular_factors,
-    singular_tables,
-    strongest_head,
-    update_table,
-    updates_of,
+from model_zoo import (
+    FAMILIES,
+    built,
+    near,
+    opened_smollm2,
+    random_normscope_model,
+    sample_of,
+    some_tokens,
+    steps_of,
+    untouched,
+    word_tokenizer,
 )
-from normscope.words.probes import haar, reader
-from normscope.words.reference import Reference, read_alone, reference_layer
-from normscope.words.scores import MEANING, NONE, PRECEDENCE, _interval, label_of, score_words
-from normscope.words.search import Nearest, top_scores
+from normscope.errors import InputError
+from normscope.measures.base import Subject
+from normscope.measures.embeddings import Embeddings, embedding_distances, extreme_tokens
+from normscope.measures.geometry import Geometry, head_update, norm_curves, norm_points, strongest_head
+from normscope.measures.head_probes import HeadProbe
+from normscope.measures.journey import Journey, follow
+from normscope.measures.maps import MAPS, places
+from normscope.measures.probes import Returned, haar, nearest_keys, nearest_values, reader, updates_of
+from normscope.measures.queries import Queries
+from normscope.measures.reference import Reference, read_alone, reference_layer
+from normscope.measures.scores import MEANING, NONE, PRECEDENCE, _interval, label_of, score_words
+from normscope.measures.search import Nearest, nearest, top_scores
+from normscope.measures.singular import head_factors, oriented, singular_tables
+from normscope.measures.values import Values, update_table
+from normscope.measures.vocabulary import Word, common_nouns, plain_word, probe_words
+from normscope.models import AttentionStep, Model, Observer, Sample, open_model
+from normscope.models.factors import singular_factors
+from normscope.models.hugging_face import HuggingFaceModel
 
 NAMES = ["time", "life", "world", "way", "Time", "Life", "World", "Way"]
 DIM, HEAD = 8, 4
@@ -209,14 +202,14 @@ def test_the_nearest_in_pieces_are_the_nearest_at_once(monkeypatch: pytest.Monke
     queries, rows = drawn(2, 6, 4), drawn(2, 5000, 4, seed=1)
     known = (queries @ rows.mT).topk(7)
     for at_once in (2**23, 4096):
-        monkeypatch.setattr("normscope.words.search._SCORES", at_once)
+        monkeypatch.setattr("normscope.measures.search._SCORES", at_once)
         scores, where = nearest(queries, rows, 7)
         assert near(scores, known.values)
         assert torch.equal(where, known.indices)
     few, _ = nearest(queries, rows[:, :3], 7)
     assert few.shape == (2, 6, 3)
     with pytest.raises(ValueError, match="no candidates"):
-        _ = Nearest(3).found
+        _ = Nearest(3).top
 
 
 @pytest.mark.parametrize(("dim", "rank", "out"), [(24, 4, 24), (24, 4, 10), (6, 9, 6), (5, 5, 5)])
@@ -303,6 +296,38 @@ def test_updates_are_those_of_the_model(name: str) -> None:
         assert near((updates.by_head.sum(0) + updates.rest)[0], written, 1e-4)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("name", ["pre", "post", "peri", "ngpt-lerp", "ln-scaling", "qkv"])
+def test_updates_are_those_of_the_forward_pass(name: str, layer: int) -> None:
+    """The update is resid_mid − carry·resid_pre of the same tokens, with learned α, calibrated scales and input factors."""
+    model = random_normscope_model(name)
+    tokens = torch.arange(model.vocabulary)
+    states, _ = reader(model, layer)(model.embeddings[tokens])
+    put = Observer(state=lambda at, x: states[:, None] if at == layer else None)
+    with model.capture("resid_pre", "resid_mid", "attn_out") as c:
+        model.forward(sample_of(tokens[:, None]), put)
+    updates = updates_of(model, layer, tokens)
+    assert near(updates.whole, c["attn_out", layer][:, 0], 1e-4)
+    carry = model.carry(layer, "attention")
+    assert carry is not None
+    assert near(updates.states, carry * c["resid_pre", layer][:, 0], 1e-5)
+    moved, stream = updates.states + updates.whole, model.norm_at(layer, "attention", "stream")
+    assert near(moved if stream is None else stream(moved), c["resid_mid", layer][:, 0], 1e-4)
+    if stream is None:
+        assert near(updates.whole, (c["resid_mid", layer] - carry * c["resid_pre", layer])[:, 0], 1e-3)
+
+
+def test_the_norm_of_an_update_follows_learned_steps_and_input_factors() -> None:
+    whole = {name: updates_of(random_normscope_model(name), 1, torch.arange(4)).whole for name in ("pre", "ln-scaling")}
+    assert near(whole["ln-scaling"], whole["pre"] / math.sqrt(2), 1e-4)  # the same weights; the input is divided by √2
+    model = random_normscope_model("ngpt-lerp")
+    step, carry = model.step(0, "attention"), model.carry(0, "attention")
+    assert step is not None
+    assert carry is not None
+    assert step.shape == (model.dim,)
+    assert near(carry, 1 - step, 1e-6)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt-neox", "gemma3", "qwen3"])
 def test_keys_at_a_distance_are_those_of_the_model(name: str) -> None:
     view = untouched(name).view
@@ -324,7 +349,7 @@ def test_w_qk_at_a_distance_is_a_product_of_rotated_factors() -> None:
         head_factors(untouched("qwen3").view, 0, "qk", distance=2)
     with pytest.raises(InputError, match="no rotations"):
         head_factors(untouched("gpt2").view, 0, "qk", distance=2)
-    with pytest.raises(InputError, match="between 0 and 63"):
+    with pytest.raises(InputError, match="allowed are 0 to 63"):
         nearest_keys(view, 0, torch.tensor([1]), 1, distance=64)
     with pytest.raises(InputError, match="allowed: vo, qk"):
         head_factors(view, 0, "vq")
@@ -387,7 +412,7 @@ def test_a_journey_is_told_in_the_full_space(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_a_place_that_the_text_does_not_have_is_refused(name: str) -> None:
     view = HuggingFaceModel(name, built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker), word_tokenizer())
-    with pytest.raises(InputError, match="--token 50: the text has"):
+    with pytest.raises(InputError, match="token=50: the text has"):
         follow(view, "the cat sat on a mat", 50)
 
 
@@ -443,9 +468,9 @@ def test_a_head_that_returns_the_same_for_all_words_is_not_near_to_any() -> None
     view, words = by_hand(), words_of(by_hand(), *NAMES[:4])
     reference = meaning_of(torch.nn.functional.normalize(drawn(8, 5), dim=-1))
     always = torch.tensor([[[4, 5]] * 4])
-    found = score_words("queries", view, words, Found(torch.zeros(1, 4, 2), always), reference)
+    found = score_words(view, words, Returned(torch.zeros(1, 4, 2), always), reference, word_first=False)
     assert float(found.nearness.nanmean()) == pytest.approx(0.5, abs=0.2)
-    once = score_words("queries", view, words, Found(torch.zeros(1, 4, 1), torch.tensor([[[6]] * 4])), reference)
+    once = score_words(view, words, Returned(torch.zeros(1, 4, 1), torch.tensor([[[6]] * 4])), reference, word_first=False)
     assert torch.equal(once.nearness[0, [0, 1, 3]], torch.full((3,), 0.5, dtype=torch.float64))
     assert bool(once.nearness[0, 2].isnan())  # World is world itself
     assert bool(once.precedence.isnan().all())
@@ -455,11 +480,11 @@ def test_a_head_that_returns_what_is_like_the_word_is_near() -> None:
     view, words = by_hand(), words_of(by_hand(), *NAMES[:4])
     matching = torch.tensor([[[5], [6], [7], [4]]])
     states = torch.eye(4)[[0, 1, 2, 3, 3, 0, 1, 2]]  # word t is like token 5 + t
-    found = score_words("queries", view, words, Found(torch.zeros(1, 4, 1), matching), meaning_of(states))
+    found = score_words(view, words, Returned(torch.zeros(1, 4, 1), matching), meaning_of(states), word_first=False)
     assert found.nearness.tolist() == [[1.0] * 4]
     assert found.same.tolist() == [[0.0] * 4]
     itself = score_words(
-        "queries", view, words, Found(torch.zeros(1, 4, 1), torch.tensor([[[4], [5], [6], [7]]])), meaning_of(states)
+        view, words, Returned(torch.zeros(1, 4, 1), torch.tensor([[[4], [5], [6], [7]]])), meaning_of(states), word_first=False
     )
     assert itself.same.tolist() == [[1.0] * 4]
     assert bool(itself.nearness.isnan().all())
@@ -471,11 +496,11 @@ def test_precedence_is_what_the_model_expects() -> None:
     for t in range(4):
         expected[4 + (t + 1) % 4, t] = 0.0  # word t comes after token 4 + t + 1
     reference = Reference(torch.arange(8), torch.eye(8), expected, torch.arange(8))
-    before = Found(torch.zeros(1, 4, 1), torch.tensor([[[5], [6], [7], [4]]]))
-    assert score_words("queries", view, words, before, reference).precedence.tolist() == [[1.0] * 4]
-    assert score_words("values", view, words, before, reference).precedence.tolist() == [[0.5] * 4]
+    before = Returned(torch.zeros(1, 4, 1), torch.tensor([[[5], [6], [7], [4]]]))
+    assert score_words(view, words, before, reference, word_first=False).precedence.tolist() == [[1.0] * 4]
+    assert score_words(view, words, before, reference, word_first=True).precedence.tolist() == [[0.5] * 4]
     after = Reference(torch.arange(8), torch.eye(8), expected.T, torch.arange(8))
-    assert score_words("values", view, words, before, after).precedence.tolist() == [[1.0] * 4]
+    assert score_words(view, words, before, after, word_first=True).precedence.tolist() == [[1.0] * 4]
 
 
 def test_random_weights_keep_the_spectrum() -> None:
@@ -532,32 +557,32 @@ def test_labels_say_what_scores_say(row: dict[str, float | None], label: str) ->
     assert label_of(row) == label
 
 
-@pytest.mark.parametrize("probe", ["queries", "values"])
-def test_the_table_of_heads_knows_what_was_built_in(probe: str) -> None:
+@pytest.mark.parametrize("probe", [Queries(nearest=2), Values(nearest=2)], ids=lambda probe: probe.name)
+def test_the_table_of_heads_shows_what_was_built_in(probe: HeadProbe) -> None:
     view = by_hand()
     words = words_of(view, *NAMES[:4])
-    found, table = head_table(probe, view, 0, words, 2)
+    tables = probe.layer_tables(view, 0, words, scored=True, seed=0, progress=lambda share: None)
+    table, rows = tables["heads"], tables["nearest"]
     same = table.set_index("head")["same"]
     assert same[1] == 1.0
     assert same[0] == 0.0
     assert table["head"].tolist() == [1, 0]
     assert table["precedence"].notna().all()
-    rows = nearest_table(probe, view, 0, words, found["heads"])
     assert rows[(rows["head"] == 1) & (rows["rank"] == 1)]["nearest_text"].tolist() == NAMES[:4]
-    if probe == "values":
-        assert nearest_table(probe, view, 0, words, found["sum"], summed=True)["head"].isna().all()
-    again = head_table(probe, view, 0, words, 2)[1]
+    assert rows["head"].isna().any() == (probe.name == "values")
+    again = probe.layer_tables(view, 0, words, scored=True, seed=0, progress=lambda share: None)["heads"]
     assert again.equals(table)
     random = table.set_index("head")["same_random"]
-    assert random[1] == 1.0 if probe == "values" else random[1] < 1.0  # a head that writes nothing is none when rotated, too
+    # a head without an update has none between rotations, either
+    assert random[1] == 1.0 if probe.name == "values" else random[1] < 1.0
 
 
 def test_random_weights_return_other_tokens() -> None:
     view, words = untouched("gpt2").view, [Word(str(t), t, (t,)) for t in range(1, 41)]
     same, one, other = torch.eye(32), haar(32, 0), haar(32, 1)
     own, turned, only_queries, only_keys = (
-        probed("queries", view, 1, words, 1, turn=turn)["heads"].tokens
-        for turn in (None, (one, other), (one, same), (same, other))
+        Queries().returned(view, 1, words, 1, rotations)["heads"].tokens
+        for rotations in (None, (one, other), (one, same), (same, other))
     )
     for different in (turned, only_queries, only_keys):
         assert (own == different).double().mean() < 0.5
@@ -575,8 +600,8 @@ def test_a_word_among_others_gains_nothing_by_chance() -> None:
     expected[:30, :30] = -50.0  # nouns do not follow nouns
     like = torch.nn.functional.normalize(drawn(50, 6), dim=-1)
     reference = Reference(torch.arange(50), like, expected, torch.arange(50))
-    for probe in ("queries", "values"):
-        found = score_words(probe, view, words, Found(torch.zeros(1, 30, 3), tokens), reference)
+    for word_first in (False, True):
+        found = score_words(view, words, Returned(torch.zeros(1, 30, 3), tokens), reference, word_first)
         assert float(found.precedence.mean()) == pytest.approx(0.5, abs=0.1)
         assert float(found.nearness.mean()) == pytest.approx(0.5, abs=0.1)
 
@@ -607,8 +632,8 @@ def test_both_forms_of_a_word_are_expected() -> None:
     expected = torch.full((8, 8), -9.0)
     expected[7, 4] = 0.0  # the other form of time comes after token 7
     reference = Reference(torch.arange(8), torch.eye(8), expected, torch.arange(8))
-    found = Found(torch.zeros(1, 2, 1), torch.tensor([[[7], [2]]]))
-    assert score_words("queries", view, words, found, reference).precedence[0, 0] == 1.0
+    found = Returned(torch.zeros(1, 2, 1), torch.tensor([[[7], [2]]]))
+    assert score_words(view, words, found, reference, word_first=False).precedence[0, 0] == 1.0
 
 
 def test_the_strongest_head_is_the_one_that_turns_most() -> None:
@@ -651,7 +676,7 @@ def test_a_word_without_an_embedding_is_refused() -> None:
         probe_words(view, ["dog", "cat"])
     with pytest.raises(InputError, match="'cat' has no embedding"):
         follow(view, "the cat sat on a mat", 2)
-    with pytest.raises(InputError, match="an empty one is none"):
+    with pytest.raises(InputError, match="one of them is empty"):
         probe_words(view, ["dog", ""])
 
 
@@ -737,29 +762,68 @@ def test_the_plane_of_an_update_shows_its_true_angle(name: str) -> None:
     assert math.hypot(moved["x"], moved["y"]) == pytest.approx(float(after.norm() / before.norm()), rel=1e-5)
 
 
-def test_notes_say_what_has_no_meaning() -> None:
-    said = {name: notes_on(untouched(name).view, "queries") for name in ("gpt2", "llama", "qwen3", "bert", "bert bare")}
-    assert any("relative position 0" in note for note in said["llama"])
-    assert any("Learned positions" in note for note in said["gpt2"])
-    assert any("Heads normalise q, k" in note for note in said["qwen3"])
-    assert any("precedence is not measured" in note for note in said["bert"])
-    assert any("no unembedding" in note for note in said["bert bare"])
-    assert not any("relative position 0" in note for note in notes_on(untouched("llama").view, "queries", distance=3))
-    assert any("not tied" in note for note in notes_on(untouched("llama").view, "values"))
-    assert not any("not tied" in note for note in notes_on(untouched("gpt2").view, "values"))
-    assert any("RMSNorm" in note for note in notes_on(untouched("llama").view, "embeddings"))
-    assert any("no logit lens" in note for note in notes_on(untouched("bert bare").view, "journey"))
+def test_notes_say_what_does_not_apply() -> None:
+    notes = {name: Queries().notes(untouched(name).view) for name in ("gpt2", "llama", "qwen3", "bert", "bert bare")}
+    assert any("relative position 0" in note for note in notes["llama"])
+    assert any("Learned position" in note for note in notes["gpt2"])
+    assert any("Heads normalise q, k" in note for note in notes["qwen3"])
+    assert any("precedence is not measured" in note for note in notes["bert"])
+    assert any("no unembedding" in note for note in notes["bert bare"])
+    assert not any("relative position 0" in note for note in Queries(distance=3).notes(untouched("llama").view))
+    assert any("not tied" in note for note in Values().notes(untouched("llama").view))
+    assert not any("not tied" in note for note in Values().notes(untouched("gpt2").view))
+    assert any("RMSNorm" in note for note in Embeddings().notes(untouched("llama").view))
+    assert any("no logit lens" in note for note in Journey().notes(untouched("bert bare").view))
 
 
 @pytest.mark.parametrize("name", ["builtin:addition-small-pre", "builtin:addition-small-qkv"])
 def test_characters_of_our_own_models_are_words_too(name: str) -> None:
     view = open_model(name)
     words = probe_words(view, ["1", "2", "+"])
-    found = probed("queries", view, 0, words, 3)["heads"]
+    found = Queries().returned(view, 0, words, 3)["heads"]
     _, read = reader(view, 0)(view.embeddings)
     q, k, _ = view.heads_of(0, read[None])
     chosen = torch.tensor([word.token for word in words])
     assert near(found.scores, (q[0][:, chosen] @ k[0].mT).topk(3).values, 1e-4)
+
+
+def subject_of(view: Model, sentence: str | None = None) -> Subject:
+    return Subject(view, Sample.of(torch.zeros(0, 0, dtype=torch.long)), 0, sentence)
+
+
+def test_layers_and_heads_count_from_either_end() -> None:
+    view = untouched("gpt2").view
+    chosen = Queries(layer=(-1, 1, 0), head=None, word=("7", "9")).resolved(view)
+    assert (chosen.layer, chosen.head, chosen.word) == ((1, 0), (0, 1, 2, 3), ("7", "9"))
+    with pytest.raises(InputError, match="layer=2: there are 2, 0 to 1"):
+        Queries(layer=(2,)).resolved(view)
+    with pytest.raises(InputError, match="word= takes one value, not 2"):
+        Geometry(word=("7", "9")).resolved(view)
+    strongest = Geometry(word=("7",)).resolved(view)
+    assert strongest.head == (strongest_head(view, 0, 7),)
+
+
+def test_scores_need_words() -> None:
+    with pytest.raises(InputError, match="scores=True needs at least 20 words, not 2"):
+        Queries(word=("7", "9"), scores=True).measure(subject_of(untouched("gpt2").view))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert bare"])
+def test_an_audit_follows_a_token_of_its_sentence(name: str) -> None:
+    family = FAMILIES[name]
+    view = HuggingFaceModel(name, built(family.config, family.options, family.maker), word_tokenizer())
+    assert Journey.order is not None
+    assert Journey().measure(subject_of(view)) == {}
+    subject = subject_of(view, "the cat sat on a mat")
+    tables = Journey().measure(subject)
+    found = follow(view, "the cat sat on a mat", -2)
+    facts = Journey().facts(subject, tables)
+    assert facts == {"word": found.word, "predicted": found.predicted, "following": found.following}
+    findings = list(Journey().findings(tables, {"sentence": subject.sentence}))
+    assert len(findings) == (2 if view.predicts else 1)
+    section = Journey().section(tables, "")
+    assert section is not None
+    assert {finding.figure for finding in findings} <= set(section.figures)
 
 
 @pytest.mark.slow
@@ -780,7 +844,7 @@ def test_some_heads_of_smollm2_look_for_the_word_itself() -> None:
     view = opened_smollm2()
     words = probe_words(view)
     assert len(words) == 100
-    found = probed("queries", view, 5, words, 1)["heads"]
+    found = Queries().returned(view, 5, words, 1)["heads"]
     texts = [
         [plain_word(word.name) == plain_word(text) for word, text in zip(words, view.words(head[:, 0]), strict=True)]
         for head in found.tokens

@@ -164,15 +164,15 @@ def check_writable(path: Path | str, *, overwrite: bool) -> None:
     try:
         if final.exists() and not (final.is_dir() and not any(final.iterdir())):
             if not is_run(final):
-                raise InputError(f"'{path}' exists and is not a run folder; choose another --out")
+                raise InputError(f"'{path}' exists and is not a run folder; choose another out=")
             if not overwrite:
-                raise InputError(f"'{path}' holds a run already; choose another --out, or --overwrite to replace it")
+                raise InputError(f"'{path}' holds a run already; choose another out=, or overwrite=True to replace it")
         parent = next(folder for folder in final.parents if folder.exists())
         writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     except OSError as error:
-        raise InputError(f"cannot use '{path}' as a run folder: {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot use '{path}' as a run folder: {error.strerror}; choose another out=") from error
     if not writable:
-        raise InputError(f"cannot write to '{parent}'; choose another --out")
+        raise InputError(f"cannot write to '{parent}'; choose another out=")
 
 
 def is_run(folder: Path | str) -> bool:
@@ -333,7 +333,7 @@ def _partial_folder(final: Path) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
     except OSError as error:
-        raise InputError(f"cannot write to '{final.parent}': {error.strerror}; choose another --out") from error
+        raise InputError(f"cannot write to '{final.parent}': {error.strerror}; choose another out=") from error
 
 
 def _write_description(

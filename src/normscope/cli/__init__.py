@@ -19,7 +19,7 @@ COMMANDS = {
     "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
     "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
     "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
-    "words": "A model's words on the sphere, what its heads do to them, and their journeys through the layers.",
+    "words": "A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories.",
     "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
     "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
     "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",

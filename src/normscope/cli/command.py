@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.experiments.result import Result
 
+_NO_EXTRA: dict[str, Any] = {"shown": None, "argument": False, "option": None, "several": False}
 _PLAIN = (bool, int, float, str, Path)
-_PLAIN_OPTION: dict[str, Any] = {"shown": None, "argument": False, "option": None, "several": False}
 
 
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
@@ -72,7 +72,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     """Run an experiment into a folder and print what came out."""
     from normscope.experiments import execute
     from normscope.experiments.progress import progress_bar
-    from normscope.report.files import chosen_formats
+    from normscope.report.write import chosen_formats
 
     formats = chosen_formats(format)
     folder = (out or experiment.default_folder()) if experiment.saved else None
@@ -108,10 +108,10 @@ def show(result: "Result") -> None:
 
 def with_options(message: str, kind: "type[Experiment]") -> str:
     """A message of the library, with its parameters as options: ``layers=True`` is ``--layers``, ``time=3`` ``--time 3``."""
-    settings = {name: _extra(field) for name, field in kind.fields().items()}
-    for name, extra in {**settings, "out": _PLAIN_OPTION, "overwrite": _PLAIN_OPTION}.items():
+    options = dict.fromkeys(("out", "overwrite"), _NO_EXTRA) | {name: _extra(field) for name, field in kind.fields().items()}
+    for name, extra in options.items():
         if not extra["argument"]:
-            option = extra["option"] or f"--{name.replace('_', '-')}"
+            option = (extra["option"] or f"--{name.replace('_', '-')}").partition("/")[0]
             message = re.sub(rf"\b{name}=True\b", option, message)
             message = re.sub(rf"\b{name}=(?=\S)", f"{option} ", message)
             message = re.sub(rf"\b{name}=", option, message)
@@ -138,7 +138,7 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
     several = name == kind.variadic or extra["several"]
     default = None if several and default is not ... else default
     annotation = list[str] if several else plain
-    optional = annotation if default is ... or plain is bool else annotation | None
+    optional = annotation if default is ... or (plain is bool and default is not None) else annotation | None
     given = {} if default is ... else {"default": default}
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[optional, marked], **given)
 
@@ -169,7 +169,7 @@ def _limits(field: "FieldInfo", plain: Any) -> dict[str, Any]:
 
 def _extra(field: "FieldInfo") -> dict[str, Any]:
     extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else _PLAIN_OPTION
+    return extra if isinstance(extra, dict) else _NO_EXTRA
 
 
 def _help(kind: "type[Experiment]") -> str:

@@ -24,9 +24,6 @@ _LEGEND = (
 )
 
 
-_LAYER_NORM = "A_j is taken at Norm(X), and is its centred part where the output or the stream is normalised"
-
-
 def schemes(
     names: Annotated[
         list[str] | None,
@@ -54,25 +51,24 @@ def schemes(
     if json:
         print_json(scheme_record(scheme) for scheme in chosen)
     elif names:
-        for scheme in chosen:
-            _print_in_full(scheme)
+        console().print("\n\n".join(str(scheme) for scheme in chosen), soft_wrap=True)
     else:
         _print_all(chosen)
 
 
 def _print_all(chosen: "list[Scheme]") -> None:
-    from normscope.schemes import derive, same_feedforward, scheme_record
+    from normscope.schemes import same_feedforward, scheme_record
 
     rows: list[list[str]] = []
     remarks: list[str] = []
     for scheme in chosen:
         for stage in scheme.stages:
-            law = derive(stage.attention)
+            law = stage.attention.law
             cells = [text.replace("none", "–") for text in stage.attention.texts.values()]
             label = scheme.name if stage is scheme else "  then"
             when = f"  (t < {stage.until:g}·T)" if stage.then else ""
             users = scheme.users if stage is scheme else ""
-            rows.append([label, *cells, law.speed.text, law.radial_text, users + when])
+            rows.append([label, *cells, str(law.speed), str(law.radial), users + when])
         record = scheme_record(scheme)
         if record["attention"] != "A_j(Θ)":
             remarks.append(f"{scheme.name}: A_j is {record['attention']}")
@@ -85,40 +81,6 @@ def _print_all(chosen: "list[Scheme]") -> None:
         print_table(columns[:7], [row[:7] for row in rows])
         print_table((columns[0], *columns[7:]), [[row[0], *row[7:]] for row in rows])
     console().print(_LEGEND + "\n" + "; ".join(remarks), style="dim")
-
-
-def _print_in_full(scheme: "Scheme") -> None:
-    from normscope.schemes import draw_block, scheme_record
-
-    record = scheme_record(scheme)
-    out = console()
-    title = record["title"] or "a scheme of your own"
-    out.print(record["name"], style="bold", end="  ")
-    out.print(f"{title}, {record['norm']}")
-    lines = {
-        "attention": record["update"],
-        "feed-forward": record["feedforward"]["update"],
-        "flow": record["flow"],
-        "directions": "θ̇_j = (1/s_j) P_θj A_j",
-        "speed": f"s_j = {record['speed']}",
-        "radius": f"ṙ_j = {record['radial']}   (over a block: {record['radius']})",
-        "A_j": record["attention"],
-        "alpha": f"α_t = {record['alpha']}" if "α_t" in record["update"] + record["feedforward"]["update"] else "",
-        "LayerNorm": _LAYER_NORM if any(stage.norm == "layer" for stage in scheme.stages) else "",
-        "note": record["note"],
-        "used by": record["users"],
-    }
-    for label, text in lines.items():
-        if text:
-            out.print(f"  {label:<13} {text}")
-    for paper in record["papers"]:
-        out.print(f"  {'paper':<13} {paper}")
-    for stage in scheme.stages:
-        if scheme.then is not None:
-            out.print(f"\n  {stage.title or stage.name}" if stage is not scheme else f"\n  for t < {scheme.until:g}·T")
-        out.print()
-        out.print(draw_block(stage))
-    out.print()
 
 
 def _draw(chosen: "list[Scheme]", path: Path) -> None:

@@ -29,7 +29,7 @@ from normscope.dynamics.starts import make_start
 from normscope.dynamics.symmetric import SymmetricFlow
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.dynamics.weights import random_weights
-from normscope.schemes import Scheme, derive
+from normscope.schemes import Scheme
 
 Numbers = npt.NDArray[np.float64]
 Factors = Float[Tensor, "variants letters heads tokens 1"]
@@ -408,7 +408,7 @@ def reduced_flow(scheme: Scheme, depth: int, tokens: int, beta: float, radius: f
         t = depth. NaN where the flow becomes non-finite.
     """
     times = np.linspace(0, depth, _SAMPLES * depth + 1)
-    start = 1.0 if derive(scheme.attention).radius_fixed else radius
+    start = 1.0 if scheme.attention.law.radius_fixed else radius
     path = SymmetricFlow(scheme, tokens, beta, float(depth)).solve(times.tolist(), radius=start, step=_STEP)
     third = max(1, depth // 3) * _SAMPLES
     speed = np.full(len(times), np.nan)

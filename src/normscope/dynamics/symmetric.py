@@ -19,7 +19,7 @@ from normscope.dynamics.integrators import METHODS, runge_kutta_step, time_grid
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.errors import InputError
-from normscope.schemes import Scheme, derive
+from normscope.schemes import Scheme
 
 State = npt.NDArray[np.float64]
 MEASURES = ("cosine", "variance", "radius", "speed", "cosine_rate")
@@ -52,7 +52,7 @@ class SymmetricFlow:
     def rates(self, t: float, state: State, within: float | None = None) -> dict[str, float]:
         """γ, r and their time derivatives, and the speed |θ̇_j|, at a state (ln(1−γ), ln r)."""
         stage = self.scheme.at(t if within is None else within, self.depth)
-        law, heads = derive(stage.attention), stage.attention.heads
+        law, heads = stage.attention.law, stage.attention.heads
         n, gap, r = self.tokens, math.exp(state[0]), math.exp(state[1])
         gamma = 1 - gap
         at = stage.place(t, self.depth)
@@ -115,7 +115,7 @@ class SymmetricFlow:
         exact = {math.log1p(t): t for t in grid}
         for u, h, _ in time_grid(list(exact), breaks, step):
             within = math.expm1(u + h / 2)
-            if derive(self.scheme.at(within, self.depth).attention).radius_fixed:
+            if self.scheme.at(within, self.depth).attention.law.radius_fixed:
                 state = np.array([state[0], 0.0])
             yield exact.get(u, math.expm1(u)), state
 

@@ -20,12 +20,13 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
 from normscope.measures.base import Quantity
+from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, floats, spans_decades
 from normscope.runs import plain_rows
-from normscope.schemes import NAMED, Scheme, derive, find_scheme
+from normscope.schemes import NAMED, Scheme, find_scheme
 
 if TYPE_CHECKING:
     from normscope.dynamics.advice import Ranking, RunMeasures, Spectrum, Stack
@@ -144,16 +145,12 @@ def _weighted(item: str) -> tuple[str, str]:
 
 def _advised(criterion: Criterion) -> Quantity:
     """A criterion as something that runs are compared by, scheme by scheme."""
-
-    def values(table: pd.DataFrame) -> pd.DataFrame:
-        rows = table[table["criterion"] == criterion.key]
-        return pd.DataFrame({"x": np.nan, "y": rows["mean"], "line": rows["scheme"]}).dropna(subset=["y"])
-
+    values = values_of("scheme", "mean")
     return Quantity(
         f"advice-{criterion.key}", criterion.title.capitalize(), "scheme", criterion.unit,
         f"{criterion.good.capitalize()} is good; a row of one colour is a scheme that does equally well everywhere.",
-        "criteria", values, f"{criterion.title} ({criterion.unit}, {criterion.good} is good)",
-        lambda curve: float(curve["y"].iloc[-1]),
+        "criteria", lambda table: values(table[table["criterion"] == criterion.key]),
+        f"{criterion.title} ({criterion.unit}, {criterion.good} is good)", last,
         ratio=criterion.unit != "decades",  # which are logarithms of ratios already
     )  # fmt: skip
 
@@ -397,10 +394,10 @@ def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], r
 
     rows = []
     for scheme in schemes:
-        laws = [derive(stage.attention) for stage in scheme.stages]
+        laws = [stage.attention.law for stage in scheme.stages]
         texts = {
             "speed": " then ".join(law.speed.text for law in laws),
-            "radial": " then ".join(law.radial_text for law in laws),
+            "radial": " then ".join(str(law.radial) for law in laws),
         }
         for n in dict.fromkeys(tokens):
             rows.append({"scheme": scheme.name, "tokens": n, **texts, **reduced_flow(scheme, depth, n, _BETA, radius)})

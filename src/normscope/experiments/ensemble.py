@@ -14,6 +14,8 @@ from normscope.experiments.experiment import Outcome, Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import SIX_SCHEMES, Schemes, one_of, setting
+from normscope.measures.base import Quantity
+from normscope.measures.curves import by_scheme, last
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
 from normscope.runs import Parts, plain_rows
@@ -47,6 +49,12 @@ class Ensemble(Seeded):
         "normscope ensemble --dim 256 --heads 4 --beta 8 --weights gaussian --scale 0.05 --time 30",
         "normscope ensemble --panel 5a --runs 100000 --out runs/5a     (interrupted? the same command resumes)",
     )
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "clusters", "Mean cosine over time, random weights", "time", "cosine", "How fast tokens cluster, scheme by scheme.",
+            "cosines", by_scheme("time", "mean"), "mean cosine at the end of the ensemble", last, ratio=False,
+        ),
+    )  # fmt: skip
 
     panel: str | None = setting(None, "A published panel, 4 or 5a to 5g; the settings below then change it.", shown="")
     runs: int = setting(100, "Number of independent runs.", ge=1)

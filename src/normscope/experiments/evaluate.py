@@ -13,6 +13,8 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, setting
+from normscope.measures.base import Quantity
+from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
 from normscope.runs import plain_rows
@@ -38,6 +40,13 @@ class Evaluate(Seeded):
         "normscope evaluate runs/train-tiny-pre --split ood-extrapolation --examples 128000",
         "normscope evaluate builtin:addition-small-qkv --json",
     )
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "test-accuracy", "Accuracy in tests", "split", "share of answer tokens",
+            "Within and beyond what was seen in training.",
+            "accuracy", values_of("split", "accuracy"), "test accuracy", last, ratio=False,
+        ),
+    )  # fmt: skip
 
     model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
     split: Names | None = setting(

@@ -39,19 +39,10 @@ def as_model(value: Any) -> Any:
 ModelSource = Annotated[Any, AfterValidator(as_model)]
 
 
-class OnModel(Seeded):
-    """An experiment that runs a model on a text, or on examples of the model's task.
-
-    Attributes:
-        bundled_tokens: how many tokens of the bundled text are read by default; None for as many as the model takes, up to 512.
-    """
-
-    bundled_tokens: ClassVar[int | None] = None
+class WithModel(Seeded):
+    """An experiment on a model."""
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
-    text: Path | None = setting(None, "A text to read.", shown="the bundled one")
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; up to 512 of the bundled text", ge=3)
-    examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
 
     @property
     def model_name(self) -> str:
@@ -65,17 +56,13 @@ class OnModel(Seeded):
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """What is behind the names of the model and the text; None for what is not a file here."""
+        """What is behind the names of inputs; None for what is not a file here."""
         from normscope.models.open import model_digest
 
-        content = text_of(self.text)
-        return {
-            "model_digest": model_digest(self.model) if isinstance(self.model, str) else None,
-            "text_digest": None if content is None else hashlib.sha256(content.encode()).hexdigest(),
-        }
+        return {"model_digest": model_digest(self.model) if isinstance(self.model, str) else None}
 
     def fits(self, configuration: Mapping[str, Any]) -> bool:
-        """Whether a run was of the model and the text that are there now, not of others under the same names."""
+        """Whether a run was of the inputs that are there now, not of others under the same names."""
         return all(configuration.get(name) == value for name, value in self.digests.items())
 
     def open(self, progress: Progress = SILENT) -> "Model":
@@ -84,6 +71,26 @@ class OnModel(Seeded):
 
         progress.stage(f"opening {self.model_name}", 1)
         return open_model(self.model, self.device)
+
+
+class OnModel(WithModel):
+    """An experiment that runs a model on a text, or on examples of the model's task.
+
+    Attributes:
+        bundled_tokens: how many tokens of the bundled text are read by default; None for as many as the model takes, up to 512.
+    """
+
+    bundled_tokens: ClassVar[int | None] = None
+
+    text: Path | None = setting(None, "A text to read.", shown="the bundled one")
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; up to 512 of the bundled text", ge=3)
+    examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """What is behind the names of the model and the text; None for what is not a file here."""
+        content = text_of(self.text)
+        return {**super().digests, "text_digest": None if content is None else hashlib.sha256(content.encode()).hexdigest()}
 
     def subject(self, progress: Progress = SILENT) -> "Subject":
         """The model with its sample."""

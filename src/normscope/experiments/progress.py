@@ -23,7 +23,6 @@ class Progress:
 
     def stage(self, name: str, total: float) -> Callable[[float], None]:
         """A function for one stage that takes how much is done."""
-        self(name, 0, total)
         return lambda done: self(name, done, total)
 
 
@@ -31,7 +30,7 @@ SILENT = Progress()
 
 
 class ProgressBar(Progress):
-    """One bar per stage, with the time left, on stderr or in a notebook."""
+    """One bar per stage, with the time left, on stderr or in a notebook; nothing is shown before the first stage."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
@@ -85,7 +84,7 @@ def progress_bar() -> Iterator[ProgressBar]:
     try:
         yield ProgressBar(bar)
     finally:
-        if bar.tasks:  # otherwise it was never started
+        if bar.live.is_started:
             bar.stop()
 
 

@@ -18,6 +18,7 @@ from normscope.runs import grown_run, new_run, open_run, plain_rows, run_path
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.models import Model
+    from normscope.report.write import Report
 
 
 PROBLEMS = "stopped.txt"
@@ -100,20 +101,31 @@ class Result:
         """The result as ``--json`` prints it."""
         return self.kind.records(self)
 
+    @property
+    def report(self) -> "Report":
+        """What the page shows."""
+        from normscope.report.write import Report
+
+        return Report(self.kind.title, self.summary, self.sections, self.kind.facts(self), self.findings)
+
     def to_html(self) -> str:
         """The report: one self-contained page."""
         from normscope.report.page import render_page
 
-        return render_page(self.kind.title, self.summary, self.sections, facts=self.kind.facts(self), findings=self.findings)
+        report = self.report
+        return render_page(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
         from normscope.report.markdown import render_markdown
 
-        return render_markdown(self.kind.title, self.summary, self.sections, findings=self.findings)
+        report = self.report
+        return render_markdown(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
-        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; none of them leaves the tables alone."""
+        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; without any there is no page."""
+        from normscope.report.write import write_report
+
         about: dict[str, Any] = {
             "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
             "started": self.started, "summary": self.summary,
@@ -123,25 +135,18 @@ class Result:
                 run.write_table(name, table)
             for name, write in self.files.items():
                 write(run.path / name)
-            (run_path(path) / PROBLEMS).unlink(missing_ok=True)
             if self.problems:
                 run.write_text(PROBLEMS, "\n".join(self.problems) + "\n")
             if formats:
-                self._write_report(run.path, formats)
+                write_report(run.path, self.report, formats)
+        if self.kind.grows and not self.problems:
+            (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder
         self.on_saved()
         object.__setattr__(self, "path", run_path(path))
         return self
 
-    def _write_report(self, folder: Path, formats: Sequence[str]) -> None:
-        from normscope.report.files import write_report
-
-        write_report(
-            folder, self.kind.title, self.summary, self.sections, formats,
-            facts=self.kind.facts(self), findings=self.findings,
-        )  # fmt: skip
-
     def _repr_html_(self) -> str:
-        from normscope.report.page import render_summary
+        from normscope.report.notebook import render_summary
 
         return render_summary(self.kind.title, self.summary, self.findings, list(self.tables), list(self.figures))
 
@@ -168,10 +173,17 @@ class Plot:
 
         return save_figure(self.figure, Path(path))
 
-    def _repr_html_(self) -> str:
-        from normscope.report.page import render_figure
+    @property
+    def chart(self) -> Any:
+        """The Altair chart, to be changed further; None for diagrams and scenes, which are no charts."""
+        from normscope.report.charts import chart_of
 
-        return render_figure(self.figure, self.name)
+        return chart_of(self.figure)
+
+    def _repr_html_(self) -> str:
+        from normscope.report.files import figure_svg
+
+        return figure_svg(self.figure)
 
 
 def load(path: Path | str) -> Result:

@@ -15,6 +15,8 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import SIX_SCHEMES, Numbers, Schemes, one_of, setting
+from normscope.measures.base import Quantity
+from normscope.measures.curves import by_scheme, last
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
 from normscope.schemes import Scheme
@@ -52,6 +54,12 @@ class Simulate(Seeded):
         "normscope simulate --symmetric --tokens 1000000 --time 1000 --times 1,10,1000",
         "normscope simulate --scheme ngpt --alpha linear --json",
     )
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "particles", "Mean cosine over time, simulated", "time", "cosine", "How fast tokens cluster, scheme by scheme.",
+            "trajectories", by_scheme("time", "cosine"), "mean cosine at the end of the simulation", last, ratio=False,
+        ),
+    )  # fmt: skip
 
     scheme: Schemes = setting(SIX_SCHEMES, "Comma-separated schemes: names, or paths of TOML files.")
     tokens: int = setting(256, "Number of tokens n.", ge=1)

@@ -22,6 +22,8 @@ from normscope.experiments.experiment import Experiment, Outcome, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Device, setting
+from normscope.measures.base import Quantity
+from normscope.measures.curves import columns, last
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import Section
 from normscope.runs import fingerprint, plain_rows, unfinished_runs
@@ -72,6 +74,16 @@ class Train(Experiment):
         "torchrun --nproc-per-node 2 -m normscope train --preset small",
         "normscope train --preset small --show > mine.toml && normscope train mine.toml --scheme ./mine-scheme.toml",
     )
+    quantities: ClassVar[tuple[Quantity, ...]] = (
+        Quantity(
+            "loss", "Loss in training", "examples", "loss", "Spikes are instability; lower is better.",
+            "metrics", columns("examples", "loss"), "last loss in training", last,
+        ),
+        Quantity(
+            "accuracy", "Accuracy in training", "examples", "share of answer tokens", "On the training batches.",
+            "metrics", columns("examples", "accuracy"), "last accuracy in training", last, ratio=False,
+        ),
+    )  # fmt: skip
 
     recipe: str | Path | None = setting(None, "A recipe file (TOML), or the name of a preset.", shown="", argument=True)
     preset: str | None = setting(None, "A recipe of the package: tiny, small, baseline, alternative or large.", shown="")

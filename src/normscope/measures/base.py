@@ -136,6 +136,7 @@ class Quantity:
         unit: written after the number.
         ratio: whether values are compared by their ratio, not their difference.
         fact: what the number is called among the key figures of an audit; empty to leave it out.
+        states: whether the table has a row for every state between layers, and so one more than there are layers.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Quantity:
     unit: str = ""
     ratio: bool = True
     fact: str = ""
+    states: bool = False
 
 
 @dataclass(frozen=True)

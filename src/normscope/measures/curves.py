@@ -20,6 +20,16 @@ def columns(x: str, y: str) -> Callable[[Frame], Frame]:
     return lambda table: table.reindex(columns=[x, y]).set_axis(["x", "y"], axis=1).dropna()
 
 
+def by_scheme(x: str, y: str) -> Callable[[Frame], Frame]:
+    """A line of two columns for every scheme."""
+    return lambda table: Frame({"x": table[x], "y": table[y], "line": table["scheme"]}).dropna()
+
+
+def values_of(names: str, y: str) -> Callable[[Frame], Frame]:
+    """A single value for every name in a column."""
+    return lambda table: Frame({"x": np.nan, "y": table[y], "line": table[names]}).dropna(subset=["y"])
+
+
 def first(curve: Frame) -> float:
     """The first value."""
     return float(curve["y"].iloc[0])

@@ -45,6 +45,7 @@ class Growth(Measure):
             "radius", "Residual norm before every layer", LAYER, "|x|",
             "The steeper a line, the less the same update rotates a token in late layers.",
             "motion", columns("layer", "radius"), "residual growth, last over first", growth, "×", fact="residual growth",
+            states=True,
         ),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import SphereNorm, degrees_between, length
-from normscope.schemes import Scheme, derive
+from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
 _SMALLEST = 1e-30  # what is not there at all still has a direction
@@ -61,7 +61,7 @@ def replayed_speeds(
     speeds = []
     for t, (r, w) in enumerate(zip(radius.tolist(), written.tolist(), strict=True)):
         stage = scheme.at(t, depth)
-        law, place = derive(stage.attention), stage.place(t, depth)
+        law, place = stage.attention.law, stage.place(t, depth)
         speed = law.speed({**place.values, "r": r, "A": w}) * (r if law.radius_fixed else 1.0)
         speeds.append(speed / mean if stage.attention.output == "norm" else speed)
     return torch.tensor(speeds, dtype=torch.float64) * attention / written

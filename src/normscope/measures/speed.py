@@ -21,7 +21,6 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, spans_decades, table_of
 from normscope.runs import plain_rows
-from normscope.schemes import derive
 
 
 def effective_speed(
@@ -77,7 +76,7 @@ class _Observer(PassObserver):
         slots, values = stage.attention, stage.place(step.layer, self.model.layers).values
         if slots.learns_alpha:
             slots = replace(slots, step=float(step.step.mean()), carry=float(step.carry.mean()))
-        law = derive(slots)
+        law = slots.law
         theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
         if slots.output == "norm":
             theory = theory / self._written(step)

@@ -15,6 +15,7 @@ from normscope.models.capture import Captured
 from normscope.models.describe import as_html, as_text
 from normscope.models.observe import AttentionStep, Observer, Sample, combine
 from normscope.schemes import Scheme
+from normscope.schemes.update import Update
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,26 @@ class Model(ABC):
     def carry(self, layer: int, sublayer: str) -> Tensor | None:
         """The realised residual scale of a sublayer, a number or one for each channel; None where it is unknown."""
         return None
+
+    def input_scale(self, layer: int, sublayer: str) -> Tensor | float:
+        """The realised factor of a sublayer's input, after the input norm if there is one."""
+        return 1.0
+
+    def norm_at(self, layer: int, sublayer: str, slot: str) -> BlockNorm | None:
+        """The norm in a slot of a sublayer."""
+        place = (layer, sublayer, slot)
+        return next((norm for norm in self.norms if (norm.layer, norm.sublayer, norm.slot) == place), None)
+
+    def update(self, layer: int, sublayer: str) -> Update:
+        """The residual update of a sublayer with its norms and its realised step, carry and input factor.
+
+        It belongs to the weights of ``projections``: ``update.state(x, y)`` are the hidden states after attention for the
+        output y = Σ_h v_h W_O + b_O of what it computes of ``update.read(x)``. Scales that are unknown are 1.
+        """
+        step, carry = (1.0 if scale is None else scale for scale in (self.step(layer, sublayer), self.carry(layer, sublayer)))
+        norms = {slot: self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream")}
+        factor, reads = self.input_scale(layer, sublayer), norms.pop("input")
+        return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
 
     @property
     def offers(self) -> frozenset[str]:

@@ -85,12 +85,15 @@ class NormscopeModel(Model):
         """The residual scale with the learned α, as the forward pass uses it."""
         return self._scales(layer, sublayer)[1]
 
+    def input_scale(self, layer: int, sublayer: str) -> Tensor:
+        """The factor of depth times the calibrated scale of the input."""
+        return self._sublayer(layer, sublayer).read_scale.factor * self._scales(layer, sublayer)[2]
+
     @torch.no_grad()
-    def _scales(self, layer: int, sublayer: str) -> tuple[Tensor, Tensor]:
-        part = self._sublayer(layer, sublayer)
-        values = part.at if part.alpha is None else {**part.at, "alpha": part._learned_alpha(part.alpha)}
-        step, carry = (torch.as_tensor(formula(values)).to(self.device) for formula in part.step_carry_input[:2])
-        return step, carry
+    def _scales(self, layer: int, sublayer: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Step, carry and input factor."""
+        step, carry, factor = (torch.as_tensor(value).to(self.device) for value in self._sublayer(layer, sublayer).values())
+        return step, carry, factor
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights of a layer's heads, with gains before them and the calibrated size of the update; there are no biases."""
@@ -130,7 +133,7 @@ class NormscopeModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
-        found = []
+        found = self._norm_views(self.model.embed.settle, "embedding", None, "")
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
@@ -236,7 +239,7 @@ class _SublayerHooks:
 
     def _on_end(self, layer: int, name: str, module: Sublayer, args: Any, kwargs: Any, output: Tensor) -> None:
         """Without an output norm the calibrated size of the update is part of what f computed, as in ``projections``."""
-        step, carry = self.model._scales(layer, name)
+        step, carry, _ = self.model._scales(layer, name)
         computed = self.computed if isinstance(module.output, Norm) else self.scaled
         self.observe(SublayerStep(layer, name, self.before, computed, step * self.scaled, output, step, carry))
 

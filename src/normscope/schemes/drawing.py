@@ -62,9 +62,13 @@ def block_records(scheme: Scheme) -> list[dict[str, Any]]:
     return records
 
 
-def draw_block(scheme: Scheme) -> str:
-    """The block of one stage in box-drawing characters, x entering at the top."""
-    return draw_records(block_records(scheme))
+def draw_blocks(scheme: Scheme) -> str:
+    """The block of every stage in box-drawing characters, x entering at the top."""
+    if scheme.then is None:
+        return draw_records(block_records(scheme))
+    titles = (f"for t < {stage.until:g}·T:" if stage.then else "then:" for stage in scheme.stages)
+    drawings = (draw_records(block_records(stage)) for stage in scheme.stages)
+    return "\n\n".join(f"{title}\n{drawing}" for title, drawing in zip(titles, drawings, strict=True))
 
 
 def draw_records(records: Sequence[Mapping[str, Any]]) -> str:

@@ -41,9 +41,12 @@ _LONGEST = 200
 _SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "inner": "⟨θ_j,A_j⟩"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Expression:
-    """A formula in ``t``, ``layer``, ``depth`` and ``alpha``, kept as its Python source (``layer`` written t + 1)."""
+    """A formula in ``t``, ``layer``, ``depth`` and ``alpha``, stored as Python source (``layer`` written t + 1).
+
+    It prints as a reader would write it: ``1/√(t+1)``.
+    """
 
     source: str
 
@@ -82,6 +85,9 @@ class Expression:
         """The formula as a reader would write it: ``1/√(t+1)``."""
         return _render(self.tree)[0]
 
+    def __repr__(self) -> str:
+        return self.text
+
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor, where a value is one) for the given variables."""
         return self.function(values)
@@ -105,9 +111,12 @@ class Expression:
 ONE = Expression("1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Product:
-    """Π atom^power over distinct atoms; an atom is the source of an expression, and no atom means 1."""
+    """Π atom^power over distinct atoms; an atom is the source of an expression, and no atom means 1.
+
+    It prints as a reader would write it: ``r_j·|A_j|/α_t``.
+    """
 
     factors: tuple[tuple[str, Fraction], ...] = ()
 
@@ -124,6 +133,9 @@ class Product:
 
     def __truediv__(self, other: "Product") -> "Product":
         return self * other**-1
+
+    def __repr__(self) -> str:
+        return self.text
 
     def __pow__(self, power: int | Fraction) -> "Product":
         return Product(tuple((atom, p * power) for atom, p in self.factors) if power else ())

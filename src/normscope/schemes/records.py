@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from normscope.schemes.law import block_radius, derive, flow_text, update_text
+from normscope.schemes.law import block_radius, join_stages
 from normscope.schemes.scheme import NORM_TITLES, Scheme, Slots
 
 
@@ -12,7 +12,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
     stages = list(scheme.stages)
     attention = [stage.attention for stage in stages]
     feedforward = [stage.feedforward for stage in stages]
-    laws = [derive(slots) for slots in attention]
+    laws = [slots.law for slots in attention]
 
     def joined(texts: list[str]) -> str:
         return join_stages(scheme, texts)
@@ -26,14 +26,14 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
         "norm": joined([NORM_TITLES[stage.norm] for stage in stages]),
         **slot_texts(attention),
         "speed": joined([law.speed.text for law in laws]),
-        "radial": joined([law.radial_text for law in laws]),
+        "radial": joined([str(law.radial) for law in laws]),
         "radius": joined([block_radius(stage) for stage in stages]),
-        "attention": joined([law.attention_text for law in laws]),
-        "update": joined([update_text(slots) for slots in attention]),
-        "flow": joined([flow_text(slots) for slots in attention]),
+        "attention": joined([law.attention for law in laws]),
+        "update": scheme.update,
+        "flow": scheme.flow,
         "feedforward": {
             **slot_texts(feedforward),
-            "update": joined([update_text(slots, "F") for slots in feedforward]),
+            "update": joined([slots.update("F") for slots in feedforward]),
         },
         "alpha": joined([stage.schedule.text for stage in stages]),
         "weights": joined([stage.weights for stage in stages]),
@@ -41,14 +41,6 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
         "papers": list(scheme.papers),
         "note": scheme.note,
     }
-
-
-def join_stages(scheme: Scheme, texts: list[str]) -> str:
-    """``1 for t < 0.25·T, then r_j``; a single text when all stages agree."""
-    if len(set(texts)) == 1:
-        return texts[0]
-    parts = [f"{text} for t < {stage.until:g}·T" for stage, text in zip(scheme.stages, texts, strict=True) if stage.then]
-    return ", then ".join([*parts, texts[-1]])
 
 
 def same_feedforward(scheme: Scheme) -> bool:

@@ -6,13 +6,16 @@ Every residual sublayer f at depth t is
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes.expressions import ONE, Expression, Product
+
+if TYPE_CHECKING:
+    from normscope.schemes.law import Law, StagedLaw
 
 NormKind = Literal["rms", "layer"]
 NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
@@ -83,6 +86,25 @@ class Slots:
         return any("alpha" in formula.names for formula in (*self.formulas, self.input_factor))
 
     @property
+    def law(self) -> "Law":
+        """The law of motion of the sublayer: ``law.speed`` is s_j, ``law.radial`` is ṙ_j."""
+        from normscope.schemes.law import law_of
+
+        return law_of(self)
+
+    def update(self, function: str = "A") -> str:
+        """The sublayer as a formula: ``X ← Norm(X + α_t·Norm(A(X)))``."""
+        from normscope.schemes.law import update_text
+
+        return update_text(self, function)
+
+    def flow(self, function: str = "A") -> str:
+        """Its flow as a formula: ``Ẋ = α_t·P_X Norm(A(X))``."""
+        from normscope.schemes.law import flow_text
+
+        return flow_text(self, function)
+
+    @property
     def texts(self) -> dict[str, str]:
         """Every slot as a reader would write it."""
         step, carry = self.formulas
@@ -96,9 +118,12 @@ class Slots:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scheme:
     """Slots for attention and for the feed-forward layer, and a rule for depth.
+
+    ``Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)"))`` prints its slots, update, law and block;
+    ``mine.law.speed`` is ``r_j·√(t+1)·|A_j|``.
 
     Attributes:
         name: how commands call it.
@@ -192,6 +217,45 @@ class Scheme:
     def place(self, t: float, depth: float) -> At:
         """The variables of the slots at time t."""
         return At(t, depth, self.schedule({"t": t, "depth": depth}))
+
+    @property
+    def law(self) -> "Law | StagedLaw":
+        """The law of motion of attention: ``law.speed`` is s_j, ``law.radial`` is ṙ_j; they print and they compute."""
+        from normscope.schemes.law import StagedLaw
+
+        return self.attention.law if self.then is None else StagedLaw(self)
+
+    @property
+    def update(self) -> str:
+        """The attention sublayer as a formula: ``X ← X + Norm(A(Norm(X)))``."""
+        return self._joined(lambda stage: stage.attention.update())
+
+    @property
+    def flow(self) -> str:
+        """Its flow as a formula: ``Ẋ = Norm(A(Norm(X)))``."""
+        return self._joined(lambda stage: stage.attention.flow())
+
+    @property
+    def block(self) -> str:
+        """The block as a drawing in box characters, x entering at the top; one for each stage."""
+        from normscope.schemes.drawing import draw_blocks
+
+        return draw_blocks(self)
+
+    def _joined(self, text: "Callable[[Scheme], str]") -> str:
+        from normscope.schemes.law import join_stages
+
+        return join_stages(self, [text(stage) for stage in self.stages])
+
+    def __repr__(self) -> str:
+        from normscope.schemes.display import scheme_text
+
+        return scheme_text(self)
+
+    def _repr_html_(self) -> str:
+        from normscope.schemes.display import scheme_html
+
+        return scheme_html(self)
 
     @property
     def schedule(self) -> Expression:

@@ -8,7 +8,7 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
-from normscope.schemes import Scheme
+from normscope.schemes import Scheme, scheme_values
 from normscope.subspaces.worlds import World, update_at
 
 
@@ -34,7 +34,8 @@ class WorldView(Model):
     def checksum(self) -> str:
         """The same for the same world and scheme."""
         parts = (*self._projections, *self.world.coordinates)
-        return checksum(str(self.scheme), ((str(place), part) for place, part in enumerate(parts)))
+        assert self.scheme is not None
+        return checksum(str(scheme_values(self.scheme)), ((str(place), part) for place, part in enumerate(parts)))
 
     @property
     def _projections(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -64,11 +65,10 @@ class WorldView(Model):
         attention = AttentionStep(0, x, states, q, k, v, 1.0, mask, self._projections[3])
         mixed = None if observer.attention is None else observer.attention(attention)
         output = unproject(attention.weights() @ v if mixed is None else mixed, self._weights.W_O)
-        update = self._update.written(output)
         after = self._update.state(x, output)
         if observer.sublayer is not None:
             step, carry = self.step(0, "attention"), self.carry(0, "attention")
-            observer.sublayer(SublayerStep(0, "attention", x, output, update, after, step, carry))
+            observer.sublayer(SublayerStep(0, "attention", x, output, self._update.written(output), after, step, carry))
         return observed(1, after)
 
     def step(self, layer: int, sublayer: str) -> Tensor:

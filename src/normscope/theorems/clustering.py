@@ -9,7 +9,7 @@ from torch import Tensor
 from normscope.core import Attention
 from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import Motion, interaction_energy
-from normscope.schemes import NAMED, derive
+from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.flows import SIX, Tokens, ends_free, even_times, follow, log_times, smallest_cosine, started, turning
@@ -125,7 +125,7 @@ def _unstable(case: Case) -> Comparison:
     pull = length(scores @ theta / scores.sum(-1, keepdim=True))
     values = {"r": radii, "A": pull, "t": time, "depth": 4.0, "alpha": 1.0}
     stage = NAMED[scheme].at(time, 4.0)
-    D = 1 / (derive(stage.attention).speed(values) * scores.sum(-1, keepdim=True) * torch.ones(n, 1))
+    D = 1 / (stage.attention.law.speed(values) * scores.sum(-1, keepdim=True) * torch.ones(n, 1))
     unstable = torch.linalg.eigvalsh((A + A.T) / 2)[-1]
     measured = torch.stack([torch.linalg.eigvals(J).real.max(), unstable])
     claimed = torch.stack([D.min() * unstable, torch.full_like(unstable, 1e-9)])

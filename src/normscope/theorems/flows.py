@@ -11,7 +11,7 @@ from normscope.core import Attention, HeadWeights
 from normscope.core.norms import length, tangent, unit
 from normscope.dynamics import Motion
 from normscope.dynamics.integrators import METHODS, runge_kutta_step
-from normscope.schemes import NAMED, derive
+from normscope.schemes import NAMED
 from normscope.theorems.cases import Case
 
 SIX = ("post", "pre", "mix", "peri", "ngpt", "sqrt-scaling")
@@ -51,7 +51,7 @@ def _pace(motion: Motion, x: Tokens, t: float) -> float:
 def ends_free(scheme: str) -> bool:
     """Whether radii are free in the last stage of a scheme."""
     *_, last = NAMED[scheme].stages
-    return not derive(last.attention).radius_fixed
+    return not last.attention.law.radius_fixed
 
 
 def turning(x: Tokens, velocity: Tokens) -> tuple[Tokens, Float[Tensor, "*batch tokens"]]:

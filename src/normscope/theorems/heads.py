@@ -6,12 +6,12 @@ import torch
 
 from normscope.core import Attention, HeadWeights
 from normscope.core.norms import unit
+from normscope.models.factors import singular_factors
 from normscope.subspaces import factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
 from normscope.theorems.tensors import attention_of
-from normscope.words import singular_factors
 
 _SPACE: Space = {"dim": whole(2, 48), "head": whole(1, 16), "tokens": whole(2, 24)}
 
@@ -96,7 +96,7 @@ STATEMENTS = (
         id="3:svd",
         title="W_VO as a key-value store",
         claim="With W_VO = U Σ Vᵀ: columns of UΣ are keys, rows of Vᵀ are the directions written to the stream.",
-        tested="The update of the library's head beside the sum over its singular vectors (words.singular_factors), at most k "
+        tested="The update of the library's head beside the sum over its singular vectors (singular_factors), at most k "
         "of them.",
         space=_SPACE,
         conclusion=_singular,

@@ -56,13 +56,13 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("w")
         except OSError as error:
-            raise InputError(f"cannot write to '{self.folder.parent}': {error.strerror}; choose another --out") from error
+            raise InputError(f"cannot write to '{self.folder.parent}': {error.strerror}; choose another out=") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(
-                    f"another process is training into '{self.folder}'; wait for it, or choose another --out"
+                    f"another process is training into '{self.folder}'; wait for it, or choose another out="
                 ) from None
             try:
                 yield

@@ -4,12 +4,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_SCORES = 2**23  # at most so many scores at a time
+_SCORES = 2**23  # at most this many scores at a time
 _BLOCK = 64
 
 
 class Nearest:
-    """The best few of scores that come in pieces."""
+    """The largest few of scores that arrive in pieces."""
 
     def __init__(self, count: int) -> None:
         self.count, self._first = count, 0
@@ -17,19 +17,19 @@ class Nearest:
         self._tokens: Tensor | None = None
 
     def add(self, scores: Float[Tensor, "*rows candidates"]) -> None:
-        """The scores of the candidates that follow those seen so far."""
+        """The scores of the next candidates."""
         best, places = top_scores(scores, self.count)
         places = places + self._first
         self._first += scores.shape[-1]
         if self._scores is not None and self._tokens is not None:
             best, places = torch.cat((self._scores, best), -1), torch.cat((self._tokens, places), -1)
-            best, kept = best.topk(min(self.count, best.shape[-1]))
-            places = places.gather(-1, kept)
+            best, order = best.topk(min(self.count, best.shape[-1]))
+            places = places.gather(-1, order)
         self._scores, self._tokens = best, places
 
     @property
-    def found(self) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
-        """The best scores in falling order, and whose they are."""
+    def top(self) -> tuple[Float[Tensor, "*rows count"], Int[Tensor, "*rows count"]]:
+        """The largest scores in descending order, and their candidates."""
         if self._scores is None or self._tokens is None:
             raise ValueError("there were no candidates")
         return self._scores, self._tokens
@@ -44,17 +44,17 @@ def top_scores(
     """
     blocks, rest = divmod(scores.shape[-1], _BLOCK)
     if blocks <= 2 * count:
-        found = scores.topk(min(count, scores.shape[-1]))
-        return found.values, found.indices
+        top = scores.topk(min(count, scores.shape[-1]))
+        return top.values, top.indices
     whole = scores[..., : blocks * _BLOCK].reshape(*scores.shape[:-1], blocks, _BLOCK)
     _, chosen = whole.amax(-1).topk(count)
-    kept = whole.gather(-2, chosen[..., None].expand(*chosen.shape, _BLOCK)).flatten(-2)
+    values = whole.gather(-2, chosen[..., None].expand(*chosen.shape, _BLOCK)).flatten(-2)
     places = (chosen[..., None] * _BLOCK + torch.arange(_BLOCK, device=scores.device)).flatten(-2)
     if rest:
-        kept = torch.cat((kept, scores[..., blocks * _BLOCK :]), -1)
+        values = torch.cat((values, scores[..., blocks * _BLOCK :]), -1)
         after = torch.arange(blocks * _BLOCK, scores.shape[-1], device=scores.device)
         places = torch.cat((places, after.expand(*places.shape[:-1], rest)), -1)
-    best, order = kept.topk(count)
+    best, order = values.topk(count)
     return best, places.gather(-1, order)
 
 
@@ -65,9 +65,9 @@ def nearest(
     best, piece = Nearest(count), max(_BLOCK, _SCORES // max(queries.shape[:-1].numel(), 1))
     for first in range(0, rows.shape[-2], piece):
         best.add(queries @ rows[..., first : first + piece, :].mT)
-    return best.found
+    return best.top
 
 
 def distinct(tokens: Int[Tensor, "*shape"]) -> Int[Tensor, " distinct"]:
-    """Every token once, in rising order."""
+    """Every token once, in ascending order."""
     return torch.tensor(sorted(set(tokens.flatten().tolist())), dtype=tokens.dtype, device=tokens.device)
