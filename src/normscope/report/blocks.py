@@ -1,37 +1,28 @@
-"""The block of a scheme as a figure in the manner of a paper: x enters at the bottom and goes up.
+"""The block of a scheme as an SVG drawing in the manner of a paper: x enters at the bottom and goes up.
 
-All lengths are in points (1/72 inch), so that boxes and letters have the same size in every panel and every figure.
+All lengths are in SVG units, so that boxes and letters have the same size in every panel and every figure.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from html import escape
+from typing import Any
 
 from normscope.errors import InputError
-from normscope.report.lettering import font, text_width
+from normscope.report.theme import FONT, LIGHT, STATIC_FONT, text_width
 
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import matplotlib.figure
-
-_FORMATS = (".png", ".svg", ".pdf")
-_DPI = 200
 _COLUMNS = (4, 5, 6)
-
-_LETTERS, _TITLE = 8.5, 10.0
-_BOX, _FACTOR = 20.0, 14.0  # heights
-_GAP = 11.0  # line between two things on the branch
-_REST = 15.0  # line between two sublayers
-_SIDE = 18.0  # from the trunk to the boxes of the branch
-_BESIDE = 5.0  # from a line to the factor beside it
-_CORNER = 5.0
-_SUM = 6.0  # radius of ⊕
-_PADDING, _BETWEEN = 14.0, 10.0  # inside and between the panels
-_HEAD, _STAGE = 28.0, 12.0  # room for the title, and for the stage below it
-
-_INK, _SOFT, _PANEL, _PANEL_EDGE = "#1f2328", "#57606a", "#fafbfc", "#d8dee4"
+_LETTERS, _TITLE = 11.5, 13.5
+_BOX, _FACTOR = 27.0, 19.0  # heights
+_GAP = 15.0  # line between two things on the branch
+_REST = 20.0  # line between two sublayers
+_SIDE = 24.0  # from the trunk to the boxes of the branch
+_BESIDE = 7.0  # from a line to the factor beside it
+_CORNER = 7.0
+_SUM = 8.0  # radius of ⊕
+_PADDING, _BETWEEN = 19.0, 14.0  # inside and between the panels
+_HEAD, _STAGE = 38.0, 16.0  # room for the title, and for the stage below it
+_INK = "#1f2328"  # of letters in boxes, which are light on every screen
 _FILL = {"norm": "#fff1bd", "attention": "#fbd9c6", "feedforward": "#cfe5f7"}
 _EDGE = {"norm": "#9a7200", "attention": "#b34700", "feedforward": "#00639c"}
 
@@ -57,56 +48,43 @@ class _Measures:
         return _SIDE + self.box / 2
 
 
-def draw_blocks(records: Sequence[Mapping[str, Any]]) -> "matplotlib.figure.Figure":
+def blocks_svg(records: Sequence[Mapping[str, Any]], *, in_page: bool = False) -> str:
     """One panel for each scheme and stage, in a grid, all on the same scale.
 
     Args:
         records: a record for each sublayer, with the keys scheme, stage, sublayer, branch, carry and after
             (``normscope.schemes.block_records`` makes them).
+        in_page: colours and letters of the page around it; otherwise those of a file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = _panels(records)
     if not panels:
         raise InputError("no blocks to draw; give the records of at least one scheme")
     measures = _measures(panels)
     columns = _columns(len(panels))
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    heights = [max(_height(panel) for panel in row) for row in rows]
+    heights = [max(map(_height, row)) for row in rows]
     width = measures.left + measures.right + 2 * _PADDING
-    total_width = columns * (width + _BETWEEN) + _BETWEEN
-    total_height = sum(heights) + _BETWEEN * (len(rows) + 1)
-
-    figure = Figure(figsize=(total_width / 72, total_height / 72), dpi=_DPI, facecolor="white")
-    FigureCanvasAgg(figure)
-    top = total_height
+    body, top = [], _BETWEEN
     for row, height in zip(rows, heights, strict=True):
-        top -= _BETWEEN + height
         for column, panel in enumerate(row):
-            left = _BETWEEN + column * (width + _BETWEEN)
-            place = (left / total_width, top / total_height, width / total_width, height / total_height)
-            axes = figure.add_axes(place, xlim=(0, width), ylim=(0, height))
-            axes.set_axis_off()
-            _draw_panel(axes, panel, measures, width, height)
-    return figure
+            place = f"{_BETWEEN + column * (width + _BETWEEN):.1f} {top:.1f}"
+            body.append(f'<g transform="translate({place})">{_panel(panel, measures, width, height)}</g>')
+        top += height + _BETWEEN
+    across = columns * (width + _BETWEEN) + _BETWEEN
+    return _document("".join(body), across, top, in_page)
 
 
-def save_figure(figure: "matplotlib.figure.Figure", path: Path, words: Mapping[str, str] | None = None) -> None:
-    """Write the figure as the kind of file that the name asks for: .png, which keeps the words too, .svg or .pdf."""
-    import matplotlib
-
-    suffix = path.suffix.lower()
-    if suffix not in _FORMATS:
-        raise InputError(f"cannot draw to '{path}'; the name has to end in {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot draw to '{path}': there is no folder '{path.parent}'")
-    kept: dict[str, dict[str, Any]] = {".png": dict(words or {}), ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "normscope"}):  # the same figure gives the same file
-            figure.savefig(path, format=suffix[1:], dpi=_DPI, metadata=kept[suffix])
-    except OSError as error:
-        raise InputError(f"cannot draw to '{path}': {error.strerror or error}") from error
+def _document(body: str, width: float, height: float, in_page: bool) -> str:
+    names = ("paper", "ink", "soft", "line", "shade")
+    colours = {name: f"var(--{name})" if in_page else LIGHT[name] for name in names}
+    ground = "" if in_page else f'<rect width="100%" height="100%" fill="{colours["paper"]}"/>'
+    font = FONT if in_page else STATIC_FONT
+    for name, colour in colours.items():
+        body = body.replace(f"@{name}", colour)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.1f} {height:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}" font-family="{font}" font-size="{_LETTERS}" stroke-width="1.3" role="img">{ground}{body}</svg>'
+    )
 
 
 def _panels(records: Sequence[Mapping[str, Any]]) -> list[_Panel]:
@@ -138,7 +116,7 @@ def _measures(panels: list[_Panel]) -> _Measures:
     steps = [(text, _kind(text, sublayer["sublayer"])) for sublayer in sublayers for text in sublayer["branch"]]
     afters = [sublayer["after"] for sublayer in sublayers if sublayer["after"]]
     boxed = [*(text for text, kind in steps if kind != "factor"), *afters]
-    box = max((text_width(text, _LETTERS) for text in boxed), default=0) + 16
+    box = max((text_width(text, _LETTERS) for text in boxed), default=0) + 20
     factor = max((text_width(text, _LETTERS) for text, kind in steps if kind == "factor"), default=0)
     carry = max((text_width(sublayer["carry"], _LETTERS) for sublayer in sublayers), default=0)
     left = max(carry + _BESIDE, box / 2 if afters else _SUM)
@@ -162,106 +140,93 @@ def _sublayer_height(sublayer: Mapping[str, Any]) -> float:
     return _REST + _branch_height(sublayer) + _SUM + (_GAP + _BOX if sublayer["after"] else 0)
 
 
-def _draw_panel(axes: "matplotlib.axes.Axes", panel: _Panel, measures: _Measures, width: float, height: float) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
-    edge = FancyBboxPatch((0.5, 0.5), width - 1, height - 1, "round,pad=0,rounding_size=6", fc=_PANEL, ec=_PANEL_EDGE, lw=0.8)
-    axes.add_patch(edge)
-    axes.text(_PADDING, height - 10, panel.scheme, va="top", **font(_TITLE, bold=True, colour=_INK))
-    axes.text(_PADDING, height - 24, panel.stage, va="top", **font(_LETTERS, colour=_SOFT))
-    trunk = _PADDING + measures.left
-    axes.text(trunk, _PADDING, "x", ha="center", va="baseline", style="italic", **font(_TITLE, colour=_INK))
-    level = _PADDING + 10
+def _panel(panel: _Panel, measures: _Measures, width: float, height: float) -> str:
+    trunk, floor = _PADDING + measures.left, height - _PADDING
+    parts = [
+        f'<rect x=".5" y=".5" width="{width - 1:.1f}" height="{height - 1:.1f}" rx="8" fill="@shade" stroke="@line"/>',
+        _text(_PADDING, 25, panel.scheme, size=_TITLE, bold=True),
+        _text(_PADDING, 44, panel.stage, colour="@soft") if panel.stage else "",
+        _text(trunk, floor, "x", anchor="middle", size=_TITLE, italic=True),
+    ]
+    level = floor - 13
     for sublayer in panel.sublayers:
-        level = _draw_sublayer(axes, sublayer, measures, trunk, level)
-    _arrow(axes, (trunk, level), (trunk, level + _REST))
+        drawn, level = _sublayer(sublayer, measures, trunk, level)
+        parts.append(drawn)
+    return "".join([*parts, _arrow((trunk, level), (trunk, level - _REST))])
 
 
-def _draw_sublayer(
-    axes: "matplotlib.axes.Axes", sublayer: Mapping[str, Any], measures: _Measures, trunk: float, bottom: float
-) -> float:
-    """Draw one sublayer from ``bottom`` up; return the height at which the next begins."""
-    fork = bottom + _REST
-    total = fork + _branch_height(sublayer)
-    _line(axes, (trunk, bottom), (trunk, total - _SUM))
-    _draw_branch(axes, sublayer, measures, trunk, fork)
-    if sublayer["carry"]:
-        middle = (fork + total - _SUM) / 2
-        axes.text(trunk - _BESIDE, middle, sublayer["carry"], ha="right", va="center", **font(_LETTERS, colour=_INK))
-    _draw_sum(axes, trunk, total)
+def _sublayer(sublayer: Mapping[str, Any], measures: _Measures, trunk: float, bottom: float) -> tuple[str, float]:
+    """One sublayer from ``bottom`` up, and the height at which the next begins."""
+    fork = bottom - _REST
+    total = fork - _branch_height(sublayer)
+    parts = [
+        f'<path d="M{trunk:.1f} {bottom:.1f}V{total + _SUM:.1f}" stroke="@ink" fill="none"/>',
+        _branch(sublayer, measures, trunk, fork),
+        _text(trunk - _BESIDE, (fork + total + _SUM) / 2 + 4, sublayer["carry"], anchor="end") if sublayer["carry"] else "",
+        f'<circle cx="{trunk:.1f}" cy="{total:.1f}" r="{_SUM}" fill="@paper" stroke="@ink"/>',
+        f'<path d="M{trunk - _SUM:.1f} {total:.1f}h{2 * _SUM}M{trunk:.1f} {total - _SUM:.1f}v{2 * _SUM}" stroke="@ink"/>',
+    ]
     if not sublayer["after"]:
-        return total + _SUM
-    _arrow(axes, (trunk, total + _SUM), (trunk, total + _SUM + _GAP))
-    _draw_box(axes, sublayer["after"], "norm", (trunk, total + _SUM + _GAP), measures.box)
-    return total + _SUM + _GAP + _BOX
+        return "".join(parts), total - _SUM
+    end = total - _SUM - _GAP
+    parts += [_arrow((trunk, total - _SUM), (trunk, end)), _box(sublayer["after"], "norm", (trunk, end), measures.box)]
+    return "".join(parts), end - _BOX
 
 
-def _draw_branch(
-    axes: "matplotlib.axes.Axes", sublayer: Mapping[str, Any], measures: _Measures, trunk: float, fork: float
-) -> None:
+def _branch(sublayer: Mapping[str, Any], measures: _Measures, trunk: float, fork: float) -> str:
     """The way from the fork through everything on the branch to the sum."""
-    branch = trunk + measures.branch
-    begin, level = fork, fork + _GAP
-    corner: tuple[float, float] | None = (trunk, fork)
+    branch, parts = trunk + measures.branch, []
+    begin, level = fork, fork - _GAP
+    corner: list[tuple[float, float]] = [(trunk, fork)]
     for text in sublayer["branch"]:
         kind = _kind(text, sublayer["sublayer"])
         if kind == "factor":
-            middle = level - _GAP / 2 + _FACTOR / 2
-            axes.text(branch + _BESIDE, middle, text, ha="left", va="center", **font(_LETTERS, colour=_INK))
-            level += _FACTOR
+            parts.append(_text(branch + _BESIDE, level + _GAP / 2 - _FACTOR / 2 + 4, text))
+            level -= _FACTOR
             continue
-        _arrow(axes, *([corner] if corner else []), (branch, begin), (branch, level))
-        _draw_box(axes, text, kind, (branch, level), measures.box)
-        corner, begin = None, level + _BOX
-        level += _BOX + _GAP
-    _arrow(axes, *([corner] if corner else []), (branch, begin), (branch, level), (trunk + _SUM, level))
+        parts += [_arrow(*corner, (branch, begin), (branch, level)), _box(text, kind, (branch, level), measures.box)]
+        corner, begin = [], level - _BOX
+        level -= _BOX + _GAP
+    return "".join([*parts, _arrow(*corner, (branch, begin), (branch, level), (trunk + _SUM, level))])
 
 
-def _draw_box(axes: "matplotlib.axes.Axes", text: str, kind: str, bottom: tuple[float, float], width: float) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
+def _box(text: str, kind: str, bottom: tuple[float, float], width: float) -> str:
     x, y = bottom
-    box = FancyBboxPatch(
-        (x - width / 2, y), width, _BOX, "round,pad=0,rounding_size=4", fc=_FILL[kind], ec=_EDGE[kind], lw=0.9, zorder=3
+    box = f'<rect x="{x - width / 2:.1f}" y="{y - _BOX:.1f}" width="{width:.1f}" height="{_BOX}" rx="5"'
+    return f'{box} fill="{_FILL[kind]}" stroke="{_EDGE[kind]}"/>' + _text(
+        x, y - _BOX / 2 + 4, text, anchor="middle", colour=_INK
     )
-    axes.add_patch(box)
-    axes.text(x, y + _BOX / 2 - 0.5, text, ha="center", va="center_baseline", zorder=4, **font(_LETTERS, colour=_INK))
 
 
-def _draw_sum(axes: "matplotlib.axes.Axes", x: float, y: float) -> None:
-    from matplotlib.patches import Circle
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str = "start",
+    colour: str = "@ink",
+    size: float = _LETTERS,
+    bold: bool = False,
+    italic: bool = False,
+) -> str:
+    style = ' font-weight="bold"' * bold + ' font-style="italic"' * italic + f' font-size="{size}"' * (size != _LETTERS)
+    shown = escape(text).replace("@", "&#64;")  # which begins the name of a colour
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{style}>{shown}</text>'
 
-    axes.add_patch(Circle((x, y), _SUM, fc="white", ec=_INK, lw=1.0, zorder=3))
-    for dx, dy in ((_SUM, 0.0), (0.0, _SUM)):
-        axes.plot((x - dx, x + dx), (y - dy, y + dy), color=_INK, lw=1.0, zorder=4)
 
-
-def _line(axes: "matplotlib.axes.Axes", *points: tuple[float, float]) -> None:
-    axes.plot(*zip(*points, strict=True), color=_INK, lw=1.0, zorder=1, solid_capstyle="butt")
-
-
-def _arrow(axes: "matplotlib.axes.Axes", *points: tuple[float, float]) -> None:
+def _arrow(*points: tuple[float, float]) -> str:
     """A line through the points, its right-angled turns rounded, with a head at its end."""
-    from matplotlib.patches import FancyArrowPatch
-
-    arrow = FancyArrowPatch(
-        path=_rounded(points), arrowstyle="-|>,head_length=2.6,head_width=1.5", fc=_INK, ec=_INK, lw=1.0,
-        mutation_scale=1.3, shrinkA=0, shrinkB=0, zorder=2, capstyle="butt", joinstyle="miter",
-    )  # fmt: skip
-    axes.add_patch(arrow)
-
-
-def _rounded(points: tuple[tuple[float, float], ...]) -> Any:
-    from matplotlib.path import Path as Outline
-
-    vertices, codes = [points[0]], [Outline.MOVETO]
+    way = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
     for before, at, after in zip(points, points[1:], points[2:], strict=False):
-        vertices += [_towards(at, before), at, _towards(at, after)]
-        codes += [Outline.LINETO, Outline.CURVE3, Outline.CURVE3]
-    return Outline([*vertices, points[-1]], [*codes, Outline.LINETO])
+        (x0, y0), (x1, y1) = _towards(at, before), _towards(at, after)
+        way += f"L{x0:.1f} {y0:.1f}Q{at[0]:.1f} {at[1]:.1f} {x1:.1f} {y1:.1f}"
+    (x, y), (back_x, back_y) = points[-1], _towards(points[-1], points[-2])
+    side_x, side_y = 0.5 * (back_y - y), 0.5 * (x - back_x)
+    head = f"M{x:.1f} {y:.1f}L{back_x + side_x:.1f} {back_y + side_y:.1f}L{back_x - side_x:.1f} {back_y - side_y:.1f}Z"
+    line = f'<path d="{way}L{back_x:.1f} {back_y:.1f}" stroke="@ink" fill="none"/>'
+    return f'{line}<path d="{head}" fill="@ink"/>'
 
 
 def _towards(start: tuple[float, float], end: tuple[float, float]) -> tuple[float, float]:
-    length = math.dist(start, end)
-    share = min(_CORNER, length / 2) / length
+    length = abs(start[0] - end[0]) + abs(start[1] - end[1])  # lines run along the axes
+    share = min(_CORNER, length / 2) / length if length else 0.0
     return (start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1]))

@@ -1,77 +1,180 @@
-"""A self-contained HTML page from sections: text, findings, tables and pictures in one file that needs no network."""
+"""A self-contained HTML page from sections: findings, tables and interactive figures in one file that needs no network."""
 
-import base64
+import json
+import os
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError, MissingExtraError
-from normscope.results.sections import Finding, Outline, PageTable, Picture, Section
+from normscope.report.blocks import blocks_svg
+from normscope.report.charts import draw
+from normscope.report.outline import Outline, Target
+from normscope.report.sphere import scene_data, scene_svg
+from normscope.report.theme import DARK, FONT, LIGHT, STEPS_ON_DARK, STEPS_ON_LIGHT, vega_config
+from normscope.results.figures import Blocks, Chart, HeatMap, Panels, Scene
+from normscope.results.findings import Finding, most_important
+from normscope.results.sections import PageTable, Section
 
-__all__ = ["Finding", "PageTable", "Picture", "Section", "render_page"]
-
-_TEMPLATE = "page.html.j2"
-_WIDE = 1600  # pixels; on a phone a wider picture scrolls instead of shrinking beyond reading
-_TALL = 0.8  # of its width; on paper a higher picture gets more than half a page
+_LISTED = 5  # findings above the fold of a page without cards
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section], footer: str = "", folder: Path | None = None) -> str:
-    """The whole page as HTML; all texts are plain and escaped, all pictures are inside.
+def render_page(
+    title: str,
+    lead: str,
+    sections: Sequence[Section],
+    *,
+    facts: Sequence[tuple[str, str]] = (),
+    findings: Sequence[Finding] = (),
+    footer: str = "",
+) -> str:
+    """The whole page as HTML; all texts are plain and escaped, all figures are inside.
 
     Args:
         title: the heading of the page.
-        lead: a paragraph below it.
-        sections: the parts, in order; their headings make the table of contents.
+        lead: a paragraph below it: what the model or the run is.
+        sections: the parts, in order; their headings make the contents.
+        facts: key figures, each a name and a value.
+        findings: those of the whole result; the five that matter most are cards, the others are folded below them.
         footer: a line at the end.
-        folder: where the page will lie; if given, it links to the files of its pictures.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise MissingExtraError("a page needs jinja2; pip install 'normscope[report]'") from error
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("normscope.report").joinpath(_TEMPLATE).read_text(encoding="utf-8"))
-    outline = Outline(sections)
-    parts = [_part(section, index, outline, folder) for index, section in enumerate(sections)]
-    return template.render(title=title, lead=lead, sections=parts, footer=footer)
+    outline, plots = Outline(sections), list[dict[str, Any]]()
+    cards = most_important(findings)
+    others = [_finding(finding, outline) for finding in findings if finding not in cards]
+    shown = 0 if cards else _LISTED
+    parts = [_part(section, index, outline, plots, lead) for index, section in enumerate(sections)]
+    themes = {
+        name: {"config": vega_config(colours, FONT), "colours": {**colours, "steps": steps}}
+        for name, colours, steps in (("light", LIGHT, STEPS_ON_LIGHT), ("dark", DARK, STEPS_ON_DARK))
+    }
+    return environment.from_string(_file("page.html.j2")).render(
+        title=title,
+        lead=lead,
+        facts=facts,
+        cards=[_finding(finding, outline) for finding in cards],
+        listed=others[:shown],
+        folded=others[shown:],
+        sections=parts,
+        footer=footer,
+        font=Markup(FONT),
+        light=_variables("light"),
+        dark=_variables("dark"),
+        css=Markup(_file("page.css")),
+        data=Markup(compact({**themes, "figures": plots})),
+        vega=Markup(vega_script() if any("spec" in plot for plot in plots) else ""),
+        sphere_script=Markup(_file("sphere.js") if any("data" in plot for plot in plots) else ""),
+        script=Markup(_file("page.js")),
+    )
 
 
-def _part(section: Section, index: int, outline: Outline, folder: Path | None) -> dict[str, Any]:
-    """What the template shows of a section."""
-    pictures = zip(section.pictures, outline.pictures(index), strict=True)
+def compact(value: Any) -> str:
+    """JSON for a script element, which it cannot end."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+@cache
+def vega_script() -> str:
+    """Vega and Vega-Lite as one script; making it takes seconds, so it is kept in the user's cache."""
+    import vl_convert
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope"
+    stored = folder / f"vega-{version('vl-convert-python')}.js"
+    try:
+        return stored.read_text(encoding="utf-8")
+    except OSError:
+        script = "(() => {" + vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") + "})();"  # its names stay its own
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{stored.name}.{os.getpid()}"
+        partial.write_text(script, encoding="utf-8")
+        partial.replace(stored)
+    except OSError:
+        pass  # a machine without a cache makes it every time
+    return script
+
+
+def _file(name: str) -> str:
+    return files("normscope.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _variables(theme: str) -> dict[str, str]:
+    """The colours of the style sheet."""
+    colours = LIGHT if theme == "light" else DARK
+    lines = {f"line-{i}": colour for i, colour in enumerate(vega_config(colours)["range"]["category"])}
+    return {**{key: colour for key, colour in colours.items() if key != "last"}, **lines}
+
+
+def _finding(finding: Finding, outline: Outline) -> dict[str, Any]:
+    return {**finding.record, "target": outline.target(finding)}
+
+
+def _part(section: Section, index: int, outline: Outline, plots: list[dict[str, Any]], lead: str) -> dict[str, Any]:
+    """What the template shows of a section; its interactive figures are appended to ``plots``."""
+    tables: Sequence[PageTable] = section.tables
     return {
         "title": section.title,
         "anchor": outline.section(index),
         "text": section.text,
-        "findings": [{"text": finding.text, "target": outline.target(finding)} for finding in section.findings],
-        "tables": section.tables,
-        "pictures": [_picture(picture, anchor, folder) for picture, anchor in pictures],
+        "findings": [_finding(finding, outline) for finding in section.findings],
+        "tables": tables,
+        "figures": [_figure(target, plots, lead) for target in outline.figures(index)],
+        "folded": section.folded,
     }
 
 
-def _picture(picture: Picture, anchor: str, folder: Path | None) -> dict[str, Any]:
-    from PIL import Image, UnidentifiedImageError
+def _figure(target: Target, plots: list[dict[str, Any]], lead: str) -> dict[str, Any]:
+    from markupsafe import Markup
 
-    try:
-        content = picture.png.read_bytes()
-        with Image.open(BytesIO(content), formats=["PNG"]) as image:
-            width, height = image.size
-            written = {text for text in image.info.values() if isinstance(text, str)}
-    except UnidentifiedImageError as error:
-        raise InputError(f"the picture '{picture.png}' is not a PNG file") from error
-    except OSError as error:
-        raise InputError(f"cannot read the picture '{picture.png}': {error.strerror or error}") from error
-    words = {"title": picture.title, "caption": picture.caption, "settings": picture.settings}
+    figure = target.figure
+    shown: dict[str, Any] = {
+        "anchor": target.anchor,
+        "title": figure.title,
+        "caption": figure.caption,
+        "settings": "" if figure.settings == lead else figure.settings,
+        "alt": ". ".join(text.rstrip(".") for text in (figure.title, figure.caption) if text) + ".",
+        "plots": [],
+        "columns": 1,
+        "shape": "wide" if isinstance(figure, Panels | Scene) else "",
+        "kind": "plots",
+    }
+    if isinstance(figure, Blocks):
+        return shown | {
+            "kind": "blocks",
+            "svg": Markup(blocks_svg(figure.records, in_page=True)),
+            "shape": "wide" if len(figure.records) > 4 else "narrow",
+        }
+    if isinstance(figure, Scene):
+        data = scene_data(figure)
+        plots.append({"name": target.name, "title": figure.title, "anchor": target.anchor, "data": data})
+        legend = [(cloud["name"], cloud["colour"]) for cloud in data["clouds"]]
+        low, high = data["steps"]
+        order = (figure.order, f"{low:g}", f"{high:g}") if data["trails"] else None
+        words = {"svg": Markup(scene_svg(figure)), "legend": legend, "order": order}
+        return shown | words | {"kind": "scene", "plots": [{"index": len(plots) - 1}]}
+    inside = figure.figures if isinstance(figure, Panels) else [figure]
+    titled = isinstance(figure, Panels)
+    shown["plots"] = [_plot(panel, target, plots, titled) for panel in inside]
+    shown["columns"] = figure.columns if isinstance(figure, Panels) else 1
+    return shown
+
+
+def _plot(figure: Chart | HeatMap, target: Target, plots: list[dict[str, Any]], titled: bool) -> dict[str, Any]:
+    """The Vega-Lite document of a chart or heat map, and what the template shows of it."""
+    spec: dict[str, Any] = draw(figure, interactive=True, width=300.0 if titled else 600.0).to_dict(validate=False)
+    for key in ("$schema", "config"):
+        spec.pop(key, None)
+    cells = sum(map(len, figure.values)) if isinstance(figure, HeatMap) else 0
+    plots.append({"name": target.name, "title": figure.title, "anchor": target.anchor, "spec": spec, "cells": cells})
+    heads = isinstance(figure, HeatMap) and figure.heads
     return {
-        **words,
-        "anchor": anchor,
-        "said": {key: text in written for key, text in words.items()},
-        "links": picture.links(folder),
-        "alt": ". ".join(text.rstrip(".") for text in (picture.title, picture.caption) if text),
-        "source": "data:image/png;base64," + base64.b64encode(content).decode("ascii"),
-        "width": width,
-        "height": height,
-        "shape": "wide" if width > _WIDE else "tall" if height > _TALL * width else "",
+        "index": len(plots) - 1,
+        "title": figure.title if titled else "",
+        "height": round(spec["height"] + 40),
+        "heads": heads,
     }

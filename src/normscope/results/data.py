@@ -1,6 +1,6 @@
-"""The numbers behind a drawing as a tidy table: one row for each point, columns named as the drawing names its axes.
+"""The numbers behind a figure as a tidy table: one row for each point, columns named as the figure names its axes.
 
-The table holds what the drawing was given, with all digits, also where a logarithmic axis leaves something out.
+The table holds what the figure was given, with all digits, also where a logarithmic axis leaves something out.
 """
 
 import math
@@ -9,23 +9,24 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.results.drawing import Drawing
-from normscope.results.heat import HeatMap
-from normscope.results.lines import Chart
-from normscope.results.scene import Cloud, Scene, Trail
+from normscope.results.figures import Blocks, Chart, Cloud, Figure, HeatMap, Panels, Scene, Trail
 
 _WHOLE = 2**53  # up to here a float that looks like a whole number is one
 
 
-def figure_data(drawing: Drawing) -> pd.DataFrame:
-    """The points of a drawing; a cell is empty where there is no number."""
-    if isinstance(drawing, Chart):
-        return _chart_data(drawing)
-    return _heat_data(drawing) if isinstance(drawing, HeatMap) else _scene_data(drawing)
+def figure_data(figure: Figure) -> pd.DataFrame:
+    """The points of a figure; a cell is empty where there is no number."""
+    if isinstance(figure, Chart):
+        return _chart_data(figure)
+    if isinstance(figure, HeatMap):
+        return _heat_data(figure)
+    if isinstance(figure, Scene):
+        return _scene_data(figure)
+    return _panels_data(figure) if isinstance(figure, Panels) else _blocks_data(figure)
 
 
 def _chart_data(chart: Chart) -> pd.DataFrame:
-    """Columns line, x, y, and low and high where a line has a band; ``part`` tells the strokes of one name apart."""
+    """Columns line, x, y, and low and high where a line has a band; ``part`` separates the strokes of one name."""
     strokes: Counter[str] = Counter()
     rows: list[tuple[object, ...]] = []
     for line in chart.lines:
@@ -40,12 +41,12 @@ def _chart_data(chart: Chart) -> pd.DataFrame:
     columns = list(zip(*rows, strict=True)) or [()] * 6
     names = ("line", "part", chart.x_label, chart.y_label, "low", "high")
     several, banded = max(strokes.values(), default=1) > 1, any(line.low is not None for line in chart.lines)
-    kept = (True, several, True, True, banded, banded)
-    return _table([(name, list(values)) for name, values, keep in zip(names, columns, kept, strict=True) if keep])
+    shown = (True, several, True, True, banded, banded)
+    return _table([(name, list(values)) for name, values, there in zip(names, columns, shown, strict=True) if there])
 
 
 def _heat_data(heat: HeatMap) -> pd.DataFrame:
-    """Columns y, x and value; where a name occurs twice, numbers stand before the names."""
+    """Columns y, x and value; where a name occurs twice, a column of numbers precedes the names."""
     places = [(y, x) for y in range(len(heat.y_names)) for x in range(len(heat.x_names))]
     columns: list[tuple[str, list[object]]] = []
     for label, names, numbers in (
@@ -60,7 +61,7 @@ def _heat_data(heat: HeatMap) -> pd.DataFrame:
 
 
 def _scene_data(scene: Scene) -> pd.DataFrame:
-    """Columns name, step (of trails), label, the three axes, and where a point came from if the scene says so."""
+    """Columns name, step (of trails), label, the three axes, and where a point came from if the scene has origins."""
     rows = [(part, i) for part in scene.parts for i in range(len(part.points))]
     columns: list[tuple[str, list[object]]] = [("name", [part.name for part, _ in rows])]
     if scene.trails:
@@ -78,13 +79,29 @@ def _origin(part: Cloud | Trail, point: int, axis: int) -> float:
     return part.origins[point][axis] if isinstance(part, Cloud) and part.origins else math.nan
 
 
+def _panels_data(panels: Panels) -> pd.DataFrame:
+    """The tables of all panels, each under its title."""
+    tables = []
+    for panel in panels.figures:
+        table = figure_data(panel)
+        table.insert(0, "panel", panel.title, allow_duplicates=True)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _blocks_data(blocks: Blocks) -> pd.DataFrame:
+    return pd.DataFrame(
+        [{key: "; ".join(value) if key == "branch" else value for key, value in record.items()} for record in blocks.records]
+    )
+
+
 def _table(columns: Sequence[tuple[str, list[object]]]) -> pd.DataFrame:
-    """The columns under their names, one that is there already with a number behind it."""
-    found: dict[str, list[object]] = {}
+    """The columns under their names; a name that is taken gets a number."""
+    table: dict[str, list[object]] = {}
     for name, values in columns:
-        free = next(one for one in (name, *(f"{name} ({i})" for i in range(2, len(columns) + 1))) if one not in found)
-        found[free] = _whole(values)
-    return pd.DataFrame(found)
+        free = next(text for text in (name, *(f"{name} ({i})" for i in range(2, len(columns) + 1))) if text not in table)
+        table[free] = _whole(values)
+    return pd.DataFrame(table)
 
 
 def _whole(values: list[object]) -> list[object]:

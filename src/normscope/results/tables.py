@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.results.figures import Figure, HeatMap, Line
 from normscope.results.sections import PageTable, Section
 
@@ -23,10 +24,11 @@ def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
 
 
 def figures_section(
-    title: str, text: tuple[str, ...], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = ()
+    title: str, text: tuple[str, ...], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = (), name: str = ""
 ) -> Section:
     """The text, the tables, and the figures that there are."""
-    return Section(title, text, tuple(tables), {name: figure for name, figure in figures.items() if figure is not None})
+    there = {key: figure for key, figure in figures.items() if figure is not None}
+    return Section(title, text, tuple(tables), there, name=name)
 
 
 def head_map(
@@ -99,6 +101,13 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def needed_table(tables: Tables, name: str) -> pd.DataFrame:
+    """The table, which has to be there."""
+    if name not in tables:
+        raise InputError(f"no table '{name}'; there are: {', '.join(sorted(tables)) or 'none'}")
+    return tables[name]
 
 
 def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:

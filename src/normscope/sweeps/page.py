@@ -129,11 +129,11 @@ def final_section(view: View) -> Section | None:
         return None
     text: tuple[str, ...] = ()
     if view.repeated:
-        text = ("Runs that differ only in their seed are one point; its numbers are means over the runs that have one.",)
+        text = ("Runs that differ only in their seed are one point; its numbers are means over seeds.",)
     if view.kind == "train" and (view.runs["state"] == "diverged").any():
         text += ("A run that diverged counts with its last accuracy, if it had one.",)
     if view.kind == "train" and view.axes == (ACROSS, UP):
-        text += ("Published for the addition task: at large width and a rate of 1e-3 Pre-Norm is unstable, QKV-Norm is not.",)
+        text += ("Published for the addition task: at large width and a learning rate of 1e-3 Pre-Norm is unstable, QKV-Norm not.",)
     return Section("Final numbers", text, tables, figures, name="final")
 
 
@@ -155,7 +155,7 @@ def _accuracy(column: "pd.Series[float]") -> FinalNumber:
 def _divergence(states: "pd.Series[str]") -> FinalNumber:
     """100 for a run that diverged, 0 for one that finished; one that failed counts as neither."""
     values = states.map({"diverged": 100.0, "finished": 0.0}).astype(float)
-    caption = "Above 0, runs diverge: their loss, weights or states become non-finite. Failed runs do not count."
+    caption = "Above 0 is where runs diverge: their loss, weights or states became non-finite. Failed runs do not count."
     return FinalNumber("diverged", "Runs that diverged", "runs diverged in %", caption, values, percent=True, spread=False)
 
 
@@ -311,7 +311,7 @@ def cosine_charts(view: View) -> list[Chart]:
     fields = [field for field in (*view.others, *view.axes, *[SEED] * view.repeated) if field != "scheme"]
     groups = {(str(name), str(scheme)): rows for (name, scheme), rows in view.curves.groupby(["name", "scheme"], sort=False)}
     schemes = list(dict.fromkeys(scheme for _, scheme in groups))
-    caption = "1 is collapse: all tokens have one direction. Lines are means over runs, bands hold 90% of them."
+    caption = "1 is collapse: all tokens point one way. Lines are means over runs, bands hold 90 % of them."
     limits = (min([-0.02, *(low for low in floats(view.curves["low"]) if math.isfinite(low))]), 1.02)
     charts = []
     for words, runs in view.panels(view.runs, fields).items():
