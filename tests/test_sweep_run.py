@@ -41,6 +41,7 @@ def whole(place: Path) -> Path:
     """A sweep of five trainings that nothing happened to, with one worker."""
     status, out, err = sweep(place / "training.toml", "--out", place / "whole", "--workers", 1, "--json", *EVERY_STEP)
     assert status == 0, err
+    assert (place / "whole" / "report.html").is_file()
     (place / "whole.json").write_text(out)
     return place / "whole"
 
@@ -48,7 +49,7 @@ def whole(place: Path) -> Path:
 @pytest.fixture
 def undrawn(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pages, which take seconds to draw and have tests of their own."""
-    monkeypatch.setattr("normscope.report.files.write_report", lambda *given, **named: None)
+    monkeypatch.setattr("normscope.report.write.write_report", lambda *given: [])
 
 
 def test_one_table_holds_all_runs(whole: Path) -> None:
