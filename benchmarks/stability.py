@@ -18,8 +18,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from normscope.measures.base import Subject
+from normscope.measures.collapse import Collapse
+from normscope.measures.collapse_probability import collapse_probability, sampled_collapse
+from normscope.measures.sample import sample_text
 from normscope.models import AttentionStep, Model, Observer, Sample, open_model
-from normscope.stability import collapse_probability, measure_clean, sample_text, sampled_collapse
+from normscope.results.conventions import NEAR_ONE_HOT
 
 _LEVELS = [0.005 * 60 ** (i / 24) for i in range(25)]  # from 0.005 to 0.3
 
@@ -36,7 +40,7 @@ def noisy_pass(view: Model, sample: Sample, generator: torch.Generator, noise: s
 
     def observe(step: AttentionStep) -> None:
         raw = step.raw_scores()
-        sparse = step.soften(raw).amax(-1) >= 0.95
+        sparse = step.soften(raw).amax(-1) >= NEAR_ONE_HOT
         sampled_collapse(raw[sparse], step.scale, [0.1], 1, generator, noise)
 
     view.forward(sample, Observer(attention=observe))
@@ -57,7 +61,7 @@ def main() -> None:
 
     def keep(step: AttentionStep) -> None:
         scores = step.raw_scores()[:, :, 1:]
-        captured.append((scores[step.soften(scores).amax(-1) >= 0.95], step.scale))
+        captured.append((scores[step.soften(scores).amax(-1) >= NEAR_ONE_HOT], step.scale))
 
     view.forward(sample, Observer(attention=keep))
     generator = torch.Generator().manual_seed(0)
@@ -71,7 +75,7 @@ def main() -> None:
             sampled_collapse(scores, scale, _LEVELS, chosen.draws, generator, chosen.noise)
 
     def curve() -> None:
-        measure_clean(view, sample, ["collapse"], _LEVELS, chosen.noise, draws=0)
+        Collapse(tuple(_LEVELS), chosen.noise).measure(Subject(view, sample))
 
     works = (lambda: view.forward(sample), curve, exact, lambda: noisy_pass(view, sample, generator, chosen.noise))
     turns = [[seconds(work) for work in works] for _ in range(chosen.turns + 1)][1:]

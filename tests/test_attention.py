@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope import InputError
 from normscope.core import Attention, HeadWeights, attend, attention_weights
-from normscope.core import core as attention_core
+from normscope.core import attention as attention_core
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -1,26 +1,31 @@
-"""Audits and comparisons as users meet them: what is said is what was measured, what is unchanged is not measured again."""
+"""Audits as users meet them: findings have the numbers of the tables, and what is unchanged is not measured again."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from normscope.audit.parts import PARTS
 
-import test_cli_words
-from cli_run import run
-from normscope.audit import Question, audit
+import normscope as ns
+from helpers.cli import run
+from helpers.models import GROUPED, built, word_tokenizer
+from normscope.experiments.audit import Audit, audit_measures, audit_tables
+from normscope.experiments.progress import Progress
+from normscope.experiments.result import Result
+from normscope.measures.base import PASS, Subject
 from normscope.models import Model, open_model
+from normscope.results.findings import Finding, card_text, most_important
 from normscope.runs import KeptTables, open_run
 
-gpt2 = test_cli_words.gpt2
 OURS = "builtin:addition-small-pre"
 FEW = ("--examples", "8")
 
@@ -31,8 +36,17 @@ def view() -> Model:
 
 
 @pytest.fixture(scope="module")
-def tables(view: Model) -> dict[str, pd.DataFrame]:
-    return audit(Question(view, view.sample(None, 8, 0))).tables
+def report() -> Result:
+    return Audit(model=OURS, examples=8, fresh=True).run()
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small random Llama of grouped heads, and a tokenizer of seventeen words."""
+    folder = tmp_path_factory.mktemp("decoder")
+    built("LlamaConfig", GROUPED).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -40,113 +54,164 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without a page: its figures take longer than what is measured."""
-    monkeypatch.setattr("normscope.report.audit.write_audit_report", lambda *arguments: None)
-    monkeypatch.setattr("normscope.report.compare.write_comparison_report", lambda *arguments: None)
-    for written in ("advise.write_advice_report", "dynamics.write_ensemble_report", "dynamics.write_simulation_report"):
-        monkeypatch.setattr(f"normscope.report.{written}", lambda *arguments: None)
+@dataclass
+class Recorded(Progress):
+    """Messages, and what to do at a stage."""
+
+    at: Callable[[str, float], None] = lambda stage, done: None
+    messages: tuple[str, ...] = ()
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        self.at(stage, done)
+
+    def message(self, text: str) -> None:
+        self.messages += (text,)
 
 
-# What is said
+def reused(subject: Subject, saved: KeptTables) -> list[str]:
+    """The measures that come from the cache."""
+    progress = Recorded()
+    audit_tables(subject, measures_of(subject), saved, progress)
+    told = [text for text in progress.messages if "not measured again" in text]
+    return told[0].partition(": ")[2].partition(" (")[0].split(", ") if told else []
 
 
-def numbers(text: str) -> list[float]:
-    return [float(found) for found in re.findall(r"\d+\.?\d*(?:e[+-]\d+)?", text)]
+def measures_of(subject: Subject) -> list[Any]:
+    return [measure for measure in audit_measures() if not measure.missing(subject)]
 
 
-def said(tables: dict[str, pd.DataFrame], start: str) -> str:
-    return str(next(text for text in tables["findings"]["text"] if text.startswith(start)))
+# Findings
 
 
-def test_findings_have_the_numbers_of_the_tables(tables: dict[str, pd.DataFrame]) -> None:
-    motion, writes, replay = tables["motion"], tables["writes"], tables["replay"]
-    first, last = motion["radius"].iloc[[0, -1]]
-    assert numbers(said(tables, "Residual growth")) == pytest.approx([first, last, last / first], rel=0.005)
-    late = replay[(replay["layer"] == 3) & (replay["scheme"] != "pre")]  # the last third of four layers is the last
-    turning = [motion["angle"][0], motion["angle"][3], *late["angle"]]
-    assert numbers(said(tables, "Turning")) == pytest.approx(turning, rel=0.005)
-    ratio = (writes["speed"] / writes["theory"]).median()
-    resistance = [1, writes["speed"][3], writes["theory"][3], ratio, *late["speed"]]
-    assert numbers(said(tables, "Resistance")) == pytest.approx(resistance, rel=0.005)
-    assert numbers(said(tables, "Effective rank"))[:2] == pytest.approx(list(motion["rank"].iloc[[0, -1]]), rel=0.005)
-    cosines = list(motion["cosine"].iloc[[0, -1]])
-    assert numbers(said(tables, "Clustering"))[:2] == pytest.approx(cosines, abs=0.005)
+def test_cards_have_the_numbers_of_the_tables(report: Result) -> None:
+    motion = report.tables["motion"]
+    cards = {finding.figure: finding for finding in report.findings if finding.title}
+    assert cards["angle"].number == pytest.approx(motion["angle"][3])  # the last third of four layers is the last
+    assert cards["cosine"].number == pytest.approx(motion["cosine"].max())
+    listed = {finding.figure: finding for finding in report.findings if not finding.title}
+    assert listed["radius"].number == pytest.approx(motion["radius"].iloc[-1] / motion["radius"].iloc[0])
+    writes = report.tables["writes"]
+    assert listed["speed"].number == pytest.approx(writes["speed"][3])
+    assert f"{writes['theory'][3]:.3g};" in listed["speed"].comparison
 
 
-def test_a_scheme_that_the_model_has_is_replayed_as_it_was_measured(tables: dict[str, pd.DataFrame]) -> None:
-    replay = tables["replay"].query("scheme == 'pre'")
-    assert list(replay["angle"]) == pytest.approx(list(tables["motion"]["angle"].dropna()), rel=1e-4)
-    assert list(replay["radius"]) == pytest.approx(list(tables["motion"]["radius"][:-1]), rel=1e-6)
+def test_the_cards_come_in_the_order_of_their_importance(report: Result) -> None:
+    shown = [finding.figure for finding in most_important([replace(f, severity="ok") for f in report.findings])]
+    order = ["spread", "interference", "cosine", "angle", "collapse"]
+    assert shown == [figure for figure in order if figure in shown]
+    assert {"spread", "cosine", "angle", "collapse"} <= set(shown)
+    assert [f.title != "" for f in report.findings] == sorted((f.title != "" for f in report.findings), reverse=True)
 
 
-def test_every_part_speaks_and_names_its_figure(tables: dict[str, pd.DataFrame], view: Model) -> None:
-    assert view.summary == tables["findings"]["text"][0]
-    figures = set(tables["findings"]["figure"])
-    assert {"block", "motion-radius", "motion-angle", "motion-speed", "motion-cosine", "motion-rank"} <= figures
-    assert {"spread", "collapse", "collapse-heads", "sparsity", "interference", "angles-keys", "rank"} <= figures
-    assert list(tables["blocks"]["sublayer"]) == ["attention", "feedforward"]
+def test_a_scheme_that_the_model_has_is_replayed_as_it_was_measured(report: Result) -> None:
+    replay = report.tables["replay"].query("scheme == 'pre'")
+    assert list(replay["angle"]) == pytest.approx(list(report.tables["motion"]["angle"].dropna()), rel=1e-4)
+    assert list(replay["radius"]) == pytest.approx(list(report.tables["motion"]["radius"][:-1]), rel=1e-6)
 
 
-# What is kept
+def test_every_measure_has_a_section_and_every_finding_a_figure(report: Result) -> None:
+    assert {finding.figure for finding in report.findings} - {None} <= set(report.figures)
+    assert {"block", "radius", "angle", "speed", "cosine", "rank", "spread", "collapse", "sparsity"} <= set(report.figures)
+    measured = {"growth", "rotation", "speed", "clustering", "spread", "collapse", "sparsity"}
+    assert measured <= {section.name for section in report.sections}
+    assert report["collapse"].findings
+    assert list(report.tables["blocks"]["sublayer"]) == ["attention", "feedforward"]
+
+
+def test_facts_are_what_the_model_is_and_the_numbers_to_remember(report: Result, decoder: str) -> None:
+    facts = dict(Audit.facts(report))
+    motion = report.tables["motion"]
+    assert (facts["scheme"], facts["layers"], facts["heads"], facts["width"]) == ("pre", "4", "4", "128")
+    assert facts["residual growth"] == f"{motion['radius'].iloc[-1] / motion['radius'].iloc[0]:.3g}×"
+    assert facts["late rotation per layer"] == f"{motion['angle'][3]:.3g}°"
+    grouped = ns.audit(decoder, tokens=12, sentence="the cat sat on a mat", progress=False)
+    assert dict(Audit.facts(grouped))["heads"] == "4 (2 KV heads)"
+
+
+def test_a_model_in_memory_is_audited(view: Model) -> None:
+    found = ns.audit(view, examples=4, fresh=True, progress=False)
+    assert found.configuration["model"] == OURS
+    assert found.plot("angle").figure.title == "Rotation by every layer"
+
+
+def test_a_saved_audit_is_loaded_as_it_was(report: Result, tmp_path: Path) -> None:
+    loaded = ns.load(report.save(tmp_path / "run").path or "")
+    assert loaded.findings == report.findings
+    assert set(loaded.figures) == set(report.figures)
+    assert Audit.facts(loaded) == Audit.facts(report)
+    assert sorted(map(str, loaded.records)) == sorted(map(str, report.records))
+
+
+def test_a_card_for_a_terminal_has_severity_sentence_comparison_and_advice() -> None:
+    card = Finding("It is 3.", "x", "Three", "warning", 3.0, "Others: 2.", "Try 1.")
+    assert card_text(card) == "WARNING  Three\n  It is 3.\n  Compare: Others: 2.\n  Advice: Try 1.\n"
+
+
+def test_a_measure_that_the_model_does_not_offer_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = open_model(OURS)
+    monkeypatch.setattr(type(view), "offers", frozenset({"stream", "attention", "vocabulary", "predictions"}))
+    found = ns.audit(view, examples=4, fresh=True, progress=False)
+    skipped = found.tables["skipped"].set_index("measure")["reason"]
+    assert skipped["speed"] == f"needs sublayers, which {OURS} does not offer"
+    assert "speed" not in found.figures
+    assert any("Not measured: speed" in str(shown) for shown in Audit.terminal(found))
+
+
+# The cache
 
 
 def test_what_is_unchanged_is_not_measured_again_and_is_the_same(view: Model, tmp_path: Path) -> None:
-    kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 4, 0))
-    first = audit(question, kept)
-    again = audit(question, kept)
-    assert first.reused == ()
-    assert again.reused == tuple(PARTS)
-    assert set(again.tables) == set(first.tables)
-    for name, table in first.tables.items():
-        pd.testing.assert_frame_equal(again.tables[name], table.reset_index(drop=True), check_dtype=False)
+    saved, subject = KeptTables(tmp_path / "saved"), Subject(view, view.sample(None, 4, 0))
+    first = audit_tables(subject, measures_of(subject), saved)
+    assert reused(subject, saved) == [measure.name for measure in measures_of(subject)]
+    again = audit_tables(subject, measures_of(subject), saved)
+    assert set(again) == set(first)
+    for name, table in first.items():
+        pd.testing.assert_frame_equal(again[name], table.reset_index(drop=True), check_dtype=False)
 
 
-@pytest.mark.parametrize(
-    ("change", "reused"),
-    [("weights", ()), ("text", ("journey",)), ("seed", ("motion", "stability")), ("damage", ("journey",))],
-)
-def test_what_depends_on_a_change_is_measured_again(view: Model, tmp_path: Path, change: str, reused: tuple[str, ...]) -> None:
-    kept, sample = KeptTables(tmp_path / "kept"), view.sample(None, 2, 0)
-    question = Question(view, sample)
-    audit(question, kept)
+@pytest.mark.parametrize("change", ["weights", "text", "seed", "damage"])
+def test_what_depends_on_a_change_is_measured_again(view: Model, tmp_path: Path, change: str) -> None:
+    saved, sample = KeptTables(tmp_path / "saved"), view.sample(None, 2, 0)
+    subject = Subject(view, sample)
+    audit_tables(subject, measures_of(subject), saved)
     if change == "weights":
         other = open_model(OURS)
         with torch.no_grad():
             next(other.model.parameters()).view(-1)[0] += 1e-6  # type: ignore[attr-defined]
-        question = Question(other, sample)
+        subject = Subject(other, sample)
     elif change == "text":
-        question = Question(view, view.sample(None, 2, 1))
+        subject = Subject(view, view.sample(None, 2, 1))
     elif change == "seed":
-        question = Question(view, sample, seed=1)
+        subject = Subject(view, sample, seed=1)
     else:
-        for path in kept.folder.glob("*/*.parquet"):
+        for path in saved.folder.glob("*/*.parquet"):
             path.write_bytes(b"PAR1")
-    assert audit(question, kept).reused == reused  # a journey is empty for a model that reads no sentences
+    independent = [m.name for m in measures_of(subject) if "seed" not in m.asks] if change == "seed" else []
+    assert reused(subject, saved) == independent
 
 
 @pytest.mark.parametrize("damage", ["description", "one table", "all tables", "everything"])
-def test_what_is_left_of_damaged_tables_is_measured_and_kept_again(view: Model, tmp_path: Path, damage: str) -> None:
-    kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
-    audit(question, kept)
+def test_damaged_tables_are_measured_and_saved_again(view: Model, tmp_path: Path, damage: str) -> None:
+    saved, subject = KeptTables(tmp_path / "saved"), Subject(view, view.sample(None, 2, 0))
+    audit_tables(subject, measures_of(subject), saved)
     files = {"description": "*/run.json", "one table": "*/writes.parquet", "all tables": "*/*.parquet", "everything": "*/*"}
-    for path in kept.folder.glob(files[damage]):
+    for path in saved.folder.glob(files[damage]):
         path.unlink()
-    assert "motion" not in audit(question, kept).reused
-    assert audit(question, kept).reused == tuple(PARTS)
+    assert "rotation" not in reused(subject, saved)
+    assert reused(subject, saved) == [measure.name for measure in measures_of(subject)]
 
 
-def _keep_and_load(folder: Path) -> None:
-    kept, table = KeptTables(folder, most=2), pd.DataFrame({"x": [1]})
+def _save_and_load(folder: Path) -> None:
+    saved, table = KeptTables(folder, most=2), pd.DataFrame({"x": [1]})
     for turn in range(60):
         key = {"key": turn % 4}
-        if kept.load(key) is None:
-            kept.save(key, {"t": table})
+        if saved.load(key) is None:
+            saved.save(key, {"t": table})
 
 
 def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> None:
-    others = [get_context("spawn").Process(target=_keep_and_load, args=(tmp_path,)) for _ in range(3)]
+    others = [get_context("spawn").Process(target=_save_and_load, args=(tmp_path,)) for _ in range(3)]
     for other in others:
         other.start()
     for other in others:
@@ -155,26 +220,26 @@ def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> N
     assert not list(tmp_path.glob(".*"))
 
 
-def test_an_interrupted_audit_keeps_what_it_has(view: Model, tmp_path: Path) -> None:
-    kept, question = KeptTables(tmp_path / "kept"), Question(view, view.sample(None, 2, 0))
+def test_an_interrupted_audit_saves_nothing_half_and_resumes(view: Model, tmp_path: Path) -> None:
+    saved, subject = KeptTables(tmp_path / "saved"), Subject(view, view.sample(None, 2, 0))
 
-    def stop(part: str, done: int, total: int) -> None:
-        if part == PARTS["subspaces"].title and done == 2:
+    def stop(stage: str, done: float) -> None:
+        if stage == PASS and done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit(question, kept, stop)
-    assert not list(kept.folder.glob(".*"))
-    assert audit(question, kept).reused == ("motion", "stability")
+        audit_tables(subject, measures_of(subject), saved, Recorded(stop))
+    assert not list(saved.folder.glob("*")) or not list(saved.folder.glob(".*"))
+    assert reused(subject, saved) == []
 
 
-def test_of_many_kept_tables_those_used_longest_ago_go(tmp_path: Path) -> None:
-    kept, table = KeptTables(tmp_path, most=2), pd.DataFrame({"x": [1]})
+def test_of_many_saved_tables_those_used_longest_ago_go(tmp_path: Path) -> None:
+    saved, table = KeptTables(tmp_path, most=2), pd.DataFrame({"x": [1]})
     for key in ("a", "b"):
-        kept.save({"key": key}, {"t": table})
-    assert kept.load({"key": "a"}) is not None  # used, and so younger than b
-    kept.save({"key": "c"}, {"t": table})
-    assert [kept.load({"key": key}) is not None for key in ("a", "b", "c")] == [True, False, True]
+        saved.save({"key": key}, {"t": table})
+    assert saved.load({"key": "a"}) is not None  # used, and so younger than b
+    saved.save({"key": "c"}, {"t": table})
+    assert [saved.load({"key": key}) is not None for key in ("a", "b", "c")] == [True, False, True]
 
 
 # The command
@@ -183,8 +248,8 @@ def test_of_many_kept_tables_those_used_longest_ago_go(tmp_path: Path) -> None:
 def test_a_signal_in_the_middle_leaves_no_half_report(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from normscope.cli import main; main()", "audit", OURS, "--examples", "64"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        kept = tmp_path / "cache" / "normscope" / "audit"
-        while len(list(kept.glob("*/run.json"))) < 2:
+        saved = tmp_path / "cache" / "normscope" / "audit"
+        while len(list(saved.glob("*/run.json"))) < 2:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -193,59 +258,48 @@ def test_a_signal_in_the_middle_leaves_no_half_report(tmp_path: Path) -> None:
     assert not list((tmp_path / "runs").glob(".*"))
 
 
-def test_an_audit_ends_with_findings_and_a_page_that_has_them(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_audit_ends_with_cards_and_a_page_that_has_them(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "audit", OURS, *FEW, "--format", "html,md")
     assert status == 0, err
     folder = open_run(here / "runs" / "audit")
     assert out.splitlines()[-1] == str(folder.path / "report.html")
     page, plain = ((folder.path / f"report.{form}").read_text(encoding="utf-8") for form in ("html", "md"))
-    findings = folder.table("findings")
-    assert out.splitlines()[-1 - len(findings) : -1] == [f"- {text}" for text in findings["text"]]
-    for start, figure in zip(findings["text"].str[:20], findings["figure"], strict=True):
-        assert start in page
-        assert f'href="#figure-{figure}"' in page
-        assert (folder.path / "figures" / f"{figure}.csv").is_file()
-    assert "Residual growth" in plain
+    printed = " ".join(out.split())
+    for card in most_important([Finding.of(row) for row in folder.table("findings").to_dict("records")]):
+        assert f"{card.severity.upper()} {card.title}" in printed
+        assert card.text in printed
+        assert card.title in page
+        assert card.title in plain
     assert folder.description["configuration"]["scheme"] == "pre"
-    monkeypatch.setattr("normscope.report.audit.write_audit_report", lambda *arguments: None)
     status, _, err = run(capsys, "audit", OURS, *FEW)
     assert status == 0
-    assert "not measured again: motion, stability, subspaces, journey" in err
+    assert "not measured again: growth, rotation, speed, clustering" in err
+    assert "--fresh measures everything" in err
 
 
-def test_an_audit_as_json_is_its_tables(here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None) -> None:
+def test_an_audit_as_json_is_its_tables(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "audit", OURS, *FEW, "--json", "--fresh")
     assert status == 0, err
     records = json.loads(out)
     folder = open_run(here / "runs" / "audit")
-    for name in ("motion", "replay", "interference"):
+    for name in ("motion", "replay", "spread"):
         rows = [record for record in records if record["table"] == name]
         assert [row["layer"] for row in rows] == list(folder.table(name)["layer"])
-
-
-def test_anyones_model_is_audited_with_a_journey(
-    gpt2: str, here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None
-) -> None:
-    status, out, err = run(capsys, "audit", gpt2, "--tokens", "12", "--sentence", test_cli_words.SENTENCE)
-    assert status == 0, err
-    assert f"Journey: the last token but one of '{test_cli_words.SENTENCE}' travels" in out
-    assert {"journey", "places"} <= set(open_run(here / "runs" / "audit").tables)
+    assert not {"blocks", "maps", "maxima", "tokens"} & {record["table"] for record in records}
 
 
 def test_a_sentence_that_is_too_short_is_refused_before_anything_is_measured(
-    gpt2: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    decoder: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normscope.audit.audit", None)
-    status, out, err = run(capsys, "audit", gpt2, "--tokens", "12", "--sentence", "")
+    monkeypatch.setattr("normscope.experiments.audit.audit_tables", None)
+    status, out, err = run(capsys, "audit", decoder, "--tokens", "12", "--sentence", "")
     assert status == 2
     assert "--sentence '': the text is empty" in err
     assert not out
 
 
 def test_without_a_model_and_without_smollm2_ours_is_audited(
-    here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None, monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("normscope.models.open.find_spec", lambda name: None)
     status, out, err = run(capsys, "audit", *FEW)
@@ -258,17 +312,15 @@ def test_without_a_model_and_without_smollm2_ours_is_audited(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("audit", "nowhere/at/all"), "no file or folder"),
-        (("audit", OURS, "--format", "pdf"), "allowed: html, md"),
-        (("audit", OURS, "--tokens", "20"), "--examples"),
-        (("compare", OURS), "two models or runs"),
-        (("compare", OURS, OURS, *FEW), "named twice"),
+        (("nowhere/at/all",), "no file or folder"),
+        ((OURS, "--format", "pdf"), "pdf"),
+        ((OURS, "--tokens", "20"), "--examples instead of --tokens"),
     ],
 )
 def test_mistakes_are_one_line_and_write_nothing(
-    here: Path, capsys: pytest.CaptureFixture[str], no_pictures: None, arguments: tuple[str, ...], words: str
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
-    status, out, err = run(capsys, *arguments)
+    status, out, err = run(capsys, "audit", *arguments)
     assert status == 2
     assert not out
     assert words in err.splitlines()[-1]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import (
+from helpers.models import (
     COMMON,
     FAMILIES,
     GROUPED,
@@ -20,7 +20,7 @@ from model_zoo import (
     some_tokens,
     word_tokenizer,
 )
-from normscope.core import Causal
+from normscope.core import CausalMask
 from normscope.errors import InputError
 from normscope.models import Model, Observer, Sample, SublayerStep
 from normscope.models.hugging_face import HuggingFaceModel
@@ -160,7 +160,7 @@ def test_states_inside_our_blocks_are_those_of_plain_hooks(name: str) -> None:
     model = opened(name)
     assert isinstance(model, NormscopeModel)
     tokens = tokens_of(model)
-    row = Row(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), Causal())
+    row = Row(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), CausalMask())
     with model.capture("resid_mid", "resid_post") as c:
         logits = model(tokens)
     for layer, block in enumerate(model.model.decoder):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli_run import run
+from helpers.cli import run
 from normscope.runs import open_run
 from normscope.schemes import NAMED
 

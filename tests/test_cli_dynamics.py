@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cli_run import run
+from helpers.cli import run
 from normscope.runs import open_run
 
 SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")
@@ -67,7 +67,7 @@ def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path,
         capsys, "simulate", "--scheme", "post,./grow.toml", "--tokens", "4", "--dim", "4", "--layers", "--time", "9", "--json"
     )
     assert status == 1
-    assert "scheme 'grow' left the finite numbers at time" in err
+    assert "scheme 'grow' became non-finite (NaN/Inf) at time" in err
     assert {r["scheme"] for r in json.loads(out)} == {"post", "grow"}
     kept = open_run(here / "runs" / "simulate").table("trajectories")
     assert kept[kept["scheme"] == "grow"]["time"].max() < 9

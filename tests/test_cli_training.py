@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli_run import run
+from helpers.cli import run
 from normscope.runs import open_run
 from normscope.transformer import load_model
 

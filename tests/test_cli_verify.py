@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli_run import run
+from helpers.cli import run
 from normscope.experiments.result import load
 from normscope.runs import open_run
 from normscope.theorems import LEDGER, VERDICTS

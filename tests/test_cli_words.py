@@ -11,7 +11,7 @@ import transformers as library
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import normscope as ns
-from cli_run import run
+from helpers.cli import run
 from normscope.experiments.result import load
 from normscope.measures.vocabulary import common_nouns
 
@@ -44,7 +44,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs without a page: its figures take longer than what is measured."""
-    monkeypatch.setattr("normscope.report.files.write_report", lambda *arguments, **options: None)
+    monkeypatch.setattr("normscope.report.write.write_report", lambda *arguments, **options: None)
 
 
 def records(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.func import jvp
 
 from normscope.errors import InputError
-from normscope.stability import collapse
-from normscope.stability.collapse import collapse_margin, collapse_probability, sampled_collapse
-from normscope.stability.propagation import first_order_change
+from normscope.measures import collapse_probability as collapse
+from normscope.measures.collapse_probability import collapse_margin, collapse_probability, sampled_collapse
+from normscope.measures.propagation import first_order_change
 
 LEVELS = [0.01, 0.05, 0.12, 0.3, 0.5]
 NONE = -math.inf

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cli_run import run
+from helpers.cli import run
 from normscope.errors import InputError
 from normscope.experiments.advise import CRITERIA
 from normscope.experiments.audit import Audit

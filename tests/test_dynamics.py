@@ -351,7 +351,7 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
     growing = Scheme("growing", Slots(carry="1e60"))
     path = simulate(uniform(), growing, Attention(0.0), [0.0, 1.0, 2.0, 9.0], solver="layers", step=1.0)
     assert path.times == [0.0, 1.0, 2.0]
-    assert "scheme 'growing' left the finite numbers at time 4, token 0" in path.stopped
+    assert "scheme 'growing' became non-finite (NaN/Inf) at time 4, token 0" in path.stopped
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import normscope as ns
-from cli_run import run
+from helpers.cli import run
 from normscope.cli.command import with_options
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.progress import Progress

@@ -1,20 +1,26 @@
-"""How a model's tokens move: right on simulated tokens before it is pointed at a real model."""
+"""Growth, rotation, clustering and speed: correct on simulated tokens, and those of the states of real models."""
 
 import math
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-from normscope.audit.motion import token_rank
-from normscope.audit.replay import replayed_speeds
 from torch import Tensor
 
-from model_zoo import FAMILIES, OWN, untouched
-from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
+from helpers.models import FAMILIES, OWN, untouched
 from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
 from normscope.dynamics.measures import mean_cosine
-from normscope.models import Observer, open_model
+from normscope.measures.base import Subject, Tables, joined, measure_all
+from normscope.measures.clustering import Clustering, token_rank
+from normscope.measures.growth import Growth
+from normscope.measures.replay import replay_table, replayed_speeds, replayed_turns
+from normscope.measures.rotation import Rotation
+from normscope.measures.speed import Speed, effective_speed
+from normscope.measures.states import norm_kind
+from normscope.models import Model, Observer, Sample, SublayerStep, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.schemes import NAMED
 from normscope.schemes.update import Update
@@ -22,6 +28,12 @@ from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
 
 SCHEMES = pytest.mark.parametrize("name", NAMED)
+
+
+def motion_tables(model: Model, sample: Sample, *schemes: str) -> Tables:
+    """The tables of all measures of motion, from one forward pass."""
+    measures = (Growth(), Rotation(schemes), Clustering(), Speed())
+    return joined(measure_all(Subject(model, sample), measures).values())
 
 
 def tokens(seed: int = 0, count: int = 12, dim: int = 8) -> Tensor:
@@ -56,7 +68,7 @@ def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "olmo2", "bert", *OWN])
 def test_motion_is_that_of_the_states(name: str) -> None:
     one = untouched(name)
-    found = measure_motion(one.view, one.sample, [NAMED["pre"], NAMED["peri"]])
+    found = motion_tables(one.view, one.sample, "pre", "peri")
     states: list[Tensor] = []
     one.view.forward(one.sample, Observer(state=lambda layer, x: states.append(x.double())))
     kind = "layer" if name in ("gpt2", "bert", *OWN) else "rms"
@@ -89,7 +101,7 @@ def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
     try:
         for parameter in parameters:
             parameter.mul_(1e-3)
-        writes = measure_motion(view, one.sample, [])["writes"]
+        writes = motion_tables(view, one.sample)["writes"]
     finally:
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
@@ -152,7 +164,55 @@ def test_a_model_with_an_output_norm_replays_its_own_speed(tmp_path: Path) -> No
     training = Training(read_recipe("tiny", {"scheme": "peri", "layers": 4, "examples": 64, "batch": 64}))
     save_model(tmp_path, training.model, {"recipe": training.recipe.values})
     view = open_model(tmp_path)
-    found = measure_motion(view, view.sample(None, 16, 0), [NAMED["peri"]])
+    found = motion_tables(view, view.sample(None, 16, 0), "peri")
     writes, replay = found["writes"], found["replay"]
     assert (writes["written"] / writes["attention"]).max() < 0.1  # the norm changes lengths
     assert replay["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=0.35)  # means of tokens beside medians
+
+
+@pytest.mark.parametrize("name", ["ngpt-lerp", "ngpt"])
+def test_the_measured_speed_follows_what_the_model_has_learned(tmp_path: Path, name: str) -> None:
+    """A learned step that is ten times as large rotates tokens further: measured and theory's s fall, states decide."""
+    training = Training(read_recipe("tiny", {"scheme": name, "layers": 2, "examples": 64, "batch": 64}))
+    save_model(tmp_path, training.model, {"recipe": training.recipe.values})
+    view = open_model(tmp_path)
+    sample = view.sample(None, 16, 0)
+    before = motion_tables(view, sample)
+    alpha = view.model.decoder[0].attention.alpha  # type: ignore[attr-defined]
+    with torch.no_grad():
+        for parameter in alpha.parameters():
+            parameter.mul_(10)
+    after = motion_tables(view, sample)
+    assert after["motion"]["angle"][0] > 1.5 * before["motion"]["angle"][0]
+    assert after["writes"]["speed"][0] < 0.5 * before["writes"]["speed"][0]
+    assert after["writes"]["theory"][0] < 0.5 * before["writes"]["theory"][0]
+    steps: list[SublayerStep] = []
+    view.forward(sample, Observer(sublayer=steps.append))
+    counted, kind = Subject(view, sample).counted, norm_kind(view)
+    states = (steps[0].carry * steps[0].before, steps[0].after, steps[0].output)
+    x, moved, A = (visible_part(y[counted].double(), kind) for y in states if y is not None)
+    assert after["writes"]["speed"][0] == pytest.approx(float(effective_speed(x, moved, A).median()), rel=1e-5)
+
+
+def test_measures_share_one_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = untouched("llama")
+    passes, forward = [], type(one.view).forward
+    monkeypatch.setattr(type(one.view), "forward", lambda *given: passes.append(given) or forward(*given))
+    together = motion_tables(one.view, one.sample, "pre")
+    assert len(passes) == 1
+    for measure in (Growth(), Rotation(("pre",)), Clustering(), Speed()):
+        for name, table in measure.measure(Subject(one.view, one.sample)).items():
+            pd.testing.assert_frame_equal(table, together[name][list(table)])
+    assert len(passes) == 5
+
+
+def test_a_model_whose_layers_differ_has_theory_for_each() -> None:
+    one = untouched("llama")
+    model = copy(one.view)
+    writes = motion_tables(one.view, one.sample)["writes"]
+    model.schemes = (one.view.schemes[0], None)
+    model.scheme = None
+    found = motion_tables(model, one.sample)["writes"]
+    assert found["theory"][0] == writes["theory"][0]
+    assert math.isnan(found["theory"][1])
+    assert list(found["speed"]) == list(writes["speed"])

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from cli_run import run
+from helpers.cli import run
 from normscope.core import tile_for
 from normscope.errors import InputError
 from normscope.runs import open_run

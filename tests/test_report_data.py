@@ -1,17 +1,19 @@
 """The CSV beside a figure holds every number that the figure was given, one row for each point."""
 
+import json
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from normscope.report import Chart, Cloud, Line, Scene, Trail, save_chart
-from normscope.report.charts import Drawing, HeatMap
+from normscope.report import save_figure
+from normscope.results import Blocks, Chart, Cloud, Figure, HeatMap, Line, Panels, Scene, Trail
+from normscope.schemes import NAMED, block_records
 
 
-def written(drawing: Drawing, folder: Path) -> pd.DataFrame:
-    save_chart(drawing, folder, "figure")
+def written(figure: Figure, folder: Path) -> pd.DataFrame:
+    save_figure(figure, folder / "figure.csv")
     return pd.read_csv(folder / "figure.csv", keep_default_na=False, na_values=[""])
 
 
@@ -107,3 +109,24 @@ def test_a_scene_has_its_clouds_and_its_trails(tmp_path: Path) -> None:
     assert table[["x", "y", "z"]].to_numpy()[2].tolist() == [1.0, 0.0, 1 / 3]
     assert table.filter(like="origin").to_numpy()[2].tolist() == [0.5, 0.25, 0.125]
     assert table.filter(like="origin").iloc[[0, 1, 3, 4]].isna().to_numpy().all()
+
+
+def test_panels_have_the_numbers_of_all_their_figures(tmp_path: Path) -> None:
+    both = Panels("Both", [chart(Line("a", [0, 1], [2.5, 3])), chart(Line("b", [4], [5.0]))], "")
+    table = written(both, tmp_path)
+    assert table["line"].tolist() == ["a", "a", "b"]
+    assert table["1 − cosine"].tolist() == [2.5, 3, 5]
+
+
+def test_blocks_have_a_row_for_each_sublayer(tmp_path: Path) -> None:
+    table = written(Blocks("Peri", block_records(NAMED["peri"]), ""), tmp_path)
+    assert table["branch"].tolist() == ["Norm; Attention; Norm", "Norm; Feed-forward; Norm"]
+
+
+def test_json_has_the_same_numbers(tmp_path: Path) -> None:
+    drawn = chart(Line("a", [0, 1], [1 / 3, math.nan]))
+    records = json.loads(save_figure(drawn, tmp_path / "figure.json").read_text(encoding="utf-8"))
+    assert records == [
+        {"line": "a", "layer t": 0, "1 − cosine": pytest.approx(1 / 3)},
+        {"line": "a", "layer t": 1, "1 − cosine": None},
+    ]

@@ -1,5 +1,6 @@
 """A report in Markdown says what the page says: read back by a parser that is not ours."""
 
+import math
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -7,13 +8,11 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from PIL import Image
 
-from normscope.errors import InputError
-from normscope.report import Finding, PageTable, Picture, Section, render_markdown, render_page
-from normscope.report.figures import findings_of, write_page
-from normscope.runs import RunFolder
-from test_report import Reader
+from helpers.pages import Reader
+from normscope.report import render_markdown, render_page, write_report
+from normscope.report.write import Report, findings_of
+from normscope.results import Chart, Finding, Line, PageTable, Section
 
 ODD = [
     "<b>bold</b> & &amp; *stars* _lines_ `code`",
@@ -55,7 +54,7 @@ def attributes(tokens: list[Token], kind: str, name: str) -> list[str]:
 def test_text_is_plain_wherever_it_stands(text: str) -> None:
     table = PageTable(text, (text, "n"), ((text, "1"), ("x", text)))
     section = Section(text, (text,), (table,), findings=(Finding(text),))
-    tokens = parsed(render_markdown(text, text, [section], text))
+    tokens = parsed(render_markdown(text, text, [section], footer=text))
     assert texts(tokens, "heading") == [text, text]
     assert [token.type for token in tokens if token.type.endswith("list_open")] == ["bullet_list_open"]
     assert texts(tokens, "th") == [text, "n"]
@@ -73,29 +72,26 @@ def test_columns_of_numbers_stand_flush_right() -> None:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> list[Section]:
-    """Sections with two pictures, and findings of which one names a picture that is not there."""
-    (tmp_path / "figures").mkdir()
-    pictures = []
-    for name in ("a dot", "line_(2)"):
-        Image.new("RGB", (40, 30), "white").save(tmp_path / "figures" / f"{name}.png")
-        for suffix in ("csv", "html"):
-            (tmp_path / "figures" / f"{name}.{suffix}").write_text("x")
-        links = (f"figures/{name}.html", "40 by 30", f"figures/{name}.csv")
-        pictures.append(Picture(f"The [{name}]", tmp_path / "figures" / f"{name}.png", "It is white.", *links))
+def page() -> list[Section]:
+    """Sections with two figures, and findings of which one names a figure that is not there."""
+    figures = {
+        name: Chart(f"The [{name}]", "x", "y", (Line("a", [0, 1], [1, 2]),), "It rises.", "40 by 30")
+        for name in ("a dot", "line_(2)")
+    }
     findings = (Finding("One is a dot.", "a dot"), Finding("Two.", "line_(2)"), Finding("Three.", "absent"), Finding("Four."))
     return [
         Section("Findings", (), findings=findings),
-        Section("Figure a dot", ("Text.",), pictures=(pictures[0],)),
-        Section("More", (), pictures=(pictures[1],)),
+        Section("Figure a dot", ("Text.",), figures={"a dot": figures["a dot"]}),
+        Section("More", (), figures={"line_(2)": figures["line_(2)"]}),
     ]
 
 
 def test_links_lead_to_files_and_anchors(tmp_path: Path, page: list[Section]) -> None:
-    tokens = parsed(render_markdown("Title", "Lead", page, "Footer", tmp_path))
+    (written,) = write_report(tmp_path, Report("Title", "Lead", page), ("md", "csv"))
+    tokens = parsed(written.read_text(encoding="utf-8"))
     links = attributes(tokens, "link_open", "href")
     files = [unquote(link) for link in links if not link.startswith("#")]
-    assert files == [f"figures/{name}.{suffix}" for name in ("a dot", "line_(2)") for suffix in ("html", "csv", "png")]
+    assert files == ["figures/a dot.csv", "figures/line_(2).csv"]
     sources = [unquote(source) for source in attributes(tokens, "image", "src")]
     assert sources == ["figures/a dot.png", "figures/line_(2).png"]
     for file in (*files, *sources):
@@ -107,10 +103,10 @@ def test_links_lead_to_files_and_anchors(tmp_path: Path, page: list[Section]) ->
     assert len(set(anchors) - {"</a>"}) == 3 + 2
 
 
-def test_html_and_markdown_have_the_same_links_and_anchors(tmp_path: Path, page: list[Section]) -> None:
-    reader = Reader(render_page("Title", "Lead", page, "Footer", tmp_path))
-    links = [str(link["href"]) for link in reader.every("a")][len(page) :]  # behind the table of contents
-    assert links == attributes(parsed(render_markdown("Title", "Lead", page, "Footer", tmp_path)), "link_open", "href")
+def test_html_and_markdown_have_the_same_links_and_anchors(page: list[Section]) -> None:
+    reader = Reader(render_page("Title", "Lead", page, footer="Footer"))
+    links = [str(link["href"]) for link in reader.every("a")][len(page) :]  # after the contents
+    assert links == attributes(parsed(render_markdown("Title", "Lead", page, footer="Footer")), "link_open", "href")
     identities = [str(attributes["id"]) for _, attributes in reader.elements if "id" in attributes]
     assert len(set(identities)) == len(identities)
     assert [figure["id"] for figure in reader.every("figure")] == ["figure-a-dot", "figure-line-2"]
@@ -119,29 +115,17 @@ def test_html_and_markdown_have_the_same_links_and_anchors(tmp_path: Path, page:
         assert words in reader.text
 
 
-@pytest.mark.parametrize("formats", [("html",), ("md",), ("html", "md")])
-def test_a_run_has_the_pages_that_were_asked_for(tmp_path: Path, page: list[Section], formats: tuple[str, ...]) -> None:
-    paths = write_page(RunFolder(tmp_path), "Title", "Lead", page, formats)
-    assert [path.name for path in paths] == [f"report.{name}" for name in formats]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(f"report.{name}" for name in formats)
-    assert all("The tables lie beside this page" in path.read_text(encoding="utf-8") for path in paths)
-
-
-def test_an_unknown_format_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown format 'markdown'; allowed: html, md"):
-        write_page(RunFolder(tmp_path), "Title", "", [], ("html", "markdown"))
-    assert not list(tmp_path.iterdir())
+def test_cards_come_first_with_severity_comparison_and_advice() -> None:
+    card = Finding("It is 5.", title="Large", severity="warning", comparison="Others have 1.", advice="Look.", weight=1.0)
+    tokens = parsed(render_markdown("Title", "Lead", [], facts=[("layers", "30")], findings=[Finding("Plain."), card]))
+    lines = [shown(token) for token in tokens if token.type == "inline"]
+    assert lines[2:] == ["layers: 30", "WARNING: Large. It is 5. Compare: Others have 1. Advice: Look.", "Plain."]
 
 
 @pytest.mark.parametrize("figure", [["spread", None], None])
-def test_findings_come_from_their_table(tmp_path: Path, figure: list[str | None] | None) -> None:
-    run = RunFolder(tmp_path)
-    assert findings_of(run) == ()
+def test_findings_come_from_their_table(figure: list[str | None] | None) -> None:
+    assert findings_of({}) == ()
     table = pd.DataFrame({"text": ["Wide by 33 %.", "Sparse."]})
-    run.write_table("findings", table if figure is None else table.assign(figure=figure))
-    assert findings_of(run) == (Finding("Wide by 33 %.", figure and figure[0]), Finding("Sparse."))
-
-
-def test_markdown_needs_no_optional_library(tmp_path: Path, page: list[Section], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    assert [path.name for path in write_page(RunFolder(tmp_path), "Title", "", page, ("md",))] == ["report.md"]
+    tables = {"findings": table if figure is None else table.assign(figure=figure, weight=[1.0, math.nan])}
+    first = Finding("Wide by 33 %.") if figure is None else Finding("Wide by 33 %.", "spread", weight=1.0)
+    assert findings_of(tables) == (first, Finding("Sparse."))

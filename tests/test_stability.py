@@ -14,24 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_zoo import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
+from helpers.models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
 from normscope.errors import InputError
+from normscope.experiments.on_model import findings_of
+from normscope.measures.base import Measure, Subject, joined, measure_all
+from normscope.measures.collapse import Collapse
+from normscope.measures.collapse_probability import collapse_margin
+from normscope.measures.noise import Disturbance, Noise, disturbances, noise_table, norm_noise
+from normscope.measures.sample import SAMPLE_TOKENS, sample_text
+from normscope.measures.sparsity import Sparsity
+from normscope.measures.spread import Spread, spread_rows, weighted_quantiles
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
-from normscope.stability import (
-    CLEAN_MEASURES,
-    SAMPLE_TOKENS,
-    collapse_margin,
-    findings,
-    measure_clean,
-    measure_noise,
-    norm_noise,
-    sample_text,
-    weighted_quantiles,
-)
-from normscope.stability.noise import NON_SPARSE, SPARSE, Disturbance, disturbances
-from normscope.stability.spread import spread_rows
+from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
+from normscope.results.findings import Finding
 from normscope.training.tasks import stream_seed
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
@@ -50,7 +47,21 @@ def examples(name: str = PRE, rows: int = 40) -> Sample:
 
 @cache
 def clean_tables(name: str = PRE) -> dict[str, pd.DataFrame]:
-    return measure_clean(view_of(name), examples(name), levels=LEVELS)
+    return measured(view_of(name), examples(name), *every(LEVELS, draws=16))
+
+
+def every(levels: tuple[float, ...] = LEVELS, draws: int = 0) -> tuple[Measure, ...]:
+    return Spread(), Collapse(levels, draws=draws), Sparsity()
+
+
+def measured(view: Model, sample: Sample, *measures: Measure, seed: int = 0) -> dict[str, pd.DataFrame]:
+    """The tables of measures, all that take one clean forward pass by default."""
+    return joined(measure_all(Subject(view, sample, seed), measures or every()).values())
+
+
+def found_in(view: Model, sample: Sample, tables: dict[str, pd.DataFrame]) -> list[Finding]:
+    measures = [measure for measure in (Spread(), Noise(), Collapse(), Sparsity()) if measure.name in tables]
+    return findings_of(measures, tables, Subject(view, sample).about)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -186,7 +197,7 @@ def test_query_noise_alone_never_selects_another_key(level: float) -> None:
         assert not torch.allclose(mixed, step.weights())
 
 
-@pytest.mark.parametrize(("where", "low", "high"), [("sparse", SPARSE, 2.0), ("non-sparse", 0.0, NON_SPARSE)])
+@pytest.mark.parametrize(("where", "low", "high"), [("sparse", NEAR_ONE_HOT, 2.0), ("non-sparse", 0.0, DIFFUSE)])
 def test_noise_goes_to_the_distributions_it_says(where: str, low: float, high: float) -> None:
     step = bare_step(size=2.5)
     clean = step.weights()
@@ -213,7 +224,7 @@ def test_what_is_normalised_gets_no_noise(normalised: str, touched: bool) -> Non
 def test_noise_of_level_0_changes_nothing() -> None:
     view, sample = view_of(PRE), examples()
     assert torch.equal(view.forward(sample, norm_noise(Disturbance(0.0), "", seeded())), view.forward(sample))
-    table = measure_noise(view, sample, [Disturbance(0.0, where="sparse")])
+    table = noise_table(view, sample, [Disturbance(0.0, where="sparse")])
     assert table["accuracy"].nunique() == table["loss"].nunique() == 1
     assert (table["loss_change"] == 0).all()
 
@@ -224,7 +235,7 @@ def test_a_model_with_qkv_norm_is_untouched_bit_for_bit() -> None:
     for level in (0.01, 0.3, 0.57):
         noise = norm_noise(Disturbance(level), view.normalised_heads, seeded())
         assert torch.equal(view.forward(sample, noise), clean)
-    table = measure_noise(view, sample, disturbances((0.3,), (0.3,), view.layers))
+    table = noise_table(view, sample, disturbances((0.3,), (0.3,), view.layers))
     assert (table[["accuracy_change", "loss_change", "accuracy_change_stderr", "loss_change_stderr"]] == 0).all(axis=None)
 
 
@@ -250,18 +261,18 @@ def test_the_norm_that_protects_removes_what_noise_would_do() -> None:
 
 def test_the_published_loss_of_accuracy_is_there_for_pre_norm_alone() -> None:
     for name, least, most in ((PRE, -0.5, -0.1), (QKV, 0.0, 0.0)):
-        row = measure_noise(view_of(name), view_of(name).sample(None, 300, 0), [Disturbance(0.01)]).iloc[1]
+        row = noise_table(view_of(name), view_of(name).sample(None, 300, 0), [Disturbance(0.01)]).iloc[1]
         assert least <= row["accuracy_change"] <= most
         assert row["accuracy"] == pytest.approx(row["accuracy_change"] + 0.98, abs=0.015)
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
     view, sample, planned = view_of(PRE), examples(), disturbances((0.03,), (0.1,), 2)
-    one, same, other = (measure_noise(view, sample, planned, draws=2, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (noise_table(view, sample, planned, draws=2, seed=seed) for seed in (1, 1, 2))
     pd.testing.assert_frame_equal(one, same)
     assert (one["loss"][1:] != other["loss"][1:]).all()
     pd.testing.assert_series_equal(one.iloc[0], other.iloc[0])
-    clean = [measure_clean(view, sample, ["collapse"], (0.3,), seed=seed)["collapse"] for seed in (1, 1, 2)]
+    clean = [measured(view, sample, Collapse((0.3,), draws=16), seed=seed)["collapse"] for seed in (1, 1, 2)]
     pd.testing.assert_frame_equal(clean[0], clean[1])
     loose = [table[table["definition"] == "loose"] for table in clean]
     pd.testing.assert_frame_equal(loose[0], loose[2])
@@ -272,7 +283,7 @@ def test_every_disturbance_gets_a_row() -> None:
     view, sample = view_of(PRE), examples()
     planned = disturbances((0.01, 0.1), (0.1,), view.layers)
     done: list[int] = []
-    table = measure_noise(view, sample, planned, progress=done.append)
+    table = noise_table(view, sample, planned, advance=done.append)
     assert done == list(range(1, len(planned) + 1))
     assert len(table) == 1 + 2 * 3 * 2 + view.layers
     assert table["layer"].dropna().tolist() == list(range(view.layers))
@@ -288,7 +299,7 @@ def test_standard_errors_are_those_of_other_examples() -> None:
     """Against drawing whole examples again: characters of one answer are right or wrong together."""
     view, sample = view_of(PRE), view_of(PRE).sample(None, 200, 0)
     noise = Disturbance(0.01)
-    row = measure_noise(view, sample, [noise], seed=5).iloc[1]
+    row = noise_table(view, sample, [noise], seed=5).iloc[1]
     wanted = sample.targets != NOTHING
 
     def by_token(*observers: Observer) -> tuple[Tensor, Tensor]:
@@ -323,7 +334,7 @@ class AllOrNothing(NormscopeModel):
 @pytest.mark.parametrize(("rows", "independent"), [(40, 40), (10, 50)])
 def test_tokens_of_a_row_are_right_or_wrong_together_where_there_are_rows_enough(rows: int, independent: int) -> None:
     tokens = torch.zeros(rows, 5, dtype=torch.long)
-    row = measure_noise(AllOrNothing(rows // 2), sample_of(tokens), []).iloc[0]
+    row = noise_table(AllOrNothing(rows // 2), sample_of(tokens), []).iloc[0]
     assert row["accuracy"] == 0.5
     assert row["accuracy_stderr"] == pytest.approx(math.sqrt(0.25 / independent))
 
@@ -333,7 +344,7 @@ def collapsed_by_hand(
 ) -> tuple[float, float, int]:
     """Mean share of a layer's sparse distributions that collapse when q and k are multiplied, its error, and their number."""
     clean = step.weights()
-    sparse = (clean.amax(-1) >= SPARSE) & later_than_first(sample)[:, None]
+    sparse = (clean.amax(-1) >= NEAR_ONE_HOT) & later_than_first(sample)[:, None]
     chosen, generator, shares = clean.argmax(-1), seeded(step.layer), []
 
     def multiplied(x: Tensor) -> Tensor:
@@ -343,7 +354,7 @@ def collapsed_by_hand(
 
     for _ in range(draws):
         weights = step.weights(multiplied(step.q), multiplied(step.k))
-        moved = (weights.argmax(-1) != chosen) & (weights.amax(-1) >= (SPARSE if strict else 0))
+        moved = (weights.argmax(-1) != chosen) & (weights.amax(-1) >= (NEAR_ONE_HOT if strict else 0))
         shares.append(float(moved[sparse].double().mean()) if bool(sparse.any()) else 0.0)
     drawn = np.array(shares)
     return float(drawn.mean()), float(drawn.std(ddof=1)) / math.sqrt(draws), int(sparse.sum())
@@ -359,7 +370,7 @@ def agree_with_hand(
     view: Model, sample: Sample, levels: tuple[float, ...], draws: int, layers: slice, noise: str = "uniform"
 ) -> int:
     """How often exact and drawn collapse were compared; every time within 3 standard errors."""
-    table = measure_clean(view, sample, ["collapse"], levels, noise, draws=0)["collapse"]
+    table = measured(view, sample, Collapse(levels, noise))["collapse"]
     compared = 0
     for step in captured(view, sample)[layers]:
         for level in levels:
@@ -387,9 +398,9 @@ def test_an_encoder_is_measured_too() -> None:
     view = HuggingFaceModel("bert", sharpened("BertConfig", COMMON, "AutoModelForMaskedLM"))
     sample = sample_of(some_tokens(4, 20))
     assert agree_with_hand(view, sample, (0.1, 0.3), 200, slice(None)) >= 1
-    tables = measure_clean(view, sample)
+    tables = measured(view, sample)
     assert tables["sparsity"]["distributions"].iloc[-1] == view.layers * view.heads * 4 * 19
-    assert findings(view, tables)
+    assert found_in(view, sample, tables)
 
 
 def sharpened(config: str, options: dict[str, Any], maker: str = "AutoModelForCausalLM", by: float = 12.0) -> Any:
@@ -404,7 +415,7 @@ def sharpened(config: str, options: dict[str, Any], maker: str = "AutoModelForCa
 
 def test_strict_collapse_is_loose_collapse_onto_a_sparse_distribution() -> None:
     view, sample, level = view_of(PRE), examples(), 0.3
-    table = measure_clean(view, sample, ["collapse"], (level,), draws=100, sampled=10_000)["collapse"]
+    table = measured(view, sample, Collapse((level,), draws=100, sampled=10_000))["collapse"]
     table = table[table["head"].isna() & table["layer"].notna()].set_index(["layer", "definition"])
     compared = 0
     for step in captured(view, sample):
@@ -422,7 +433,7 @@ def test_the_strict_total_does_not_depend_on_how_many_were_sampled() -> None:
     view, sample = view_of(PRE), examples()
     totals = []
     for sampled in (10_000, 64):
-        table = measure_clean(view, sample, ["collapse"], (0.3,), draws=400, sampled=sampled)["collapse"]
+        table = measured(view, sample, Collapse((0.3,), draws=400, sampled=sampled))["collapse"]
         total = table[table["layer"].isna() & (table["definition"] == "strict")].iloc[0]
         totals.append((total["probability"], total["stderr"], total["sparse"]))
     (all_of_them, error, _), (some, some_error, _) = totals
@@ -434,7 +445,7 @@ def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
     options = {**WIDE, "attn_logit_softcapping": 12.0}
     view = HuggingFaceModel("gemma2", sharpened("Gemma2Config", options, by=150.0))
     sample = sample_of(some_tokens(20, 8))
-    table = measure_clean(view, sample, ["collapse"], (0.5,), draws=200, sampled=10_000)["collapse"]
+    table = measured(view, sample, Collapse((0.5,), draws=200, sampled=10_000))["collapse"]
     table = table[table["head"].isna() & table["layer"].notna() & (table["definition"] == "strict")].set_index("layer")
     for step in captured(view, sample):
         mean, error, count = collapsed_by_hand(step, 0.5, 200, sample, strict=True)
@@ -443,8 +454,8 @@ def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
 
 
 def test_an_unknown_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown noise"):
-        measure_clean(view_of(PRE), examples(), noise="unifrom")
+    with pytest.raises(InputError, match="noise='unifrom' is unknown"):
+        Collapse(noise="unifrom")
 
 
 def by_head(sample: Sample, step: AttentionStep, head: int) -> Tensor:
@@ -464,9 +475,9 @@ def test_sparsity_is_counted_without_first_token_and_padding() -> None:
         for head in range(4):
             largest = by_head(sample, step, head)
             row = table[(table["layer"] == step.layer) & (table["head"] == head)].iloc[0]
-            assert row["sparse"] == int((largest >= SPARSE).sum())
+            assert row["sparse"] == int((largest >= NEAR_ONE_HOT).sum())
             assert row["share"] == row["sparse"] / per_head
-            assert row["non_sparse_share"] == pytest.approx(float((largest < NON_SPARSE).double().mean()))
+            assert row["non_sparse_share"] == pytest.approx(float((largest < DIFFUSE).double().mean()))
             assert row["mean_max"] == pytest.approx(float(largest.double().mean()), rel=1e-5)
             own = bins[(bins["layer"] == step.layer) & (bins["head"] == head)]
             assert own["count"].sum() == per_head
@@ -503,14 +514,14 @@ def test_totals_are_the_sums_of_layers_and_heads() -> None:
 def test_padding_and_the_first_token_are_not_measured() -> None:
     view = view_of(PRE)
     sample = view.sample(None, 6, 3)
-    tables = measure_clean(view, sample, draws=0)
+    tables = measured(view, sample)
     longer = Sample(
         F.pad(sample.tokens, (0, 7), value=16),
         F.pad(sample.targets, (0, 7), value=NOTHING),
         F.pad(sample.attention_mask, (0, 7), value=False),
         None if sample.positions is None else F.pad(sample.positions, (0, 7), value=5),
     )
-    for name, table in measure_clean(view, longer, draws=0).items():
+    for name, table in measured(view, longer).items():
         pd.testing.assert_frame_equal(table, tables[name], rtol=1e-4, atol=1e-6)
 
 
@@ -520,7 +531,7 @@ def test_the_margin_of_a_head_is_the_least_of_its_sparse_distributions() -> None
     for step in captured(view_of(PRE), sample):
         weights, raw = step.weights(), step.raw_scores()
         for head in range(4):
-            sparse = (weights[:, head].amax(-1) >= SPARSE) & later_than_first(sample)
+            sparse = (weights[:, head].amax(-1) >= NEAR_ONE_HOT) & later_than_first(sample)
             row = table[(table["layer"] == step.layer) & (table["head"] == head)].iloc[0]
             assert row["sparse"] == int(sparse.sum())
             if row["sparse"]:
@@ -534,7 +545,7 @@ def test_the_margin_of_a_head_is_the_least_of_its_sparse_distributions() -> None
 def test_below_its_margin_a_head_does_not_collapse() -> None:
     margins = clean_tables()["margins"].dropna()
     for level in (0.02, 0.05):
-        table = measure_clean(view_of(PRE), examples(), ["collapse"], (level,), draws=0)["collapse"]
+        table = measured(view_of(PRE), examples(), Collapse((level,)))["collapse"]
         found = table.merge(margins, on=["layer", "head"])
         safe = found["margin"] > math.sqrt(3) * level
         assert 0 < safe.sum() < len(safe) or level < 0.05
@@ -556,55 +567,95 @@ def test_maps_are_the_attention_of_the_first_row() -> None:
         assert np.allclose(own.to_numpy(), steps[layer].weights()[0, head, :count, :count], atol=1e-6)
 
 
-def test_only_what_is_asked_for_is_measured() -> None:
+def test_a_measure_has_its_tables_and_no_others() -> None:
     names = {"spread": {"spread"}, "collapse": {"collapse", "margins"}, "sparsity": {"sparsity", "maxima", "maps", "tokens"}}
-    assert set(names) == set(CLEAN_MEASURES)
-    for measure, tables in names.items():
-        done: list[int] = []
-        assert measure_clean(view_of(PRE), examples(), [measure], progress=done.append).keys() == tables
-        assert done == [1, 2, 3, 4]
+    for measure in every():
+        done: list[float] = []
+        assert measure.measure(Subject(view_of(PRE), examples()), done.append).keys() == names[measure.name]
+        assert done == [0, 1, 2, 3, 4]
 
 
 def test_no_layers_scores_outlive_the_pass_but_in_small_maps() -> None:
     assert clean_tables()["maps"]["query"].max() < 64
     view = HuggingFaceModel("llama", built("LlamaConfig", {**COMMON, "max_position_embeddings": 128}))
-    tables = measure_clean(view, sample_of(some_tokens(1, 100)), draws=0)
+    tables = measured(view, sample_of(some_tokens(1, 100)))
     assert len(tables["maps"]) == 6 * 64 * 64
 
 
-def test_findings_name_the_most_fragile_head_and_what_noise_costs() -> None:
+def test_findings_have_the_numbers_of_the_tables() -> None:
     view, tables = view_of(PRE), clean_tables()
-    noise = measure_noise(view, examples(), disturbances((0.01,), (0.1,), view.layers))
-    said = findings(view, {**tables, "noise": noise})
-    loose = tables["collapse"]
-    loose = loose[(loose["definition"] == "loose") & loose["head"].notna() & (loose["noise"] == 0.1)]
-    worst = loose.assign(lost=loose["probability"] * loose["sparse"]).dropna().sort_values("lost").iloc[-1]
-    fragile = next(text for text in said if text.startswith("Fragile heads"))
-    assert fragile.partition(":")[2].startswith(f" layer {worst['layer']} head {worst['head']} (")
-    assert "places its norms as pre, " in said[0]
-    assert any(text.startswith("Norm noise of 1 % in all layers: accuracy -") for text in said)
+    noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), view.layers))
+    findings = found_in(view, examples(), {**tables, "noise": noise})
+    cards = {finding.figure: finding for finding in findings if finding.title}
+    assert list(cards) == ["noise-accuracy", "spread", "collapse"]
+    loose = tables["collapse"][tables["collapse"]["definition"] == "loose"]
+    whole = loose[loose["layer"].isna()].set_index("noise")["probability"]
+    assert cards["collapse"].number == pytest.approx(whole[0.3])
+    assert cards["noise-accuracy"].number == noise["accuracy_change"][1]
+    assert cards["noise-accuracy"].text.startswith(
+        "1 % RMS noise on the norms of q, k and value outputs in all layers: accuracy -"
+    )
+    layers = tables["spread"][tables["spread"]["head"].isna()]
+    assert cards["spread"].number == pytest.approx((layers["high90"] / layers["low90"]).max())
+    listed = {finding.figure: finding.text for finding in findings if not finding.title}
     alone = noise[noise["layer"].notna()].sort_values("loss_change").iloc[-1]
-    assert any(f"the layers that cost most loss are {alone['layer']} (" in text for text in said)
-    whole = tables["sparsity"][tables["sparsity"]["layer"].isna()].iloc[0]
-    assert said[-1].startswith(f"{100 * whole['share']:.3g} % of all attention distributions are sparse")
+    assert f"loss rises most in layers {alone['layer']} (" in listed["noise-layers-qkm-all"]
+    whole_share = tables["sparsity"][tables["sparsity"]["layer"].isna()].iloc[0]["share"]
+    assert listed["sparsity"].startswith(f"{100 * whole_share:.3g} % of ")
 
 
-def test_findings_say_that_qkv_norm_is_safe() -> None:
+def collapse_rows(head_rows: int, share: float) -> dict[str, pd.DataFrame]:
+    """The tables of a model with one head whose near-one-hot rows switch at 10 % noise with a given probability."""
+    rows = [(layer, head, "loose", 0.1, share, 0.0, head_rows) for layer, head in ((None, None), (0, None), (0, 0))]
+    columns = ["layer", "head", "definition", "noise", "probability", "stderr", "sparse"]
+    margins = {"layer": [0], "head": [0], "margin": [0.16], "median_margin": [0.2], "sparse": [head_rows]}
+    types = {"layer": "Int64", "head": "Int64"}
+    return {"collapse": pd.DataFrame(rows, columns=columns).astype(types), "margins": pd.DataFrame(margins).astype(types)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "severity", "named"),
+    [(200, 0.5, "warning", True), (200, 0.02, "notice", True), (20, 0.5, "warning", False), (200, 0.001, "ok", False)],
+)
+def test_heads_are_judged_by_enough_rows_and_advice_is_given_only_where_something_is_wrong(
+    rows: int, share: float, severity: str, named: bool
+) -> None:
+    card, *others = Collapse().findings(collapse_rows(rows, share), {"normalised_heads": ""})
+    assert card.severity == severity
+    assert bool(card.advice) == (severity != "ok")
+    assert [finding.figure for finding in others] == ["collapse-heads"] * named
+    assert ("layer 0 head 0" in card.advice) == named
+    for finding in others:  # the noise is given as an RMS, and beside a bound by the bound that it reaches
+        assert "10 % RMS noise, which reaches ±17.3 %" in finding.text
+        assert "possible from ±16 %" in finding.text
+
+
+def test_the_widest_spread_is_that_of_the_largest_ratio() -> None:
+    low, high = [0.9, 0.1, 0.5], [1.1, 1.5, 3.0]
+    table = pd.DataFrame({"layer": [0, 1, 2], "head": [None] * 3, "low90": low, "high90": high})
+    (card,) = Spread().findings({"spread": table.astype({"layer": "Int64", "head": "Int64"})}, {})
+    assert (card.severity, card.number) == ("warning", pytest.approx(15))
+    assert card.title == "Norm outliers before layers 1–2"
+    assert "Before layer 1 the upper end of that band is 15 times the lower" in card.text
+    assert card.comparison.startswith("Layer 0 is within ±20 %")
+
+
+def test_findings_report_that_qkv_norm_is_safe() -> None:
     view, tables = view_of(QKV), clean_tables(QKV)
     assert (tables["collapse"].dropna(subset="probability")["probability"] == 0).all()
     assert tables["margins"]["margin"].isna().all()
-    said = " ".join(findings(view, {**tables, "noise": measure_noise(view, examples(QKV), [Disturbance(0.1)])}))
-    assert "Norm noise does nothing" in said
-    assert "cannot collapse" in said
-    assert "Fragile" not in said
+    noise = noise_table(view, examples(QKV), [Disturbance(0.1)])
+    cards = {finding.title: finding for finding in found_in(view, examples(QKV), {**tables, "noise": noise}) if finding.title}
+    assert {"Norm noise has no effect", "Near-one-hot attention is safe"} <= set(cards)
+    assert not cards["Near-one-hot attention is safe"].advice
 
 
-def test_a_model_without_sparse_attention_is_told_so() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", COMMON))
-    tables = measure_clean(view, sample_of(some_tokens(2, 30)[:, :30]), levels=LEVELS)
+def test_a_model_without_near_one_hot_attention() -> None:
+    view, sample = HuggingFaceModel("llama", built("LlamaConfig", COMMON)), sample_of(some_tokens(2, 30)[:, :30])
+    tables = measured(view, sample)
     assert tables["sparsity"]["sparse"].iloc[-1] == 0
     assert tables["collapse"]["probability"].isna().all()
-    assert any("there is no circuit that could collapse" in text for text in findings(view, tables))
+    assert "No near-one-hot attention" in [finding.title for finding in found_in(view, sample, tables)]
 
 
 @pytest.mark.parametrize("name", ["bert", "minilm"])
@@ -616,19 +667,19 @@ def test_a_model_that_predicts_nothing_has_everything_but_noise(name: str) -> No
         sample = view.sample(sample_text(), 100, 0)
     else:
         view, sample = HuggingFaceModel("bert", built("BertConfig", COMMON, "AutoModel")), sample_of(some_tokens())
-    with pytest.raises(InputError, match="predicts no tokens here"):
-        measure_noise(view, sample, [Disturbance(0.1)])
-    tables = measure_clean(view, sample)
+    with pytest.raises(InputError, match="predicts no tokens of this sample"):
+        noise_table(view, sample, [Disturbance(0.1)])
+    tables = measured(view, sample)
     assert {"spread", "collapse", "sparsity"} <= tables.keys()
     assert tables["spread"].drop(columns="head").notna().all(axis=None)
-    assert findings(view, tables)
+    assert found_in(view, sample, tables)
 
 
 @pytest.mark.slow
 def test_smollm2_loses_predictions_to_noise() -> None:
     view = opened_smollm2()
     sample = view.sample(sample_text(), 128, 0)
-    table = measure_noise(view, sample, [Disturbance(0.003), Disturbance(0.3), Disturbance(0.3, where="sparse")])
+    table = noise_table(view, sample, [Disturbance(0.003), Disturbance(0.3), Disturbance(0.3, where="sparse")])
     clean, small, large, sparse = (row for _, row in table.iterrows())
     assert clean["accuracy"] > 0.25
     assert abs(small["loss_change"]) < 0.05

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_run import run
+from helpers.cli import run
 from normscope import InputError
 from normscope.dynamics import PANELS
 from normscope.runs import new_run

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import pytest
 
+from helpers.sweeps import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, sweep, wait_for
 from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment
 from normscope.experiments.result import Result
@@ -23,7 +24,6 @@ from normscope.sweeps import on_ray
 from normscope.sweeps.folder import SweepFolder
 from normscope.sweeps.on_ray import Needs, RayExecutor
 from normscope.sweeps.tasks import Task
-from sweeping import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, sweep, wait_for
 
 TWELVE = TINY + '[grid]\nscheme = ["pre", "qkv"]\nseed = [1, 2, 3, 4, 5, 6]\n'
 LONG = TINY + '[[points]]\nname = "long"\nexamples = 4_000_000\n'

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 import normscope as ns
+from helpers.sweeps import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, normscope, sweep, wait_for
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import load
 from normscope.runs import open_run
@@ -23,7 +24,6 @@ from normscope.sweeps.local import LocalExecutor, visible_gpus
 from normscope.sweeps.plan import read_plan
 from normscope.sweeps.scheduler import ATTEMPTS, Status, begin, run_plan
 from normscope.transformer.files import model_folder
-from sweeping import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, normscope, sweep, wait_for
 
 TRAINING = TINY + '[grid]\nscheme = ["pre", "qkv"]\nseed = [1, 2]\n[[points]]\nname = "wild"\nrate = 1e12\n'
 

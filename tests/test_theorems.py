@@ -19,10 +19,10 @@ from normscope.core import Attention, HeadWeights
 from normscope.core.norms import layer_norm, length, unit
 from normscope.dynamics import SCHEDULES, Motion, make_start, simulate
 from normscope.errors import InputError
+from normscope.measures.head_spaces import Factors, factors
+from normscope.models.worlds import head_scores, project_heads
 from normscope.runs import open_run
 from normscope.schemes import NAMED, Scheme
-from normscope.subspaces import factors, head_scores, look
-from normscope.subspaces.spaces import Factors
 from normscope.theorems import (
     FAILS,
     FAMILIES,
@@ -191,7 +191,7 @@ def groups_that_fail(id: str) -> set[str]:
 
 
 def unnormalised(scheme: Scheme, weights: HeadWeights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return look(NAMED["none"], weights, x)
+    return project_heads(NAMED["none"], weights, x)
 
 
 def test_degrees_of_freedom_are_those_that_a_norm_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_degrees_of_freedom_are_those_that_a_norm_leaves(monkeypatch: pytest.Mon
         patch.setattr(structure, "layer_norm", lambda x: x)
         patch.setattr(structure, "rms_norm", lambda x: x)
         assert groups_that_fail("1:dof") == {"Pre-LayerNorm", "Pre-RMSNorm"}
-    monkeypatch.setattr(structure, "look", unnormalised)
+    monkeypatch.setattr(structure, "project_heads", unnormalised)
     assert groups_that_fail("1:dof") == {"QKV-Norm"}
 
 
@@ -212,7 +212,7 @@ def test_messages_are_spheroids_because_of_a_norm(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(structure, "rms_norm", lambda x: x)
         assert groups_that_fail("1:messages") == {"Pre-Norm"}
-    monkeypatch.setattr(structure, "look", unnormalised)
+    monkeypatch.setattr(structure, "project_heads", unnormalised)
     assert groups_that_fail("1:messages") == {"QKV-Norm"}
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from normscope import InputError
-from normscope.core import Causal, HeadNorm, Packed, Present, Reach
+from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.training import Training, evaluate, read_recipe
 from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
@@ -49,9 +49,9 @@ def shaken(model: Transformer) -> Transformer:
     return model
 
 
-def row_of(characters: Tensor, reach: Reach | None = None) -> Row:
+def row_of(characters: Tensor, mask: AttentionMask | None = None) -> Row:
     positions = torch.arange(characters.shape[1]).expand_as(characters)
-    return Row(characters, positions, Causal() if reach is None else reach)
+    return Row(characters, positions, CausalMask() if mask is None else mask)
 
 
 def some_characters(rows: int = 2, tokens: int = 7, seed: int = 0) -> Tensor:
@@ -149,9 +149,9 @@ def test_positions_begin_with_periods_from_3_to_1000_characters() -> None:
 
 @dataclass(frozen=True)
 class Recording:
-    """A reach that remembers what it was asked: q, k, v by token, and the factor of the scores."""
+    """A mask that remembers what it was asked: q, k, v by token, and the factor of the scores."""
 
-    inner: Reach
+    inner: AttentionMask
     asked: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class Recording:
         return self.inner.scores(q, k)
 
     def scaled_scores(self, layer: int) -> Tensor:
-        """All scores within reach, as they enter the softmax of a layer."""
+        """All scores that the mask allows, as they enter the softmax of a layer."""
         qkv, scale = self.asked[layer]
         q, k, _ = (x.transpose(1, 2) for x in qkv.unbind(2))
         scores, seen = self.scores(q, k)
@@ -175,11 +175,11 @@ class Recording:
 
 @pytest.mark.parametrize(("scheme", "same"), [("qkv", True), ("pre", True), ("qk", True), ("none", False), ("res-post", False)])
 def test_scores_notice_the_length_of_an_embedding_only_without_a_norm(scheme: str, same: bool) -> None:
-    sublayer, x, reach = shaken(model_of(scheme)).decoder[0].attention, random(2, 5, 12), Recording(Causal())
+    sublayer, x, mask = shaken(model_of(scheme)).decoder[0].attention, random(2, 5, 12), Recording(CausalMask())
     lengths = 0.2 + 5 * random(2, 5, 1, seed=1).abs()
     for states in (x, lengths * x):
-        sublayer(states, reach)
-    assert torch.allclose(reach.scaled_scores(0), reach.scaled_scores(1), rtol=0, atol=1e-9) == same
+        sublayer(states, mask)
+    assert torch.allclose(mask.scaled_scores(0), mask.scaled_scores(1), rtol=0, atol=1e-9) == same
 
 
 @pytest.mark.parametrize("scheme", NAMED)
@@ -197,9 +197,9 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
     for sublayer in (model.decoder[1].attention, model.decoder[1].feedforward):
         step, carry, factor = sublayer.values()
         read = factor * sublayer.read_scale.factor * sublayer.input(x)
-        y = sublayer.f(read, Causal())
+        y = sublayer.f(read, CausalMask())
         expected = sublayer.stream(carry * x + step * sublayer.write_scale.factor * sublayer.output(y))
-        assert torch.allclose(sublayer(x, Causal()), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(sublayer(x, CausalMask()), expected, rtol=0, atol=1e-12)
         if sublayer.alpha is not None:
             alpha = (sublayer.alpha.value * sublayer.alpha.ratio).abs()
             assert torch.equal(step, alpha)
@@ -207,12 +207,12 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
 
 
 def test_head_weights_make_q_k_and_v_of_every_head() -> None:
-    attention, x, reach = model_of("none").decoder[0].attention.f, random(2, 5, 12), Recording(Causal())
-    attention(x, reach)
+    attention, x, mask = model_of("none").decoder[0].attention.f, random(2, 5, 12), Recording(CausalMask())
+    attention(x, mask)
     w = attention.head_weights
     assert w.W_Q.shape == w.W_K.shape == w.W_V.shape == (3, 12, 4)
     assert w.W_O.shape == (3, 4, 12)
-    for found, weight in zip(reach.asked[0][0].unbind(2), (w.W_Q, w.W_K, w.W_V), strict=True):
+    for found, weight in zip(mask.asked[0][0].unbind(2), (w.W_Q, w.W_K, w.W_V), strict=True):
         for head in range(3):
             assert torch.allclose(found[:, :, head], x @ weight[head], rtol=0, atol=1e-12)
 
@@ -251,11 +251,11 @@ def test_an_example_has_the_same_logits_alone_padded_and_packed(scheme: str) -> 
         assert torch.allclose(fed(feed, model, examples, offsets), among, rtol=0, atol=1e-12)
 
 
-def test_logits_of_some_places_are_those_of_all() -> None:
+def test_logits_of_some_positions_are_those_of_all() -> None:
     model, characters = shaken(model_of("pre")), some_characters()
-    places = torch.tensor([12, 0, 5])
-    some = model(row_of(characters), places=places)
-    assert torch.allclose(some, model(row_of(characters)).flatten(0, 1)[places], rtol=0, atol=1e-12)
+    positions = torch.tensor([12, 0, 5])
+    some = model(row_of(characters), logits_to_keep=positions)
+    assert torch.allclose(some, model(row_of(characters)).flatten(0, 1)[positions], rtol=0, atol=1e-12)
 
 
 def trained_from(scheme: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Transformer, Row]:
@@ -291,23 +291,23 @@ def inputs(module: nn.Module) -> list[Tensor]:
 @pytest.mark.parametrize("scheme", ["pre", "qkv", "post", "none"])
 def test_all_schemes_start_with_the_stated_sizes(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, row = trained_from(scheme, monkeypatch)
-    assert isinstance(row.reach, Packed)
-    reach = Recording(row.reach)
+    assert isinstance(row.mask, PackedMask)
+    mask = Recording(row.mask)
     sublayers = [part for block in model.decoder for part in (block.attention, block.feedforward)]
     types, initial = outputs(model.embed.type_scale), outputs(model.embed.scale)
     before, read, after = (
         [inputs(m) for m in ms] for ms in (sublayers, [s.f for s in sublayers], [s.stream for s in sublayers])
     )
     with torch.no_grad():
-        model(Row(row.characters, row.positions, reach))
+        model(Row(row.characters, row.positions, mask))
     assert float(types[0].std()) == pytest.approx(0.5, rel=1e-4)
     assert float(initial[0].std()) == pytest.approx(1.0, rel=1e-4)
     for (x,), (y,), (z,) in zip(before, read, after, strict=True):
         assert float(y.std()) == pytest.approx(1.0, rel=1e-4)  # what W_Q or W_in reads
         assert float((z - x).std()) == pytest.approx(0.05, rel=1e-4)  # what is written
-    assert len(reach.asked) == len(model.decoder)
+    assert len(mask.asked) == len(model.decoder)
     for layer in range(len(model.decoder)):
-        assert float(reach.scaled_scores(layer).std()) == pytest.approx(0.1, rel=1e-4)
+        assert float(mask.scaled_scores(layer).std()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_factors_are_fixed_once_and_are_no_parameters() -> None:
@@ -410,7 +410,7 @@ def test_the_decoder_of_two_is_causal_and_the_encoder_is_not(scheme: str) -> Non
     assert not torch.isclose(first[:, 2:4], second[:, 2:4]).all(-1).any()
     question = some_characters(1)
     changed = torch.cat((question[:, :-1], (question[:, -1:] + 1) % 17), 1)
-    there = Present(torch.ones(1, question.shape[1], dtype=torch.bool))
+    there = PaddingMask(torch.ones(1, question.shape[1], dtype=torch.bool))
     states = [model.encoder[0](model.embed(row_of(x, there)), there) for x in (question, changed)]
     assert not torch.isclose(*states).all(-1).any()
 
@@ -418,10 +418,10 @@ def test_the_decoder_of_two_is_causal_and_the_encoder_is_not(scheme: str) -> Non
 @pytest.mark.parametrize("encoder_layers", [0, 1])
 def test_a_source_is_for_an_encoder_alone(encoder_layers: int) -> None:
     model, characters = model_of("pre", encoder_layers=encoder_layers), some_characters()
-    there = Present(torch.ones(characters.shape, dtype=torch.bool))
+    there = PaddingMask(torch.ones(characters.shape, dtype=torch.bool))
     source = row_of(characters, there)
     for given in ((), (source,)) if encoder_layers else ((source, there), (None, there)):
-        with pytest.raises(InputError, match="an encoder-decoder needs a source and whom of it to see"):
+        with pytest.raises(InputError, match="an encoder-decoder needs source= and memory_mask="):
             model(row_of(characters), *given)
 
 

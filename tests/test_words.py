@@ -14,7 +14,7 @@ import transformers as library
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from model_zoo import (
+from helpers.models import (
     FAMILIES,
     built,
     near,

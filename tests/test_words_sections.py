@@ -233,7 +233,7 @@ def test_what_was_not_measured_is_left_out_without_a_warning() -> None:
     assert not {"journey-rank", "journey-probability"} & set(journeyed.figures)
     assert {"heads-values-same", "heads-values-nearness"} <= set(heads_shown.figures)
     assert "heads-values-precedence" not in heads_shown.figures
-    assert "rank of expected" not in journeyed.tables[0].columns
+    assert "rank of target" not in journeyed.tables[0].columns
     assert list(chart(journeyed, "journey-cosine")) == ["the token itself", "nearest token"]
 
 
@@ -246,7 +246,7 @@ def test_the_journey_is_listed_from_the_embeddings_to_the_last_layer() -> None:
     assert [row[0] for row in listed.rows] == ["embeddings", *(f"layer {layer}" for layer in range(8))]
     assert listed.rows[0][1:3] == ("␣one", "0.90")
     assert listed.rows[1][listed.columns.index("nearest token")] == "⏎<b>"
-    assert [row[listed.columns.index("rank of expected")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
+    assert [row[listed.columns.index("rank of target")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
     assert listed.rows[0][listed.columns.index("rotation")] == "–"
     moved, reached = Journey().findings(content, {"sentence": "To kill"})
     assert "'To kill' moves from ␣one to ␣stone" in moved.text
@@ -273,7 +273,7 @@ def test_charts_of_the_journey_have_the_values_of_the_table() -> None:
         "journey-way": {"sum of rotations": "travelled", "angle to the start": "from_start"},
         "journey-cosine": {"the token itself": "cosine_start", "predicted token": "cosine_predicted"},
         "journey-radius": {"norm": "radius"},
-        "journey-rank": {"expected token": "rank"},
+        "journey-rank": {"target token": "rank"},
         "journey-probability": {"most probable token": "predicted_probability"},
     }.items():
         for line, column in lines.items():

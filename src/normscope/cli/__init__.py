@@ -18,13 +18,13 @@ COMMANDS = {
     "train": "Train a transformer to add integers, and test it within and beyond what it saw.",
     "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
     "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
-    "subspaces": "What each head sees of a token, whether such parts are orthogonal spheres, and what others do to its scores.",
+    "subspaces": "What each head reads of a token, whether heads are independent, and how the rest changes its attention.",
     "words": "A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories.",
     "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
     "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
     "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",
     "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
-    "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
+    "sweep": "Run an experiment for a grid and lists of points over its fields, and put all runs into one table.",
     "demo": "Audit a model, compare six schemes, train two of them a little, check the ledger: one report page.",
 }
 

@@ -42,8 +42,8 @@ def demo(
 ) -> None:
     """Audit a model, compare six schemes, train two of them a little, check the ledger: one report page."""
     from normscope.experiments.audit import Audit
+    from normscope.report import FORMATS
     from normscope.report.demo import write_demo_report
-    from normscope.report.figures import FORMATS
     from normscope.runs import check_writable, new_run, run_path
     from normscope.theorems import LEDGER
     from normscope.training import read_recipe

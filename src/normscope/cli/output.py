@@ -27,7 +27,9 @@ OutOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
-FormatOption = Annotated[str, typer.Option("--format", help="Form of the report page: html, md, or both with a comma.")]
+FormatOption = Annotated[
+    str, typer.Option("--format", help="What to write, with commas: html or md pages; png and csv add the figures as files.")
+]
 
 _WIDTH_OF_A_FILE = 160
 
@@ -120,19 +122,10 @@ def print_folder(folder: Path) -> None:
 
 
 def chosen_device(name: str) -> str:
-    """``auto`` resolved, and a device that is not there refused."""
-    import torch
+    """``auto`` resolved, and a device that is not available refused; torch is imported only here."""
+    from normscope.core.devices import chosen_device
 
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-        known = torch.device(name).type in ("cpu", "cuda")
-    except (RuntimeError, AssertionError):
-        known = False
-    if not known:
-        raise InputError(f"no device '{name}' here; allowed: auto, cpu{', cuda' * torch.cuda.is_available()}")
-    return name
+    return chosen_device(name)
 
 
 def chosen_names(text: str | None, allowed: Sequence[str], what: str) -> list[str]:

@@ -84,8 +84,9 @@ def _print_all(chosen: "list[Scheme]") -> None:
 
 
 def _draw(chosen: "list[Scheme]", path: Path) -> None:
-    from normscope.report.blocks import draw_blocks, save_figure
+    from normscope.report import save_figure
+    from normscope.results import Blocks
     from normscope.schemes import block_records
 
-    save_figure(draw_blocks([record for scheme in chosen for record in block_records(scheme)]), path)
+    save_figure(Blocks("Blocks", [record for scheme in chosen for record in block_records(scheme)], ""), path)
     say(f"drew {path}")

@@ -3,17 +3,17 @@
 from normscope.core.attention import attend, attention_weights, fastest_backend, normalise_heads, steady_backend
 from normscope.core.head_norm import HeadNorm
 from normscope.core.heads import Attention, HeadWeights, project, unproject
-from normscope.core.masks import Causal, Packed, Present, Reach
+from normscope.core.masks import AttentionMask, CausalMask, PackedMask, PaddingMask
 from normscope.core.packed import has_kernel, pack_tiles, tile_for
 
 __all__ = [
     "Attention",
-    "Causal",
+    "AttentionMask",
+    "CausalMask",
     "HeadNorm",
     "HeadWeights",
-    "Packed",
-    "Present",
-    "Reach",
+    "PackedMask",
+    "PaddingMask",
     "attend",
     "attention_weights",
     "fastest_backend",

@@ -25,9 +25,9 @@ class HeadNorm:
 
     def __call__(self, qkv: Float[Tensor, "*rows tokens 3 heads head"]) -> Float[Tensor, "*rows tokens 3 heads head"]:
         """Q, k and v of the same tokens, normalised."""
-        return torch.stack([self.one(letter, x) for letter, x in zip("qkv", qkv.unbind(-3), strict=True)], -3)
+        return torch.stack([self.single(letter, x) for letter, x in zip("qkv", qkv.unbind(-3), strict=True)], -3)
 
-    def one(self, letter: str, x: Float[Tensor, "*tokens heads head"]) -> Float[Tensor, "*tokens heads head"]:
-        """One of them."""
+    def single(self, letter: str, x: Float[Tensor, "*tokens heads head"]) -> Float[Tensor, "*tokens heads head"]:
+        """One of q, k and v, normalised."""
         normalised = NORMS[self.kind](x, eps=EPSILON) if letter in self.letters else x
         return normalised * self.gains["qkv".index(letter)].to(x.dtype)

@@ -1,4 +1,4 @@
-"""Which keys a query may see: all before it in its row, those that are there, or those of its own example in a packed row."""
+"""Attention masks: causal, padding, or packed examples in one row; each computes attention over the keys that it allows."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -17,8 +17,8 @@ Scale = Float[Tensor, ""]
 
 
 @runtime_checkable
-class Reach(Protocol):
-    """softmax(scale · q kᵀ) v over the keys within reach, for trained attention: differentiable, on any device."""
+class AttentionMask(Protocol):
+    """softmax(scale · q kᵀ) v over the keys that the mask allows, for trained attention: differentiable, on any device."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
@@ -27,7 +27,7 @@ class Reach(Protocol):
         """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head), normalised first."""
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Q kᵀ for pairs that include all within reach, and which of them those are."""
+        """Q kᵀ for pairs that include all that the mask allows, and which of them those are."""
 
 
 class _Rectangle:
@@ -41,8 +41,8 @@ class _Rectangle:
 
 
 @dataclass(frozen=True)
-class Causal(_Rectangle):
-    """Every token sees itself and those before it in its row; what follows, padding included, changes nothing."""
+class CausalMask(_Rectangle):
+    """Every query attends to itself and to what is before it in its row; later tokens, such as padding, change nothing."""
 
     def __call__(self, q: Heads, k: Heads, v: Heads, scale: Scale) -> Heads:
         """The mixed values."""
@@ -55,8 +55,8 @@ class Causal(_Rectangle):
 
 
 @dataclass(frozen=True)
-class Present(_Rectangle):
-    """Every query sees all keys that are there: an encoder's tokens, or a decoder's look at them."""
+class PaddingMask(_Rectangle):
+    """Every query attends to all keys that are not padding: in an encoder, or from a decoder to an encoder's tokens."""
 
     keys: Bool[Tensor, "rows keys"]
 
@@ -65,7 +65,7 @@ class Present(_Rectangle):
         return F.scaled_dot_product_attention(_scaled(q, scale), k, v, attn_mask=self._mask, scale=1.0)
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Bool[Tensor, "rows 1 1 keys"]]:
-        """All scores, and which are of keys that are there."""
+        """All scores, and which are of keys that are not padding."""
         return q @ k.mT, self._mask
 
     @property
@@ -74,8 +74,8 @@ class Present(_Rectangle):
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Examples one after another in one row, no padding between: a token sees its own example up to itself.
+class PackedMask:
+    """Examples one after another in one row, no padding between: a query attends to its own example up to its own position.
 
     Attributes:
         segments: the number of each token's example.
@@ -96,7 +96,7 @@ class Packed:
         return attend_packed(qkv.squeeze(0), self.segments, self.tiles, scale, self.tile, norm).transpose(0, 1)[None]
 
     def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "tiles heads tile tile"], Bool[Tensor, "tiles 1 tile tile"]]:
-        """The scores within each tile, and which are within reach."""
+        """The scores within each tile, and which the mask allows."""
         by_token = torch.stack((q[0].transpose(0, 1), k[0].transpose(0, 1)), 1)
         (queries, keys), seen, _, there = in_tiles(by_token, self.segments, self.tiles, self.tile)
         return queries @ keys.mT, (seen & there[:, :, None])[:, None]

@@ -66,11 +66,13 @@ class WithModel(Seeded):
         return all(configuration.get(name) == value for name, value in self.digests.items())
 
     def open(self, progress: Progress = SILENT) -> "Model":
-        """The model, on the device of the experiment."""
+        """The model, on the device of the experiment; a model in memory stays where it is."""
         from normscope.models import open_model
 
-        progress.stage(f"opening {self.model_name}", 1)
-        return open_model(self.model, self.device)
+        advance = progress.stage(f"opening {self.model_name}", 1)
+        model = open_model(self.model, self.device) if isinstance(self.model, str) else open_model(self.model)
+        advance(1)
+        return model
 
 
 class OnModel(WithModel):
@@ -121,7 +123,7 @@ class OnModel(WithModel):
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
             self.seed,
-            self.device,
+            str(subject.model.device),
             started=started,
         )
 

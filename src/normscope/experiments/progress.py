@@ -83,9 +83,12 @@ def progress_bar() -> Iterator[ProgressBar]:
     bar = bars.Progress(*columns, console=console)
     try:
         yield ProgressBar(bar)
+    except BaseException:
+        bar.live.transient = True  # an error is one line, without the bars of what was not finished
+        raise
     finally:
         if bar.live.is_started:
-            bar.stop()
+            bar.live.stop()
 
 
 @contextmanager

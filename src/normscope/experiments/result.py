@@ -124,8 +124,6 @@ class Result:
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
         """Write the run folder: complete or absent. ``formats``: html, md, png, csv; without any there is no page."""
-        from normscope.report.write import write_report
-
         about: dict[str, Any] = {
             "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
             "started": self.started, "summary": self.summary,
@@ -138,6 +136,8 @@ class Result:
             if self.problems:
                 run.write_text(PROBLEMS, "\n".join(self.problems) + "\n")
             if formats:
+                from normscope.report.write import write_report
+
                 write_report(run.path, self.report, formats)
         if self.kind.grows and not self.problems:
             (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder

@@ -198,6 +198,7 @@ class Train(Experiment):
 
     def _trained(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> Result:
         from normscope.training import DivergedError, Training
+        from normscope.transformer import SavedModel
 
         _start_afresh(self.device)
         started, training = datetime.now(UTC), Training(self.found, self.device, team)
@@ -219,7 +220,7 @@ class Train(Experiment):
             self.found.seed,
             self.device,
             files=_files(training, about, checkpoints),
-            objects={"model": training.model},
+            objects={"model": SavedModel(training.model, about)},
             on_saved=lambda: None if checkpoints is None else checkpoints.discard(),
             started=started,
         )

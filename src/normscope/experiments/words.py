@@ -44,7 +44,7 @@ class Words(WithModel):
         >>> import normscope as ns
         >>> run = ns.words("builtin:addition-small-pre", "queries", word="1,2,+", nearest=2, progress=False)
         >>> run.tables["nearest"][["head", "word", "nearest_text"]].shape
-        (12, 3)
+        (24, 3)
     """
 
     command: ClassVar[str] = "words"

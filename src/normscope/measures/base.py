@@ -44,6 +44,7 @@ class Subject:
     def about(self) -> dict[str, Any]:
         """Plain facts on the model and the sample: what findings and ``run.json`` say of them."""
         model, sample = self.model, self.sample
+        joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
             "checksum": model.checksum,
@@ -54,6 +55,7 @@ class Subject:
             "kv_heads": model.kv_heads,
             "head_dim": model.head_dim,
             "normalised_heads": model.normalised_heads,
+            "jointly_normalised": "".join(sorted(joint)),  # of q and k, over all heads together
             "dim": model.dim,
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),

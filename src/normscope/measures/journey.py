@@ -38,8 +38,8 @@ _NUMBERS = {
     "cosine_start": ("cosine to start", ".2f"),
     "cosine_predicted": ("cosine to predicted", ".2f"),
     "radius": ("norm", ".3g"),
-    "rank": ("rank of expected", ",.0f"),
-    "probability": ("P of expected", ".3f"),
+    "rank": ("rank of target", ",.0f"),
+    "probability": ("P of target", ".3f"),
 }
 _COLUMNS = (
     "nearest_text", "nearest_cosine", "angle", "travelled", "from_start", "cosine_start", "cosine_predicted", "radius",
@@ -84,7 +84,7 @@ class Journey(TokenMeasure):
         return {"journey": trajectory.table, "places": places(subject.model, trajectory, self.map, subject.seed)}
 
     def facts(self, subject: Subject, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-        """The token, the model's final prediction, and the expected token."""
+        """The token, the model's final prediction, and the target token."""
         model, marks = subject.model, tables["places"][tables["places"]["kind"] == "word"]
         last, (sample, place) = plain_rows(tables["journey"])[-1], _read(subject.model, subject.sentence or "", self.token)
         followed = {"word": marks["text"].iloc[0], "predicted": last.get("predicted_text", ""), "following": ""}
@@ -99,7 +99,7 @@ class Journey(TokenMeasure):
         return [*super().notes(model), *logit_notes(model), *lens]
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
-        """How far the token moves, and from which layer on the logit lens shows the expected token."""
+        """How far the token moves, and from which layer on the logit lens shows the target token."""
         table = table_of(tables, "journey")
         if table is None:
             return
@@ -125,7 +125,7 @@ class Journey(TokenMeasure):
         text = (
             "The hidden state of one token before every layer and after the last, as a norm sees it: as a direction. "
             "3-D projections can show structure that is not there; the charts use all dimensions. The logit lens applies the "
-            "model's output layers to every state. The expected token is the next one of the text; at its end, the model's "
+            "model's output layers to every state. The target token is the next one of the text; at its end, the model's "
             "final prediction.",
         )
         if table is not None:
@@ -246,16 +246,16 @@ def _read(model: Model, text: str, token: int) -> tuple[Sample, int]:
 
 
 def reached_after(rows: list[dict[str, Any]]) -> str:
-    """From where on the logit lens shows the expected token, in words; nothing for a model that predicts nothing."""
+    """From where on the logit lens shows the target token, in words; nothing for a model that predicts nothing."""
     last = rows[-1]
     if last.get("rank") is None:
         return ""
     if last["rank"] != 1:
-        return f"the expected token has rank {last['rank']:,} after the last layer (probability {last['probability']:.3f})"
+        return f"the target token has rank {last['rank']:,} after the last layer (probability {last['probability']:.3f})"
     others = [row["layer"] for row in rows if row["rank"] != 1]
     since = f"after layer {others[-1]}" if others else "from the embeddings on"
     return (
-        f"the logit lens predicts the expected token {since} (layers 0 to {last['layer'] - 1}), after the last with "
+        f"the logit lens predicts the target token {since} (layers 0 to {last['layer'] - 1}), after the last with "
         f"probability {last['probability']:.3f}"
     )
 
@@ -309,14 +309,14 @@ def _charts(table: pd.DataFrame, settings: str) -> dict[str, Figure | None]:
             log_y=spans_decades(floats(table["radius"])),
         ),
         "journey-rank": chart(
-            "Rank of the expected token", "rank", {"expected token": "rank"},
+            "Rank of the target token", "rank", {"target token": "rank"},
             "The logit lens: what the model would predict if it stopped before this layer; 1 is the most probable token.",
             log_y=True,
         ),
         "journey-probability": chart(
-            "Probability of the expected token", "probability",
-            {"expected token": "probability", "most probable token": "predicted_probability"},
-            "Where the two lines meet, the logit lens predicts the expected token.",
+            "Probability of the target token", "probability",
+            {"target token": "probability", "most probable token": "predicted_probability"},
+            "Where the two lines meet, the logit lens predicts the target token.",
         ),
     }  # fmt: skip
 

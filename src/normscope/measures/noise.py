@@ -1,7 +1,7 @@
 """Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,7 +38,7 @@ class Disturbance:
 
     Attributes:
         level: RMS of κ in the factors 1 + κ, uniform with mean 0.
-        parts: the letters of q, k and m (messages, the values times W_O) that get a factor.
+        parts: the letters of q, k and m (value outputs) that get a factor.
         where: every attention row (``all``), those that are near-one-hot (``sparse``), or those that are diffuse.
         layer: the only layer with noise; None for all at once.
     """
@@ -49,10 +49,8 @@ class Disturbance:
     layer: int | None = None
 
 
-def norm_noise(
-    disturbance: Disturbance, normalised: str, generator: torch.Generator
-) -> Callable[[AttentionStep], Tensor | None]:
-    """A function of attention steps that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
+def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Generator) -> Observer:
+    """An observer of attention that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
 
     A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
     are left unchanged: a model with QKV-Norm is not perturbed at all.
@@ -79,7 +77,7 @@ def norm_noise(
         chosen = largest >= NEAR_ONE_HOT if disturbance.where == "sparse" else largest < DIFFUSE
         return torch.where(chosen, mixed, clean @ step.v)
 
-    return observe
+    return Observer(attention=observe)
 
 
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
@@ -103,7 +101,7 @@ def noise_table(
     gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
     """
     check_predicts(model, sample)
-    clean = _scores(model, sample, None)
+    clean = _scores(model, sample)
     rows = [_row(Disturbance(0.0), clean, clean, sample)]
     for done, disturbance in enumerate(planned, 1):
         totals = torch.zeros_like(clean)
@@ -121,12 +119,9 @@ def check_predicts(model: Model, sample: Sample) -> None:
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 
-def _scores(
-    model: Model, sample: Sample, attention: Callable[[AttentionStep], Tensor | None] | None
-) -> Float[Tensor, "2 predicted"]:
+def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss."""
     wanted = sample.targets != NOTHING
-    observers = () if attention is None else (Observer(attention=attention),)
     logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
     return torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
 
@@ -156,7 +151,7 @@ def _mean(name: str, values: Float[Tensor, " predicted"], groups: list[int]) -> 
 
 @dataclass(frozen=True)
 class Noise(Measure):
-    """Accuracy and loss with noise on the norms of queries, keys and messages, in all layers and in one at a time.
+    """Accuracy and loss with noise on the norms of queries, keys and value outputs, in all layers and in one at a time.
 
     Attributes:
         noise_levels: RMS noise in all layers at once.
@@ -240,7 +235,7 @@ class Noise(Measure):
             name = f"noise-layers-{perturbed}-{where}".replace(",", "")
             figures[name] = _layer_chart(rows, clean, f"{perturbed}, {where}", settings)
         text = (
-            "The norms of queries q, keys k and messages m (values times W_O) are multiplied by 1 + κ with random κ of the "
+            "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the "
             f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
             f"only in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of "
             "accuracy or more. Bands are one standard error.",
@@ -260,10 +255,11 @@ def _cost(rows: list[dict[str, Any]]) -> Finding:
     published, drop = _PUBLISHED
     row = min(rows, key=lambda row: abs(float(row["noise"]) - published))
     lost, clear = -row["accuracy_change"], row["loss_change"] > _CLEAR * row["loss_change_stderr"]
-    severity: Severity = "warning" if lost >= drop / 2 and clear else "notice" if clear else "ok"
+    comparable = row["noise"] < 2 * published
+    severity: Severity = "warning" if comparable and clear and lost >= drop / 2 else "notice" if clear else "ok"
     listed = "; ".join(f"{percent(other['noise'])}: {_changes(other)}" for other in rows if other is not row)
     return Finding(
-        f"{percent(row['noise'])} RMS noise on the norms of q, k and messages in all layers: {_changes(row)}.",
+        f"{percent(row['noise'])} RMS noise on the norms of q, k and value outputs in all layers: {_changes(row)}.",
         "noise-accuracy",
         f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
         severity,

@@ -128,7 +128,7 @@ class Spread(Measure):
             f"In {len(failing)} of {len(layers)} layers the residual norms of the tokens that receive 90 % of the attention "
             f"are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times the lower.",
             "spread",
-            f"Norm outliers before {layers_named(failing)}",
+            f"{'Norm outliers' if ratio > _WIDE else 'Residual norms differ'} before {layers_named(failing)}",
             "warning" if ratio > _WIDE else "notice",
             ratio,
             f"{comparison[0].upper()}{comparison[1:]}",

@@ -43,6 +43,6 @@ class TokenStates:
         self._mask = subject.sample.attention_mask
         self.counted = subject.counted[self._mask].cpu()
 
-    def __call__(self, x: Float[Tensor, "rows tokens dim"]) -> Tokens:
+    def __call__(self, x: Float[Tensor, "rows positions dim"]) -> Tokens:
         """All tokens; index with ``counted`` to leave out the first of every row."""
         return visible_part(x, self.kind)[self._mask].double().cpu()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import Causal, HeadNorm, Reach
+from normscope.core import AttentionMask, CausalMask, HeadNorm
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
@@ -43,9 +43,9 @@ class NormscopeModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of its weights."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @cached_property
     def checksum(self) -> str:
@@ -59,7 +59,7 @@ class NormscopeModel(Model):
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """Logits of the next character at every position."""
-        reach: Reach = Causal()
+        mask: AttentionMask = CausalMask()
         with ExitStack() as stack:
             blocks = list(self.model.decoder)
             if observer.state is not None:
@@ -67,14 +67,14 @@ class NormscopeModel(Model):
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
-                reach = _ObservedReach(self, observer.attention)
-                reach.install(stack)
+                mask = _ObservedMask(self, observer.attention)
+                mask.install(stack)
             if observer.state is not None:
                 on_leaving(stack, blocks, observer.state)
             positions = sample.positions
             if positions is None:
                 positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
-            logits: Tensor = self.model(Row(sample.tokens, positions, reach))
+            logits: Tensor = self.model(Row(sample.tokens, positions, mask))
             return logits
 
     def step(self, layer: int, sublayer: str) -> Tensor:
@@ -121,31 +121,31 @@ class NormscopeModel(Model):
         parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
         made = [x[:, None] @ parts[letter] for letter in letters]
         if norm is not None:
-            made = [norm.one(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
+            made = [norm.single(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
         return tuple(made)
 
     @property
     def normalised_heads(self) -> str:
         """The letters of q, k and v that are normalised in every layer."""
-        kept = [set(self._attention(layer).norms) for layer in range(self.layers)]
-        return "".join(letter for letter in "qkv" if all(letter in letters for letters in kept))
+        normalised = [set(self._attention(layer).norms) for layer in range(self.layers)]
+        return "".join(letter for letter in "qkv" if all(letter in letters for letters in normalised))
 
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
-        found = self._norm_views(self.model.embed.settle, "embedding", None, "")
+        norms = self._norm_views(self.model.embed.norm, "embedding", None, "")
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
                 for slot in ("input", "output", "stream"):
-                    of_slot = self._norm_views(getattr(part, slot), slot, layer, sublayer)
+                    of_slot = self._norms_in(getattr(part, slot), slot, layer, sublayer)
                     size = part.write_scale.factor if slot == "output" else 1.0
-                    found += [replace(norm, gain=size * norm.gain) for norm in of_slot]
+                    norms += [replace(norm, gain=size * norm.gain) for norm in of_slot]
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
-                found += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
-        return found + self._norm_views(self.model.readout.norm, "final", None, "")
+                norms += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
+        return norms + self._norms_in(self.model.readout.norm, "final", None, "")
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
@@ -169,7 +169,7 @@ class NormscopeModel(Model):
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row."""
         if text is not None:
-            raise InputError(f"'{self.name}' adds integers: it reads examples of its task (examples=…), not a text")
+            raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         task, offsets = task_of(self.about.get("recipe", {}))
         device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
@@ -194,7 +194,7 @@ class NormscopeModel(Model):
         known = self.words(torch.arange(self.vocabulary))
         return known.index(text) if text in known else None
 
-    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
+    def _norms_in(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
         """The norm in a slot, if there is one."""
         if not isinstance(module, Norm):
             return []
@@ -244,12 +244,12 @@ class _SublayerHooks:
         self.observe(SublayerStep(layer, name, self.before, computed, step * self.scaled, output, step, carry))
 
 
-class _ObservedReach:
-    """A reach that passes q, k and v of every layer to an observer."""
+class _ObservedMask:
+    """A mask that passes q, k and v of every layer to an observer."""
 
     def __init__(self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
         self.model, self.observe, self.layer = model, observe, -1
-        self._causal: Reach = Causal()
+        self._causal: AttentionMask = CausalMask()
         self.stream = self.input = torch.empty(0)
 
     def install(self, stack: ExitStack) -> None:

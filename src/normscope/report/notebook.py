@@ -8,9 +8,7 @@ from normscope.results.findings import Finding, most_important
 _COLOURS = {"ok": "#1a7f37", "notice": "#0969da", "warning": "#bc4c00"}
 
 
-def render_summary(
-    title: str, summary: str, findings: Sequence[Finding], tables: Sequence[str], figures: Sequence[str]
-) -> str:
+def render_summary(title: str, summary: str, findings: Sequence[Finding], tables: Sequence[str], figures: Sequence[str]) -> str:
     """HTML without scripts; colours suit light and dark notebooks."""
     shown = most_important(findings) or list(findings)[:5]
     left = len(findings) - len(shown)
@@ -32,7 +30,9 @@ def render_summary(
 def _card(finding: Finding) -> str:
     colour = _COLOURS[finding.severity]
     lines = [
-        f"<b style='color:{colour}'>{escape(finding.severity.upper())}</b> <b>{escape(finding.title)}</b>" if finding.title else "",
+        f"<b style='color:{colour}'>{escape(finding.severity.upper())}</b> <b>{escape(finding.title)}</b>"
+        if finding.title
+        else "",
         escape(finding.text),
         f"<span style='opacity:.75'>Compare: {escape(finding.comparison)}</span>" if finding.comparison else "",
         f"<span style='opacity:.75'>Advice: {escape(finding.advice)}</span>" if finding.advice else "",

@@ -6,8 +6,8 @@ import torch
 
 from normscope.core import Attention, HeadWeights
 from normscope.core.norms import unit
+from normscope.measures.head_spaces import factors
 from normscope.models.factors import singular_factors
-from normscope.subspaces import factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement

@@ -1,7 +1,7 @@
 """Paper 1, Theorems 1 to 3: which subspaces of an embedding parallel heads can read on their own.
 
 A token is x = Σ_α x_α with x_α = E_α a_α. Where the subspaces are linearly independent, the dual bases D_α read coordinates,
-D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``subspaces.World``).
+D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``models.worlds.World``).
 """
 
 import itertools
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from normscope.core import HeadWeights
 from normscope.core.norms import NORMS, hyperplane_basis, length, unit
+from normscope.measures.head_spaces import factors
+from normscope.models.worlds import Subspaces, World, head_scores, project_heads
 from normscope.schemes import NAMED
-from normscope.subspaces import Subspaces, World, factors, head_scores, look
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Correction, Curves, Statement, lines_table
@@ -220,7 +221,7 @@ def _normalised_heads(case: Case) -> Comparison:
     """Scores and values of the QKV-Norm head that reads the first part, before and after an exchange."""
     found = []
     for world in _exchanged(case):
-        q, k, v = look(NAMED["qkv"], world.weights, world.embeddings)
+        q, k, v = project_heads(NAMED["qkv"], world.weights, world.embeddings)
         found.append(torch.cat([q[0] @ k[0].T, v[0]], 1))
     return Comparison(found[1], found[0], tolerance=1e-5, scale=1.0)
 
@@ -251,7 +252,7 @@ STATEMENTS = (
         title="No-Norm: independence is needed",
         claim="Heads that attend to different subspaces need them linearly independent.",
         tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
-        "W_QK (subspaces.factors), and as many of α's as are not shared with β.",
+        "W_QK (head_spaces.factors), and as many of α's as are not shared with β.",
         space={"width": _SIZES["width"], "spare": _SIZES["spare"], "shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
         remark="W_QK b = 0 for all b in β makes W_QK v = 0 for every v in α ∩ β: the head is blind to that part of α.",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from normscope.core import HeadWeights
 from normscope.core.norms import hyperplane_basis, layer_norm, length, rms_norm, unit
+from normscope.models.worlds import Subspaces, World, project_heads
 from normscope.schemes import NAMED
-from normscope.subspaces import Subspaces, World, look
 from normscope.theorems.cases import Case, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.statement import Statement
@@ -57,7 +57,7 @@ def _read(strategy: str, heads: HeadWeights, x: Float[Tensor, " dim"]) -> tuple[
     """All that heads together can see of a token, and what each of them reads."""
     if strategy.startswith("Pre"):
         x = layer_norm(x) if strategy == "Pre-LayerNorm" else rms_norm(x)
-    own = look(NAMED["qkv" if strategy == "QKV-Norm" else "none"], heads, x[None])[2].squeeze(1)
+    own = project_heads(NAMED["qkv" if strategy == "QKV-Norm" else "none"], heads, x[None])[2].squeeze(1)
     return (own.flatten() if strategy == "QKV-Norm" else x), own
 
 
@@ -108,7 +108,7 @@ def _messages(case: Case) -> Comparison:
         return Comparison((a * y + b * z) @ W_V @ W_O, a * (y @ W_V @ W_O) + b * (z @ W_V @ W_O), tolerance=1e-8, scale=1.0)
     if case["strategy"] == "QKV-Norm":
         heads = HeadWeights(W_V[None], W_V[None], W_V[None], W_O[None])
-        values = look(NAMED["qkv"], heads, case.normal("y", tokens, N))[2][0]
+        values = project_heads(NAMED["qkv"], heads, case.normal("y", tokens, N))[2][0]
         return Comparison(_on_quadric(values @ W_O, width), 1.0, tolerance=1e-5)
     parts = [unit(case.normal(name, tokens, size)) for name, size in (("own", width), ("rest", N - width))]
     lengths = case.normal("lengths", tokens, 1).exp()

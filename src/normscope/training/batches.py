@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from normscope.core import Causal, Packed, Present, has_kernel, pack_tiles, tile_for
+from normscope.core import CausalMask, PackedMask, PaddingMask, has_kernel, pack_tiles, tile_for
 from normscope.training.tasks import MASK, Addition, Examples
 from normscope.transformer import Row, Transformer
 
@@ -55,7 +55,7 @@ class PaddedFeed:
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
         """Logits of every place."""
-        logits: Tensor = model(Row(batch["characters"], batch["positions"], Causal()))
+        logits: Tensor = model(Row(batch["characters"], batch["positions"], CausalMask()))
         return logits.flatten(0, 1)
 
 
@@ -89,9 +89,9 @@ class SplitFeed:
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
         """Logits of every place of the decoder."""
-        seen = Present(batch["question_there"])
+        seen = PaddingMask(batch["question_there"])
         source = Row(batch["question"], batch["positions"], seen)
-        answer = Row(batch["answer"], batch["positions"][:, : self.answer], Causal())
+        answer = Row(batch["answer"], batch["positions"][:, : self.answer], CausalMask())
         logits: Tensor = model(answer, source, seen)
         return logits.flatten(0, 1)
 
@@ -154,13 +154,13 @@ class PackedFeed:
 
     def logits(self, model: Transformer, batch: Batches) -> Tensor:
         """Logits of the places that predict an answer."""
-        logits: Tensor = model(self.row(batch), places=batch["places"])
+        logits: Tensor = model(self.row(batch), logits_to_keep=batch["places"])
         return logits
 
     def row(self, batch: Batches) -> Row:
         """The row that holds all examples of a batch."""
-        reach = Packed(batch["segments"], batch["tiles"], self.tile)
-        return Row(batch["characters"][None], batch["positions"][None], reach)
+        mask = PackedMask(batch["segments"], batch["tiles"], self.tile)
+        return Row(batch["characters"][None], batch["positions"][None], mask)
 
 
 def feed_for(task: Addition, model: Transformer, batch: int, device: torch.device, precision: torch.dtype) -> Feed:

@@ -28,7 +28,7 @@ class Stepper(Protocol):
 
 def optimiser_for(model: Transformer, recipe: Recipe, device: torch.device) -> torch.optim.AdamW:
     """AdamW; the decay pulls at matrices alone, not at gains, biases and frequencies."""
-    matrices = {id(weight) for part in model.parts() for weight, _ in part.matrices()}
+    matrices = {id(weight) for module in model.modules_with_matrices() for weight, _ in module.matrices()}
     decayed = [p for p in model.parameters() if id(p) in matrices]
     others = [p for p in model.parameters() if id(p) not in matrices]
     captured = device.type == "cuda"

@@ -1,7 +1,7 @@
 """The model, top to bottom: embedding and cyclic positions, blocks of residual sublayers, a small readout.
 
-A sublayer at depth t is x ← stream(carry·x + step·output(f(input(x)))), built from its scheme's slots; norms have radius √d.
-A gain g in front of a matrix is folded into it, W diag(g) Norm(x), so that q, k and v have gains of their own and still are one
+A sublayer at depth t is x ← stream(carry·x + step·output(f(input(x)))): an ``Update`` with the slots of its scheme and norms of
+radius √d. A gain g before a matrix is folded into it, W diag(g) Norm(x): q, k and v have separate gains and still are one
 product.
 """
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import HeadNorm, HeadWeights, Reach, unproject
+from normscope.core import AttentionMask, HeadNorm, HeadWeights, unproject
 from normscope.core.norms import EPSILON, NORMS
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
@@ -26,16 +26,16 @@ from normscope.transformer.config import TransformerConfig
 
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 3.0, 1000.0
 States = Float[Tensor, "rows tokens dim"]
-Matrices = list[tuple[Tensor, int]]  # each with the axis along which it reads from the stream or writes to it
+Matrices = list[tuple[Tensor, int]]  # each with the axis of the residual stream's dimension
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a stack of blocks reads: characters, their positions, and whom each of them sees."""
+    """What a stack of blocks reads: characters, their positions, and the attention mask."""
 
     characters: Int[Tensor, "rows tokens"]
     positions: Int[Tensor, "rows tokens"]
-    reach: Reach
+    mask: AttentionMask
 
 
 class Transformer(nn.Module):
@@ -52,39 +52,43 @@ class Transformer(nn.Module):
         self.renormalise()
 
     def forward(
-        self, row: Row, source: Row | None = None, across: Reach | None = None, places: Int[Tensor, " places"] | None = None
-    ) -> Float[Tensor, "*places characters"]:
-        """Logits of the next character at every place, or at some ``places``, counted through all rows.
+        self,
+        row: Row,
+        source: Row | None = None,
+        memory_mask: AttentionMask | None = None,
+        logits_to_keep: Int[Tensor, " positions"] | None = None,
+    ) -> Float[Tensor, "*positions characters"]:
+        """Logits of the next character at every position, or at those of ``logits_to_keep``, counted through all rows.
 
-        From the last attention on, tokens no longer meet: what follows is computed for the places asked for alone.
-        An encoder-decoder also takes the ``source`` that its encoder reads, and whom of it the decoder sees (``across``).
+        After the last attention positions no longer interact, so the rest is computed for those positions alone.
+        An encoder-decoder also takes the ``source`` that its encoder reads, and the mask of the decoder's attention to it.
         """
-        alone = len(self.encoder) == 0
-        if (source is None) != alone or (across is None) != alone:
-            raise InputError("an encoder-decoder needs a source and whom of it to see; a decoder alone takes neither")
+        decoder_only = len(self.encoder) == 0
+        if (source is None) != decoder_only or (memory_mask is None) != decoder_only:
+            raise InputError("an encoder-decoder needs source= and memory_mask=; a decoder alone takes neither")
         memory = None
         if source is not None:
             memory = self.embed(source)
             for block in self.encoder:
-                memory = block(memory, source.reach)
+                memory = block(memory, source.mask)
         x = self.embed(row)
-        *before, last = self.decoder
-        for block in before:
-            x = block(x, row.reach, memory, across)
-        logits: Tensor = self.readout(last(x, row.reach, memory, across, places))
-        return logits if places is None else logits[0]
+        *blocks, last = self.decoder
+        for block in blocks:
+            x = block(x, row.mask, memory, memory_mask)
+        logits: Tensor = self.readout(last(x, row.mask, memory, memory_mask, logits_to_keep))
+        return logits if logits_to_keep is None else logits[0]
 
     @torch.no_grad()
     def renormalise(self) -> None:
         """Bring the matrices of stages whose weights are normalised back to unit length along the stream."""
-        for part in self.parts():
-            if not part.free:
-                for weight, axis in part.matrices():
+        for module in self.modules_with_matrices():
+            if not module.free:
+                for weight, axis in module.matrices():
                     weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True))
 
-    def parts(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
-        """Every part that has matrices."""
-        yield from (part for part in self.modules() if isinstance(part, Embedding | Attention | FeedForward | Readout))
+    def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
+        """Every module that has matrices of its own."""
+        yield from (m for m in self.modules() if isinstance(m, Embedding | Attention | FeedForward | Readout))
 
 
 class Embedding(nn.Module):
@@ -99,20 +103,20 @@ class Embedding(nn.Module):
         periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
         self.frequencies = nn.Parameter((2 * math.pi / periods).float())
         self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
-        self.settle = Norm(first.norm) if first.on_sphere() else nn.Identity()
+        self.norm = Norm(first.norm) if first.on_sphere() else nn.Identity()
 
     def matrices(self) -> Matrices:
         """The types."""
         return [(self.types, -1)]
 
     def forward(self, row: Row) -> States:
-        """The initial states, on the sphere where the stream is kept there."""
+        """The initial hidden states, normalised if any sublayer of the first block normalises the stream."""
         one_hot = F.one_hot(row.characters, len(self.types)).to(self.types.dtype)
         types = (one_hot @ self.types).to(self.types.dtype)  # a product's gradient adds up in the same order every time
         angles = row.positions[..., None] * self.frequencies
         waves = torch.cat((angles.sin(), angles.cos()), -1)
         positions = F.pad(waves, (0, self.types.shape[1] - waves.shape[-1]))
-        states: Tensor = self.settle(self.scale(self.type_scale(types) + positions))
+        states: Tensor = self.norm(self.scale(self.type_scale(types) + positions))
         return states
 
 
@@ -129,49 +133,50 @@ class Block(nn.Module):
 
         self.attention = attention()
         self.cross = attention() if crossed else None
-        reads = config.feedforward_norm or stage.norm
-        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, stage.norm, reads, at, config.dim)
+        kind = config.feedforward_norm or stage.norm
+        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, stage.norm, kind, at, config.dim)
 
     def forward(
         self,
         x: States,
-        reach: Reach,
+        mask: AttentionMask,
         memory: Tensor | None = None,
-        across: Reach | None = None,
-        places: Int[Tensor, " places"] | None = None,
-    ) -> Float[Tensor, "rows_or_one tokens_or_places dim"]:
-        """The states after the block, or of some places alone, in one row."""
-        x = self.attention(x, reach)
+        memory_mask: AttentionMask | None = None,
+        keep: Int[Tensor, " positions"] | None = None,
+    ) -> Float[Tensor, "rows_or_one tokens_or_positions dim"]:
+        """The hidden states after the block, or those of some positions alone, in one row."""
+        x = self.attention(x, mask)
         if self.cross is not None:
-            x = self.cross(x, across, memory)
-        x = self.feedforward(x if places is None else x.flatten(0, 1)[places][None])
+            x = self.cross(x, memory_mask, memory)
+        x = self.feedforward(x if keep is None else x.flatten(0, 1)[keep][None])
         return x
 
 
 class Sublayer(nn.Module):
-    """x ← stream(carry·x + step·output(f(input(x)))) for the slots at one depth."""
+    """One residual sublayer: f (attention or feed-forward) within the ``Update`` of its slots at one depth."""
 
-    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, reads: str, at: At, dim: int) -> None:
+    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, input_kind: str, at: At, dim: int) -> None:
         super().__init__()
-        free = f.free  # matrices of unit length have their scale: nothing to calibrate, and no gains
+        free = f.free  # normalised matrices have a fixed scale: nothing to calibrate, and no gains
 
         def norm(slot: str) -> nn.Module:
             return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if free else None)
 
         self.f, self.at = f, at.values
-        self.input = Norm(reads) if slots.reads_norm else nn.Identity()  # its gains are folded into what f reads it with
+        self.input = Norm(input_kind) if slots.reads_norm else nn.Identity()  # its gain is folded into the matrices of f
         self.output, self.stream = norm(slots.output), norm(slots.stream)
         self.step_carry_input = [*(formula.function for formula in slots.formulas), slots.input_factor.function]
+        # saved models know the calibrated factor of the encoder's states by the name sender_scale
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
         self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if slots.learns_alpha else None
 
-    def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
-        """The states after the sublayer; attention looks at ``senders`` in place of x, where there are any."""
+    def forward(self, x: States, mask: AttentionMask | None = None, memory: Tensor | None = None) -> States:
+        """The hidden states after the sublayer; keys and values come from ``memory`` if it is given, else from x."""
         update = self.update()
-        if senders is not None:
-            senders = self.sender_scale(self.input(senders)) * update.factor
-        return update.state(x, self.f(update.read(x), reach, senders))
+        if memory is not None:
+            memory = self.sender_scale(self.input(memory)) * update.factor
+        return update.state(x, self.f(update.read(x), mask, memory))
 
     def update(self) -> Update:
         """The residual update with what has been learned so far: step, carry and factor, gains, calibrated factors."""
@@ -223,29 +228,29 @@ class Attention(nn.Module):
         """W_Q, W_K and W_V in one, and W_O."""
         return [(self.W_QKV, 0), (self.W_O, -1)]
 
-    def forward(self, receivers: States, reach: Reach, senders: Tensor | None = None) -> States:
-        """The update of every receiver from those within its reach; without ``senders`` they are the receivers."""
+    def forward(self, x: States, mask: AttentionMask, memory: Tensor | None = None) -> States:
+        """Queries from x; keys and values from ``memory`` if it is given, else from x."""
         weights, norm = self.W_QKV, self.head_norm
         if self.input_gains is not None:
             weights = weights * self.input_gains().T[:, :, None, None]
-        if senders is None:
-            qkv = _by_token(receivers, weights)
+        if memory is None:
+            qkv = _by_token(x, weights)
             if self.score_scale.measuring:
-                self._calibrate(reach, *(qkv if norm is None else norm(qkv)).unbind(2)[:2])
-            mixed = reach.stacked(qkv, self.score_scale.factor, norm)
+                self._calibrate(mask, *(qkv if norm is None else norm(qkv)).unbind(2)[:2])
+            mixed = mask.stacked(qkv, self.score_scale.factor, norm)
         else:
-            q, kv = _by_token(receivers, weights[:, 0]), _by_token(senders, weights[:, 1:])
+            q, kv = _by_token(x, weights[:, 0]), _by_token(memory, weights[:, 1:])
             q, k, v = q, *kv.unbind(2)
             if norm is not None:
-                q, k, v = (norm.one(letter, x) for letter, x in zip("qkv", (q, k, v), strict=True))
+                q, k, v = (norm.single(letter, y) for letter, y in zip("qkv", (q, k, v), strict=True))
             if self.score_scale.measuring:
-                self._calibrate(reach, q, k)
-            mixed = reach(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
+                self._calibrate(mask, q, k)
+            mixed = mask(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
         return unproject(mixed, self.W_O)
 
     @property
     def head_weights(self) -> HeadWeights:
-        """The weights by head under their usual names; the gains in front of them are not in them."""
+        """The weights by head under their usual names, without the gains before them."""
         W_Q, W_K, W_V = self.W_QKV.permute(1, 2, 0, 3).unbind()
         return HeadWeights(W_Q, W_K, W_V, self.W_O)
 
@@ -262,8 +267,8 @@ class Attention(nn.Module):
                 factors[letter] = factors[letter] * norm.gain()
         return HeadNorm("".join(self.norms), self.kind, torch.stack([factors[letter] for letter in "qkv"]))
 
-    def _calibrate(self, reach: Reach, q: Tensor, k: Tensor) -> None:
-        scores, seen = reach.scores(q.transpose(1, 2), k.transpose(1, 2))
+    def _calibrate(self, mask: AttentionMask, q: Tensor, k: Tensor) -> None:
+        scores, seen = mask.scores(q.transpose(1, 2), k.transpose(1, 2))
         self.score_scale.fit(scores[seen.expand_as(scores)])
 
 
@@ -283,8 +288,8 @@ class FeedForward(nn.Module):
         """W_in and W_out."""
         return [(self.W_in, -2), (self.W_out, -1)]
 
-    def forward(self, x: States, reach: Reach | None = None, senders: Tensor | None = None) -> States:
-        """The update of every token from itself alone."""
+    def forward(self, x: States, mask: AttentionMask | None = None, memory: Tensor | None = None) -> States:
+        """F of every token; mask and memory are attention's."""
         W_in = self.W_in if self.input_gain is None else self.W_in * self.input_gain()[:, None]
         hidden = F.linear(x, W_in.T, self.b_in)
         if self.hidden_scale is not None:
@@ -308,7 +313,7 @@ class Readout(nn.Module):
         """All of them."""
         return [(weight, -2) for weight in self.weights]
 
-    def forward(self, x: Float[Tensor, "*places dim"]) -> Float[Tensor, "*places characters"]:
+    def forward(self, x: Float[Tensor, "*positions dim"]) -> Float[Tensor, "*positions characters"]:
         """Logits of every character."""
         x = self.norm(x)
         for i, weight in enumerate(self.weights):
@@ -332,7 +337,8 @@ class Norm(nn.Module):
 class LearnedScale(nn.Module):
     """A learned factor for each component, started at ``start``.
 
-    It is kept as base/start times itself: an optimiser that moves all parameters at one rate moves it start/base times as fast.
+    The parameter is base/start times the factor: with one learning rate for all parameters, the factor moves start/base times
+    as fast.
     """
 
     def __init__(self, *shape: int, start: float = 1.0, base: float = 1.0) -> None:
@@ -345,8 +351,8 @@ class LearnedScale(nn.Module):
         return self.value * self.ratio
 
 
-def _by_token(x: States, weights: Float[Tensor, "dim *parts head"]) -> Float[Tensor, "rows tokens *parts head"]:
-    """X W for all parts and heads in one product, left as it is written: token by token."""
+def _by_token(x: States, weights: Float[Tensor, "dim *qkv head"]) -> Float[Tensor, "rows tokens *qkv head"]:
+    """X W for q, k, v and all heads in one product, token by token."""
     return (x @ weights.flatten(1)).reshape(*x.shape[:-1], *weights.shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""A constructed world behind a ``Model``, so that what is measured of models can be measured where theory knows it."""
+"""A constructed world as a ``Model``, so that every measure can be compared with theory."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,11 +8,11 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
+from normscope.models.worlds.world import World, update_at
 from normscope.schemes import Scheme, scheme_values
-from normscope.subspaces.worlds import World, update_at
 
 
-class WorldView(Model):
+class WorldModel(Model):
     """One layer of attention over a world, a head for each part, by the slots of a scheme; norms have radius 1."""
 
     causal, position_kind, scheme_note, context, layers, predicts = True, "none", "", None, 1, False
@@ -27,7 +27,7 @@ class WorldView(Model):
 
     @property
     def device(self) -> torch.device:
-        """Where its matrices are."""
+        """The device of its matrices."""
         return self._projections[0].device
 
     @property
@@ -103,7 +103,7 @@ class WorldView(Model):
 
     @property
     def norms(self) -> list[BlockNorm]:
-        """Those of the input, the stream and the heads; a norm of radius 1 is one with a gain of 1/√width."""
+        """Those of the input, the stream and the heads; a norm of radius 1 has a gain of 1/√width."""
         assert self.scheme is not None
         stage = self.scheme.at(0, 1)
         factor = float(self._update.factor)
@@ -141,7 +141,7 @@ class WorldView(Model):
     def sample(self, text: str | None = None, size: int | None = None, seed: int = 0) -> Sample:
         """Every token once."""
         if text is not None:
-            raise InputError("a constructed world reads its own tokens, not a text")
+            raise InputError("a constructed world has its own tokens and reads no text")
         tokens = torch.arange(self.vocabulary if size is None else min(size, self.vocabulary))[None]
         return Sample.of(tokens)
 

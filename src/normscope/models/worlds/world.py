@@ -1,8 +1,8 @@
-"""Test worlds: embeddings that are sums of parts in given subspaces, and heads that read one part each.
+"""Constructed worlds: embeddings that are sums of parts in given subspaces, and heads that read one part each.
 
 Subspace α has an orthonormal basis E_α, a token the coordinates a_α in it, and its embedding is x = Σ_α x_α with x_α = E_α a_α.
-The dual bases D_α, with D_αᵀE_β = 1 for α = β and 0 otherwise, read one part exactly wherever the subspaces are linearly
-independent. All lies orthogonal to 1, so that LayerNorm and RMSNorm do the same to it.
+The dual bases D_α, with D_αᵀE_β = 1 for α = β and 0 otherwise, read one part exactly if the subspaces are linearly
+independent. Everything is orthogonal to 1, so LayerNorm and RMSNorm act alike.
 """
 
 import math
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core import HeadWeights, normalise_heads, project
-from normscope.core.norms import SphereNorm, hyperplane_basis, length
+from normscope.core.norms import SphereNorm, hyperplane_basis, length, unit
 from normscope.errors import InputError
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
@@ -29,25 +29,25 @@ class Subspaces:
 
     @classmethod
     def at_angle(cls, widths: Sequence[int], angle: float = 90.0, dim: int | None = None, seed: int = 0) -> "Subspaces":
-        """Subspaces of which any two have all their principal angles equal to ``angle``, in a random frame.
+        """Subspaces with all principal angles between any two equal to ``angle``, in a random frame.
 
-        With an orthonormal frame B and the matrix G of the wanted products, E_αᵀE_β = cos(angle)·1, the bases are B·√G. At 90
+        With an orthonormal frame B and the matrix G of products, E_αᵀE_β = cos(angle)·1, the bases are B·√G. At 90
         degrees they are mutually orthogonal, and down to 0 they stay linearly independent.
 
         Args:
             widths: the dimension of each.
             angle: in degrees, above 0 and at most 90.
-            dim: of the whole space; the smallest that has room if None.
+            dim: of the whole space; the smallest possible if None.
             seed: of the frame.
         """
         total = sum(widths)
         dim = total + 1 if dim is None else dim
         if not widths or min(widths) < 1:
-            raise InputError(f"every subspace needs at least 1 dimension, not {list(widths)}")
+            raise InputError(f"widths={list(widths)}: every subspace needs at least 1 dimension")
         if dim <= total:
-            raise InputError(f"subspaces of widths {list(widths)} need {total + 1} dimensions or more, not {dim}")
+            raise InputError(f"dim={dim}: subspaces of widths {list(widths)} need {total + 1} dimensions or more")
         if not 0 < angle <= 90:
-            raise InputError(f"the angle between subspaces lies above 0 and is at most 90 degrees, not {angle:g}")
+            raise InputError(f"angle={angle:g}: the angle between subspaces is above 0 and at most 90 degrees")
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(dim - 1, total, generator=generator, dtype=torch.float64)
         frame = hyperplane_basis(dim) @ torch.linalg.qr(drawn).Q
@@ -91,12 +91,12 @@ class World:
         dim: int | None = None,
         seed: int = 0,
     ) -> "World":
-        """Parts in random directions, of length radius·(1 + spread·u) with u uniform in −1..1.
+        """Parts in random directions, of norm radius·(1 + spread·u) with u uniform in −1..1.
 
-        An ``angle`` of 90 degrees and a ``spread`` of 0 give mutually orthogonal spheres: all that Pre-Norm can keep apart.
+        An ``angle`` of 90 degrees and a ``spread`` of 0 give mutually orthogonal spheres, which Pre-Norm needs.
         """
         if not 0 <= spread < 1:
-            raise InputError(f"the spread of lengths is at least 0 and below 1, not {spread:g}")
+            raise InputError(f"spread={spread:g}: the spread of norms is at least 0 and below 1")
         generator = torch.Generator().manual_seed(seed)
         coordinates = []
         for width in widths:
@@ -109,7 +109,7 @@ class World:
     def parts(self) -> Float[Tensor, "parts tokens dim"]:
         """x_α of every token."""
         pairs = zip(self.coordinates, self.subspaces.bases, strict=True)
-        return torch.stack([own @ basis.T for own, basis in pairs])
+        return torch.stack([part @ basis.T for part, basis in pairs])
 
     @property
     def embeddings(self) -> Float[Tensor, "tokens dim"]:
@@ -118,17 +118,17 @@ class World:
 
     @property
     def interference_factors(self) -> Float[Tensor, " tokens"]:
-        """1/|Σ_β x_β| from coordinates and products of bases alone: the factor that a norm of the input puts on every part."""
+        """1/|Σ_β x_β| from coordinates and products of bases alone: the factor of every part after a norm at the input."""
         everything = torch.cat(self.coordinates, 1)
         return ((everything @ self.subspaces.products) * everything).sum(1).rsqrt()
 
     @property
     def weights(self) -> HeadWeights:
-        """A head for each part, which reads it and writes it: W_Q = W_K = W_V = D_α and W_O = E_αᵀ, filled up with zeros."""
+        """A head for each part, which reads it and writes it: W_Q = W_K = W_V = D_α and W_O = E_αᵀ, padded with zeros."""
         widest = max(self.subspaces.widths)
 
         def stacked(matrices: tuple[Tensor, ...]) -> Float[Tensor, "parts dim widest"]:
-            return torch.stack([torch.nn.functional.pad(one, (0, widest - one.shape[1])) for one in matrices])
+            return torch.stack([torch.nn.functional.pad(matrix, (0, widest - matrix.shape[1])) for matrix in matrices])
 
         duals = stacked(self.subspaces.duals)
         return HeadWeights(duals, duals, duals, stacked(self.subspaces.bases).mT)
@@ -148,7 +148,7 @@ def update_at(scheme: Scheme, layer: int, depth: int) -> Update:
     return Update.of(stage.attention, stage.place(layer, depth), SphereNorm(stage.norm))
 
 
-def look(
+def project_heads(
     scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"], layer: int = 0, depth: int = 1
 ) -> tuple[Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens value"]]:
     """Q, k and v of every head for states x, by the scheme's slots; norms have radius 1 and no parameters, as in theory."""
@@ -159,6 +159,31 @@ def look(
 
 
 def head_scores(scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> Float[Tensor, "heads tokens tokens"]:
-    """W_ts = q_t·k_s of every head, receiver and sender."""
-    q, k, _ = look(scheme, weights, x)
+    """The attention logits q_t·k_s of every head, query t and key s."""
+    q, k, _ = project_heads(scheme, weights, x)
     return q @ k.mT
+
+
+def predicted_change(
+    world: World, scheme: Scheme, part: int, partner: Int[Tensor, " tokens"]
+) -> tuple[Float[Tensor, "tokens tokens"], Float[Tensor, "tokens tokens"]]:
+    """Logits of the head of a part, and the factors by which a resample ablation of what it cannot read changes them.
+
+    In closed form. The head reads x by D_αᵀ, so the projection onto its input subspace has |P x|² = aᵀ(D_αᵀD_α)⁻¹a, and D_αᵀD_α
+    is a block of the inverse of G = EᵀE. The ablation gives |x'_t|² = |P x_t|² + |x_s|² − |P x_s|², and a norm at the input or
+    of the stream turns that into the factor |x_t|/|x'_t| on queries and on keys, unless these are normalised themselves.
+    """
+    update, heads = update_at(scheme, 0, 1), scheme.at(0, 1).attention.heads
+    own, norm2 = world.coordinates[part], world.interference_factors.pow(-2)
+    start = sum(world.subspaces.widths[:part])
+    block = slice(start, start + own.shape[1])
+    read2 = ((own @ torch.linalg.inv(torch.linalg.inv(world.subspaces.products)[block, block])) * own).sum(1)
+    if update.stream is not None:
+        own, read2, norm2 = own / norm2.sqrt()[:, None], read2 / norm2, torch.ones_like(norm2)
+    ablated2 = read2 + (norm2 - read2)[partner]
+    normed = update.input is not None or update.stream is not None
+    factors = (norm2 / ablated2).sqrt() if normed else torch.ones_like(norm2)
+    states = own * (update.factor / norm2.sqrt())[:, None] if update.input is not None else own
+    q, k = (unit(states) if letter in heads else states for letter in "qk")
+    factor_q, factor_k = (torch.ones_like(factors) if letter in heads else factors for letter in "qk")
+    return q @ k.T, factor_q[:, None] * factor_k

@@ -11,7 +11,7 @@ import torch
 import transformers as library
 from torch import Tensor
 
-from normscope.core import Causal
+from normscope.core import CausalMask
 from normscope.models import AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
@@ -156,7 +156,7 @@ def untouched(name: str) -> Untouched:
         for block in decoder.decoder:
             block.register_forward_pre_hook(lambda module, args: states.append(args[0]))
         with torch.no_grad():
-            said = decoder(Row(sample.tokens, sample.positions, Causal()))
+            said = decoder(Row(sample.tokens, sample.positions, CausalMask()))
         return Untouched(view, sample, said, tuple(states))
     family = FAMILIES[name]
     model, sample = built(family.config, family.options, family.maker), sample_of(some_tokens())

@@ -1,13 +1,13 @@
 """A hand-built induction circuit: a previous-token head, then a prefix-matching head, in four subspaces.
 
-Tokens come as a beginning, some types in random order, and the same again. A position lies on a circle, and so does a type:
+The tokens are a first one, some types in random order, and the same again. Positions lie on a circle, and so do types:
 
-    layer 1, previous-token head:    q = position, turned one step back;  k = position;  writes type into previous type
+    layer 1, previous-token head:    q = position, rotated one step back;  k = position;  writes type into previous type
     layer 2, prefix-matching head:   q = type;  k = previous type;  writes type into prediction
 
-so that each token of the repetition predicts what followed its like the first time. Attention selects the largest score, the
-limit of a low temperature. Heads read by dual bases, which is exact for linearly independent subspaces. Two knobs take away
-what only a norm of the input needs: orthogonality (``angle``), and constant norm (``spread``, where no head reads).
+so each token of the repetition predicts what followed the same type the first time. Attention selects the largest logit, the
+limit of a low temperature. Heads read by dual bases, which is exact for linearly independent subspaces. Two knobs remove what
+only a norm at the input needs: orthogonality (``angle``), and constant norms (``spread``, of a coordinate that no head reads).
 """
 
 import math
@@ -22,20 +22,20 @@ from torch import Tensor
 from normscope.core import HeadWeights, unproject
 from normscope.core.norms import length, unit
 from normscope.errors import InputError
+from normscope.models.worlds.world import Subspaces, gram, project_heads, update_at
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
-from normscope.subspaces.worlds import Subspaces, gram, look, update_at
 
 HEADS = ("previous-token", "prefix-matching")
 WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
-KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to nearly nothing left of it
+KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to far from it
 _GRID = 52
 _PRECISION = 1e-11
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run of the circuit did: for each head the token that each receiver selected, and the type that each predicts."""
+    """A run of the circuit: for each head the key that each query selected, and the type that each token predicts."""
 
     selected: Int[Tensor, "2 tokens"]
     predicted: Int[Tensor, " tokens"]
@@ -43,12 +43,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class InductionCircuit:
-    """The circuit and what it reads.
+    """The circuit and its tokens.
 
     Attributes:
-        types: how many types are repeated; with the beginning there are types + 1, in 2·types + 1 tokens.
+        types: how many types are repeated; with the first token there are types + 1, in 2·types + 1 tokens.
         angle: between any two of the four subspaces, in degrees.
-        spread: s of the length 1 + s·u that the prediction part has to begin with, u uniform in −1..1 for each token.
+        spread: s of the norm 1 + s·u that the prediction part starts with, u uniform in −1..1 for each token.
         seed: of the order of types, of u, and of the frame of the space.
     """
 
@@ -59,9 +59,9 @@ class InductionCircuit:
 
     def __post_init__(self) -> None:
         if self.types < 3:
-            raise InputError(f"the circuit needs at least 3 types to tell apart, not {self.types}")
+            raise InputError(f"types={self.types}: the circuit needs at least 3 types")
         if not 0 <= self.spread < 1:
-            raise InputError(f"the spread of lengths is at least 0 and below 1, not {self.spread:g}")
+            raise InputError(f"spread={self.spread:g}: the spread of norms is at least 0 and below 1")
 
     def with_knob(self, knob: str, value: float) -> "InductionCircuit":
         """The same circuit with its ``angle`` or ``spread`` changed."""
@@ -69,7 +69,7 @@ class InductionCircuit:
 
     @cached_property
     def tokens(self) -> Int[Tensor, " tokens"]:
-        """The type of every token: the beginning is 0, then 1 to ``types`` in random order, twice."""
+        """The type of every token: the first is 0, then 1 to ``types`` in random order, twice."""
         order = 1 + torch.randperm(self.types, generator=torch.Generator().manual_seed(self.seed))
         return torch.cat((torch.zeros(1, dtype=torch.long), order, order))
 
@@ -80,13 +80,13 @@ class InductionCircuit:
 
     @cached_property
     def wanted(self) -> Int[Tensor, "2 tokens"]:
-        """The token that each receiver shall select, by head; −1 for receivers that do not count."""
+        """The correct key of each query, by head; −1 for queries that do not count."""
         places = torch.arange(len(self.tokens))
         return torch.stack((places - 1, torch.where(places > self.types, places - self.types + 1, -1)))
 
     @cached_property
     def coordinates(self) -> Float[Tensor, "tokens 9"]:
-        """What every token is to begin with: position, type, no previous type, and a guess that says nothing."""
+        """The coordinates of every token before the first layer: position, type, no previous type, and an empty prediction."""
         count = len(self.tokens)
         generator = torch.Generator().manual_seed(self.seed)
         u = 2 * torch.rand(count, 1, generator=generator, dtype=torch.float64) - 1
@@ -111,15 +111,15 @@ class InductionCircuit:
         )
 
     def run(self, scheme: Scheme, corrected: bool = False) -> Selection:
-        """Both layers on the embeddings, by the slots of the scheme; ``corrected``, heads write what they should have selected.
+        """Both layers on the embeddings, by the scheme's slots; if ``corrected``, heads write the value of the correct key.
 
-        So a head is seen on clean inputs, whatever those before it do.
+        So each head is tested on clean inputs, whatever the head before it selects.
         """
         x = self.coordinates @ torch.cat(self.subspaces.bases, 1).T
         x = update_at(scheme, 0, 2).settle(x)
         chosen = []
         for depth, weights in enumerate(self.weights):
-            q, k, v = look(scheme, weights, x, depth, 2)
+            q, k, v = project_heads(scheme, weights, x, depth, 2)
             chosen.append(_causal(q[0] @ k[0].T).argmax(1))
             source = torch.where(self.wanted[depth] >= 0, self.wanted[depth], chosen[-1]) if corrected else chosen[-1]
             x = update_at(scheme, depth, 2).state(x, unproject(v[:, source], weights.W_O))
@@ -127,18 +127,18 @@ class InductionCircuit:
         return Selection(torch.stack(chosen), decoded.argmax(1))
 
     def right(self, scheme: Scheme, corrected: bool = False) -> Bool[Tensor, " 2"]:
-        """Whether each head selects what it shall, for all receivers that count."""
+        """Whether each head selects the correct key, for all queries that count."""
         return ((self.run(scheme, corrected).selected == self.wanted) | (self.wanted < 0)).all(1)
 
     def solved(self, scheme: Scheme) -> float:
-        """The share of the repeated tokens that predict what followed their like."""
+        """The share of the repeated tokens that predict what followed the same type."""
         asked = self.wanted[1] >= 0
         return float((self.run(scheme).predicted == self.tokens[self.wanted[1]])[asked].double().mean())
 
-    def key_lengths(self, scheme: Scheme) -> Float[Tensor, "2 tokens"]:
+    def key_norms(self, scheme: Scheme) -> Float[Tensor, "2 tokens"]:
         """|k_t| of both heads while the circuit works, in closed form from coordinates a and products of bases G alone.
 
-        A norm puts the factor 1/|x_t|, |x|² = aᵀG a, on every part; keys that are normalised have length 1.
+        A norm puts the factor 1/|x_t|, |x|² = aᵀG a, on every part; normalised keys have norm 1.
         """
         G = gram(WIDTHS, math.cos(math.radians(self.angle)))
         a, kept = self.coordinates, []
@@ -160,30 +160,30 @@ class InductionCircuit:
         return torch.stack(kept)
 
     def margins(self, scheme: Scheme) -> Float[Tensor, " 2"]:
-        """How far each head is from collapse by Theorem 7: min over receivers and t of w_t*/w_t − λ; negative means collapsed.
+        """How far each head is from collapse by Theorem 7: min over queries and t of w_t*/w_t − λ; negative means collapsed.
 
-        The scores w are those of the codes, and 1 + κ_t is the length of a key over the mean. The query's factor is common to
+        The logits w are those of the codes, and 1 + κ_t is the norm of a key over the mean. The query's factor is common to
         all t, a temperature: κ^q = 0.
         """
         positions, codes = self.coordinates[:, :2], self.codes[self.tokens]
         scores = (positions.roll(1, 0) @ positions.T, codes @ _before(codes).T)
-        found = []
-        for w, lengths, wanted in zip(scores, self.key_lengths(scheme), self.wanted, strict=True):
-            asked, kappa = wanted >= 0, lengths / lengths.mean() - 1
-            found.append(theorem_7_margin(_causal(w)[asked], kappa, wanted[asked]).min())
-        return torch.stack(found)
+        margins = []
+        for w, norms, wanted in zip(scores, self.key_norms(scheme), self.wanted, strict=True):
+            asked, kappa = wanted >= 0, norms / norms.mean() - 1
+            margins.append(theorem_7_margin(_causal(w)[asked], kappa, wanted[asked]).min())
+        return torch.stack(margins)
 
 
 def theorem_7_margin(
-    w: Float[Tensor, "*receivers keys"],
-    kappa: Float[Tensor, "*receivers keys"] | Float[Tensor, " keys"],
-    selected: Int[Tensor, " *receivers"],
+    w: Float[Tensor, "*queries keys"],
+    kappa: Float[Tensor, "*queries keys"] | Float[Tensor, " keys"],
+    selected: Int[Tensor, " *queries"],
     kappa_q: float = 0.0,
-) -> Float[Tensor, " *receivers"]:
+) -> Float[Tensor, " *queries"]:
     """min_t ±(w_t*/w_t − λ_t) over t ≠ t*, with λ_t = (1 + κ^q + κ_t)/(1 + κ^q + κ_t*): negative where attention collapses.
 
-    The sign is + where w_t(1 + κ^q + κ_t*) > 0 and − where it is negative. A score of 0 never overtakes, nor does one of −∞, a
-    key that is not seen.
+    The sign is + where w_t(1 + κ^q + κ_t*) > 0 and − where it is negative. A logit of 0 never overtakes, nor does one of −∞, a
+    masked key.
     """
     at, noise = selected[..., None], (1 + kappa_q + kappa).expand_as(w)
     ratio, other = w.gather(-1, at) / w, noise / noise.gather(-1, at)
@@ -193,9 +193,9 @@ def theorem_7_margin(
 
 
 def breaking_point(holds: Callable[[float], bool], first: float, last: float, grid: int = _GRID) -> float:
-    """Where something first ceases to hold on the way from ``first`` to ``last``; NaN if it holds all the way.
+    """Where a condition first fails on the way from ``first`` to ``last``; NaN if it never does.
 
-    The interval is searched in ``grid`` places, then halved.
+    The interval is searched at ``grid`` places, then halved.
     """
     values = [first + (last - first) * i / (grid - 1) for i in range(grid)]
     broken = next((i for i, value in enumerate(values) if not holds(value)), None)
@@ -211,7 +211,7 @@ def breaking_point(holds: Callable[[float], bool], first: float, last: float, gr
 
 
 def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dict[str, tuple[float, float]]:
-    """The knob's value at which each head breaks on clean inputs, and the circuit: as Theorem 7 predicts it, and as seen."""
+    """The knob's value at which each head, on clean inputs, and the circuit break: predicted by Theorem 7, and observed."""
     first, last = KNOBS[knob]
 
     @cache
@@ -219,7 +219,7 @@ def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dic
         """Both heads by theory and on clean inputs, then both as they run."""
         turned = circuit.with_knob(knob, value)
         running = turned.right(scheme)
-        # as long as the first head is right, what the second reads needs no correction
+        # while the first head is right, the input of the second needs no correction
         alone = running if running[0] else turned.right(scheme, corrected=True)
         return torch.cat((turned.margins(scheme) > 0, alone, running))
 
@@ -230,7 +230,7 @@ def breaking_points(circuit: InductionCircuit, scheme: Scheme, knob: str) -> dic
 
 
 def _before(tokens: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
-    """Of every token the one before it; the first, which sees only itself, has itself."""
+    """For every token the one before it; for the first, itself."""
     return torch.cat((tokens[:1], tokens[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Whom a query sees: every reach against a softmax written out, and nothing else let in."""
+"""Which keys a query attends to: every mask against a softmax written out, and nothing else let in."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normscope.core import Causal, HeadNorm, Packed, Present, Reach, has_kernel, pack_tiles, tile_for
+from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, has_kernel, pack_tiles, tile_for
 
 HEADS, HEAD = 3, 4
 SCALE = torch.tensor(0.7, dtype=torch.float64)
@@ -27,19 +27,19 @@ def qkv(rows: int, tokens: int, seed: int = 0) -> list[Tensor]:
     return [random(rows, HEADS, tokens, HEAD, seed=3 * seed + i) for i in range(3)]
 
 
-def packed(lengths: list[int], tile: int = 16) -> Packed:
+def packed(lengths: list[int], tile: int = 16) -> PackedMask:
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return Packed(segments.int(), pack_tiles(torch.tensor([lengths]), sum(lengths), tile)[0], tile)
+    return PackedMask(segments.int(), pack_tiles(torch.tensor([lengths]), sum(lengths), tile)[0], tile)
 
 
-def allowed(reach: Reach, rows: int, tokens: int) -> Tensor:
+def allowed(mask: AttentionMask, rows: int, tokens: int) -> Tensor:
     """Who sees whom, (rows, tokens, tokens), from the words of each definition."""
     earlier = torch.ones(tokens, tokens, dtype=torch.bool).tril()
-    match reach:
-        case Present():
-            return reach.keys[:, None, :].expand(rows, tokens, tokens)
-        case Packed():
-            return (earlier & (reach.segments[:, None] == reach.segments[None, :]))[None]
+    match mask:
+        case PaddingMask():
+            return mask.keys[:, None, :].expand(rows, tokens, tokens)
+        case PackedMask():
+            return (earlier & (mask.segments[:, None] == mask.segments[None, :]))[None]
     return earlier.expand(rows, tokens, tokens)
 
 
@@ -55,19 +55,19 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return torch.stack(out).view_as(q)
 
 
-def reaches() -> list[tuple[Reach, int, int]]:
-    """Every reach with the rows and tokens to try it on."""
+def masks() -> list[tuple[AttentionMask, int, int]]:
+    """Every mask with the rows and tokens to try it on."""
     present = torch.tensor([[True] * 7, [True] * 3 + [False] * 4, [False, True, False, True, True, False, True]])
-    return [(Causal(), 3, 7), (Present(present), 3, 7), (packed(LENGTHS), 1, sum(LENGTHS))]
+    return [(CausalMask(), 3, 7), (PaddingMask(present), 3, 7), (packed(LENGTHS), 1, sum(LENGTHS))]
 
 
-every_reach = pytest.mark.parametrize(("reach", "rows", "tokens"), reaches(), ids=["causal", "present", "packed"])
+every_mask = pytest.mark.parametrize(("mask", "rows", "tokens"), masks(), ids=["causal", "padding", "packed"])
 
 
-@every_reach
-def test_a_reach_is_a_softmax_over_what_it_sees_forward_and_backward(reach: Reach, rows: int, tokens: int) -> None:
+@every_mask
+def test_a_mask_is_a_softmax_over_what_it_sees_forward_and_backward(mask: AttentionMask, rows: int, tokens: int) -> None:
     inputs = [x.requires_grad_() for x in qkv(rows, tokens)]
-    got, expected = reach(*inputs, SCALE), by_hand(*inputs, allowed(reach, rows, tokens))
+    got, expected = mask(*inputs, SCALE), by_hand(*inputs, allowed(mask, rows, tokens))
     assert torch.allclose(got, expected, rtol=0, atol=1e-12)
     upstream = random(*got.shape, seed=9)
     for mine, theirs in zip(*(torch.autograd.grad(out, inputs, upstream) for out in (got, expected)), strict=True):
@@ -77,7 +77,7 @@ def test_a_reach_is_a_softmax_over_what_it_sees_forward_and_backward(reach: Reac
 
 def test_packed_examples_are_the_examples_one_by_one() -> None:
     inputs = [x.requires_grad_() for x in qkv(1, sum(LENGTHS))]
-    alone = torch.cat([Causal()(*part, SCALE) for part in zip(*(x.split(LENGTHS, 2) for x in inputs), strict=True)], 2)
+    alone = torch.cat([CausalMask()(*part, SCALE) for part in zip(*(x.split(LENGTHS, 2) for x in inputs), strict=True)], 2)
     together = packed(LENGTHS)(*inputs, SCALE)
     assert torch.allclose(together, alone, rtol=0, atol=1e-12)
     upstream = random(*alone.shape, seed=9)
@@ -85,16 +85,18 @@ def test_packed_examples_are_the_examples_one_by_one() -> None:
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
 
 
-@every_reach
-def test_one_stacked_tensor_gives_what_three_give(reach: Reach, rows: int, tokens: int) -> None:
+@every_mask
+def test_one_stacked_tensor_gives_what_three_give(mask: AttentionMask, rows: int, tokens: int) -> None:
     q, k, v = qkv(rows, tokens)
     stacked = torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2)
-    assert torch.allclose(reach.stacked(stacked, SCALE), reach(q, k, v, SCALE), rtol=0, atol=1e-14)
+    assert torch.allclose(mask.stacked(stacked, SCALE), mask(q, k, v, SCALE), rtol=0, atol=1e-14)
 
 
-@every_reach
+@every_mask
 @pytest.mark.parametrize(("letters", "kind"), [("qkv", "rms"), ("qk", "layer"), ("", "rms")])
-def test_stacked_heads_are_normalised_and_scaled_first(reach: Reach, rows: int, tokens: int, letters: str, kind: str) -> None:
+def test_stacked_heads_are_normalised_and_scaled_first(
+    mask: AttentionMask, rows: int, tokens: int, letters: str, kind: str
+) -> None:
     """Against torch's own layers, head by head."""
     own = {"rms": F.rms_norm, "layer": F.layer_norm}[kind]
     parts, gains = qkv(rows, tokens), random(3, HEADS, HEAD, seed=5)
@@ -102,58 +104,58 @@ def test_stacked_heads_are_normalised_and_scaled_first(reach: Reach, rows: int, 
         (own(x, (HEAD,), eps=1e-12) if letter in letters else x) * gain[:, None]
         for letter, x, gain in zip("qkv", parts, gains, strict=True)
     ]
-    got = reach.stacked(torch.stack([x.transpose(1, 2) for x in parts], 2), SCALE, HeadNorm(letters, kind, gains))
-    assert torch.allclose(got, reach(*expected, SCALE), rtol=0, atol=1e-12)
+    got = mask.stacked(torch.stack([x.transpose(1, 2) for x in parts], 2), SCALE, HeadNorm(letters, kind, gains))
+    assert torch.allclose(got, mask(*expected, SCALE), rtol=0, atol=1e-12)
 
 
-@every_reach
-def test_scores_are_those_of_all_pairs_within_reach(reach: Reach, rows: int, tokens: int) -> None:
+@every_mask
+def test_scores_are_those_of_all_pairs_that_the_mask_allows(mask: AttentionMask, rows: int, tokens: int) -> None:
     q, k, _ = qkv(rows, tokens)
-    scores, seen = reach.scores(q, k)
+    scores, seen = mask.scores(q, k)
     found = scores[seen.expand_as(scores)].sort().values
-    expected = (q @ k.mT)[allowed(reach, rows, tokens)[:, None].expand(rows, HEADS, -1, -1)].sort().values
+    expected = (q @ k.mT)[allowed(mask, rows, tokens)[:, None].expand(rows, HEADS, -1, -1)].sort().values
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("reach", "rows", "tokens"), reaches()[:2], ids=["causal", "present"])
-def test_softmax_of_the_scores_mixes_what_the_call_mixes(reach: Reach, rows: int, tokens: int) -> None:
+@pytest.mark.parametrize(("mask", "rows", "tokens"), masks()[:2], ids=["causal", "padding"])
+def test_softmax_of_the_scores_mixes_what_the_call_mixes(mask: AttentionMask, rows: int, tokens: int) -> None:
     q, k, v = qkv(rows, tokens)
-    scores, seen = reach.scores(q, k)
+    scores, seen = mask.scores(q, k)
     weights = (SCALE * scores).masked_fill(~seen, -torch.inf).softmax(-1)
-    assert torch.allclose(weights @ v, reach(q, k, v, SCALE), rtol=0, atol=1e-12)
+    assert torch.allclose(weights @ v, mask(q, k, v, SCALE), rtol=0, atol=1e-12)
 
 
 def test_softmax_of_packed_scores_mixes_what_the_call_mixes() -> None:
     """Tile by tile: a tile's scores are between its own tokens, in their order."""
-    reach, (q, k, v) = packed(LENGTHS), qkv(1, sum(LENGTHS))
-    scores, seen = reach.scores(q, k)
+    mask, (q, k, v) = packed(LENGTHS), qkv(1, sum(LENGTHS))
+    scores, seen = mask.scores(q, k)
     mixed = []
-    for i, (start, end) in enumerate(pairwise(reach.tiles.tolist())):
+    for i, (start, end) in enumerate(pairwise(mask.tiles.tolist())):
         size = end - start
         own = (SCALE * scores[i]).masked_fill(~seen[i], -torch.inf)[:, :size, :size]
         assert not seen[i, :, size:].any()
         mixed.append(own.softmax(-1) @ v[0, :, start:end])
-    assert torch.allclose(torch.cat(mixed, 1)[None], reach(q, k, v, SCALE), rtol=0, atol=1e-12)
+    assert torch.allclose(torch.cat(mixed, 1)[None], mask(q, k, v, SCALE), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("reach", [Causal(), packed([12])], ids=["causal", "packed"])
+@pytest.mark.parametrize("mask", [CausalMask(), packed([12])], ids=["causal", "packed"])
 @pytest.mark.parametrize("changed", [1, 6, 11])
-def test_later_tokens_change_nothing_before_them(reach: Reach, changed: int) -> None:
+def test_later_tokens_change_nothing_before_them(mask: AttentionMask, changed: int) -> None:
     before = qkv(1, 12)
     after = [
         torch.cat((x[:, :, :changed], 100 * y[:, :, changed:]), 2) for x, y in zip(before, qkv(1, 12, seed=1), strict=True)
     ]
-    first, second = (reach(*x, SCALE) for x in (before, after))
+    first, second = (mask(*x, SCALE) for x in (before, after))
     assert torch.equal(first[:, :, :changed], second[:, :, :changed])
     assert not torch.isclose(first[:, :, changed:], second[:, :, changed:]).any()
 
 
 def test_other_examples_of_a_packed_row_change_nothing() -> None:
-    reach, before, others = packed(LENGTHS), qkv(1, sum(LENGTHS)), qkv(1, sum(LENGTHS), seed=1)
-    first = reach(*before, SCALE)
+    mask, before, others = packed(LENGTHS), qkv(1, sum(LENGTHS)), qkv(1, sum(LENGTHS), seed=1)
+    first = mask(*before, SCALE)
     for number in range(len(LENGTHS)):
-        own = (reach.segments == number)[:, None]
-        second = reach(*(torch.where(own, x, 100 * y) for x, y in zip(before, others, strict=True)), SCALE)
+        own = (mask.segments == number)[:, None]
+        second = mask(*(torch.where(own, x, 100 * y) for x, y in zip(before, others, strict=True)), SCALE)
         assert torch.equal(first[:, :, own[:, 0]], second[:, :, own[:, 0]])
 
 
@@ -169,10 +171,10 @@ def test_where_an_example_lies_changes_nothing() -> None:
 def test_keys_that_are_not_there_change_nothing() -> None:
     there = torch.tensor([[True] * 4 + [False] * 3, [True, False, True, False, False, True, True]])
     q, k, v = qkv(2, 7)
-    first = Present(there)(q, k, v, SCALE)
+    first = PaddingMask(there)(q, k, v, SCALE)
     k, v = (torch.where(there[:, None, :, None], x, 100 * random(*x.shape, seed=8)) for x in (k, v))
-    assert torch.equal(first, Present(there)(q, k, v, SCALE))
-    without = Present(there[:1, :4])(q[:1], k[:1, :, :4], v[:1, :, :4], SCALE)  # padding cut off
+    assert torch.equal(first, PaddingMask(there)(q, k, v, SCALE))
+    without = PaddingMask(there[:1, :4])(q[:1], k[:1, :, :4], v[:1, :, :4], SCALE)  # padding cut off
     assert torch.allclose(first[:1], without, rtol=0, atol=1e-12)
 
 
@@ -181,7 +183,7 @@ def test_queries_need_not_be_as_many_as_the_keys_that_are_there() -> None:
     q, k, v = random(1, HEADS, 2, HEAD), random(1, HEADS, 5, HEAD, seed=1), random(1, HEADS, 5, HEAD, seed=2)
     seen = there[0]
     expected = (SCALE * (q @ k[:, :, seen].mT)).softmax(-1) @ v[:, :, seen]
-    assert torch.allclose(Present(there)(q, k, v, SCALE), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(PaddingMask(there)(q, k, v, SCALE), expected, rtol=0, atol=1e-12)
 
 
 def next_fit(lengths: list[int], tile: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""How what a layer reads follows from the states before its norm."""
+"""How the input of a layer's attention follows from the residual stream: through a norm, or without one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ _FITS = 1e-3
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Read = factor · norm(states), or factor · states where no norm stands before.
+class AttentionInput:
+    """Input = factor · norm(states), or factor · states where there is no norm.
 
     Attributes:
-        states: those before the nearest norm. Where that is the norm of the stream itself (Post-LN), lengths before it are not
-            known, and are taken as equal.
-        norm: the norm between; None if there is none.
+        states: the hidden states before the nearest norm. If that norm is the stream's (Post-LN), the norms of tokens before it
+            are unknown and taken as equal.
+        norm: the norm between states and input; None if there is none.
         factor: of the layer.
     """
 
@@ -30,7 +30,7 @@ class Reading:
     factor: float
 
     def __call__(self, states: Float[Tensor, "rows tokens dim"]) -> Float[Tensor, "rows tokens dim"]:
-        """What would be read if the states were these."""
+        """The input of attention for other states."""
         return self.factor * (states if self.norm is None else self.norm(states))
 
     def before(self, W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
@@ -41,34 +41,32 @@ class Reading:
         return centre(scaled.mT).mT if self.norm.kind == "layer" else scaled
 
 
-def reading_of(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Reading:
-    """How a layer reads: the norm of its input, else that of the stream, else none, whichever gives what was read.
-
-    Args:
-        view: the model.
-        step: a layer of it while it runs.
-        norms: those of the model.
-    """
-    own = [_beside(step.stream, norm) for norm in norms]
-    for states, norm in _candidates(view, step, own):
-        made = states if norm is None else norm(states)
-        factor = float((made * step.input).sum() / made.square().sum())
-        if float((factor * made - step.input).norm()) <= _FITS * float(step.input.norm()):
-            return Reading(states, norm, factor)
-    raise InputError(f"what layer {step.layer} of '{view.name}' reads is neither its stream nor a norm of it")
+def attention_input(model: Model, step: AttentionStep) -> AttentionInput:
+    """The norm at the layer's input, else that of the stream, else none: whichever gives the observed input."""
+    norms = [_beside(step.stream, norm) for norm in model.norms]
+    for states, norm in _candidates(model, step, norms):
+        normed = states if norm is None else norm(states)
+        factor = float((normed * step.input).sum() / normed.square().sum())
+        if float((factor * normed - step.input).norm()) <= _FITS * float(step.input.norm()):
+            return AttentionInput(states, norm, factor)
+    raise InputError(
+        f"unsupported architecture: the input of attention in layer {step.layer} of '{model.name}' is neither the residual "
+        "stream nor a norm of it"
+    )
 
 
-def _candidates(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:
-    """States and a norm that may stand between them and what is read."""
+def _candidates(model: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:
+    """Hidden states and a norm that may give the input of attention."""
     for norm in norms:
         if norm.slot == "input" and norm.sublayer == "attention" and norm.layer == step.layer:
             yield step.stream, norm
-    behind = ("stream", step.layer - 1) if step.layer else ("embedding", None)
+    previous = ("stream", step.layer - 1) if step.layer else ("embedding", None)
     for norm in reversed(norms):
-        if (norm.slot, norm.layer) == behind:
+        if (norm.slot, norm.layer) == previous:
             moved = step.stream if norm.bias is None else step.stream - norm.bias
             yield torch.where(norm.gain != 0, moved / norm.gain, 0.0), norm
-    stage = None if view.scheme is None else view.scheme.at(step.layer, view.layers)
+    scheme = model.schemes[step.layer]
+    stage = None if scheme is None else scheme.at(step.layer, model.layers)
     if stage is not None and stage.attention.stream == "norm":
         gain = torch.ones_like(step.stream[0, 0])
         yield step.stream, BlockNorm("stream", step.layer, "attention", stage.norm, gain, None, 0.0)
@@ -76,5 +74,5 @@ def _candidates(view: Model, step: AttentionStep, norms: Sequence[BlockNorm]) ->
 
 
 def _beside(states: Tensor, norm: BlockNorm) -> BlockNorm:
-    """The norm on the device and in the numbers of the states."""
+    """The norm with its parameters on the states' device and in their dtype."""
     return replace(norm, gain=norm.gain.to(states), bias=None if norm.bias is None else norm.bias.to(states))

@@ -1,0 +1,129 @@
+"""Angles: how far what two heads of a layer read overlaps."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+
+from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject, Tables
+from normscope.measures.head_rows import HeadRows, needless, side_means
+from normscope.measures.head_spaces import (
+    SIDES,
+    chance_cosine,
+    data_roots,
+    principal_cosines,
+    spaces_of,
+    weighted_cosine,
+)
+from normscope.results.findings import Finding
+from normscope.results.sections import Section
+from normscope.results.tables import figures_section, head_map, table_of
+from normscope.runs import plain_rows
+
+_ABOVE_CHANCE = 1.1
+
+
+@dataclass(frozen=True)
+class Angles(Measure):
+    """Principal angles between the input subspaces of every two heads of a layer, plain and weighted by the data."""
+
+    name: ClassVar[str] = "angles"
+    title: ClassVar[str] = "Do heads read orthogonal subspaces?"
+    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    order: ClassVar[int | None] = 62
+
+    def observer(self, subject: Subject) -> PassObserver:
+        """Collects a row for every pair of heads and side."""
+        return _AngleRows("angles", lambda attention: _rows(subject, attention))
+
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """The weighted cosine, the mean over the heads of a layer."""
+        table = table_of(tables, "overlaps")
+        return {} if table is None else {"overlap, q / k": side_means(table, "weighted_cosine")}
+
+    def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
+        """For queries and for keys, the mean cosine beside that of random subspaces."""
+        table = table_of(tables, "angles")
+        for side, rows in () if table is None else table.groupby("side", sort=False):
+            yield _finding(str(side), rows, about)
+
+    def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
+        """A map of the weighted cosine for each side."""
+        table = table_of(tables, "overlaps")
+        if table is None:
+            return None
+        text = (
+            "Cosines of the principal angles between the input subspaces of two heads, weighted by where token states lie: 0 "
+            "for orthogonal subspaces, 1 for the same one. Orthogonal subspaces are half of what makes heads independent "
+            "under a norm at the input.",
+        )
+        maps = {
+            f"angles-{side}": head_map(
+                rows, "weighted_cosine", f"Overlap with the other heads of the layer, {side}", "mean cosine, weighted",
+                "Dark heads read parts that are orthogonal to what the others read; bright heads share theirs.", settings,
+            )
+            for side, rows in table.groupby("side", sort=False)
+        }  # fmt: skip
+        return figures_section(self.title, text, maps, name=self.name)
+
+
+class _AngleRows(HeadRows):
+    """The table of pairs, and ``overlaps``: for each head the means over its pairs."""
+
+    def tables(self) -> Tables:
+        angles = super().tables()["angles"]
+        return {"angles": angles} if angles.empty else {"angles": angles, "overlaps": _overlaps(angles)}
+
+
+def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
+    """The angles of every pair of heads on either side; query heads with the same keys are no pair on the side of keys."""
+    spaces, x = spaces_of(subject.model, attention), attention.step.input[subject.counted].double()
+    for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
+        pairs = [pair for pair in combinations(range(len(bases)), 2) if pair[0] // shared != pair[1] // shared]
+        if not pairs:
+            continue
+        left, right = torch.tensor(pairs).T
+        wide = bases.transpose(0, 1).flatten(1)
+        heads, _, width = bases.shape
+        products = (wide.T @ wide).view(heads, width, heads, width)[left, :, right]
+        roots, cosines = data_roots(x, bases), principal_cosines(products)
+        weighted = weighted_cosine(products, roots[left], roots[right]).tolist()
+        ranks = bases.any(1).sum(1)
+        means = (cosines.sum(1) / torch.minimum(ranks[left], ranks[right])).tolist()
+        smallest = torch.rad2deg(cosines[:, 0].acos()).tolist()
+        for i, (head, other) in enumerate(pairs):
+            row = {"layer": attention.layer, "head": head, "other": other, "side": side}
+            yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": weighted[i]}
+
+
+def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:
+    """The mean cosines of every head over its pairs."""
+    mirrored = angles.rename(columns={"head": "other", "other": "head"})
+    both = pd.concat([angles, mirrored])[["layer", "head", "side", "mean_cosine", "weighted_cosine"]]
+    return both.groupby(["layer", "side", "head"], as_index=False, sort=False).mean().sort_values(["layer", "side", "head"])
+
+
+def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding:
+    """The mean cosine beside chance; heads that share their keys are named by their KV head."""
+    matrix = {"queries": "W_Q", "keys": "W_K"}[side]
+    mean, chance = rows["mean_cosine"].mean(), chance_cosine(about["dim"], min(about["head_dim"], about["dim"]))
+    weighted = rows["weighted_cosine"]
+    closest = plain_rows(rows[weighted == weighted.max()])[0]
+    shared = about["heads"] // about["kv_heads"] if side == "keys" else 1
+    above = mean > _ABOVE_CHANCE * chance and not needless(side, about)
+    heads = f"{'KV ' * (shared > 1)}heads {closest['head'] // shared} and {closest['other'] // shared}"
+    return Finding(
+        f"What {matrix} reads in two heads of a layer overlaps with a mean cosine of {mean:.2f} ({chance:.2f} for random "
+        "subspaces of this size).",
+        f"angles-{side}",
+        severity="notice" if above else "ok",
+        number=float(mean),
+        comparison=(
+            f"{needless(side, about)}0 is orthogonal, 1 the same subspace. Weighted by where token states lie: "
+            f"{weighted.mean():.2f}. Closest: layer {closest['layer']}, {heads}, {weighted.max():.2f}. Smallest angle of the "
+            f"median pair: {rows['smallest_angle'].median():.3g}°."
+        ),
+    )

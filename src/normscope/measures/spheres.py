@@ -1,0 +1,132 @@
+"""Spheres: whether the part of a token that a head reads has the same norm for all tokens."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
+from normscope.measures.curves import layers_named
+from normscope.measures.head_rows import HeadRows, head_name, kv_rows, needless, side_means
+from normscope.measures.head_spaces import PLACES, SIDES, layer_input
+from normscope.results.conventions import NORM_BAND
+from normscope.results.findings import Finding
+from normscope.results.sections import Section
+from normscope.results.tables import figures_section, head_map, table_of
+from normscope.runs import plain_rows
+
+_MATRICES = {"queries": "W_Q", "keys": "W_K"}
+
+
+@dataclass(frozen=True)
+class Spheres(Measure):
+    """The norm of P x relative to its median, P the projection onto what W_Q or W_K reads, before and after the norm."""
+
+    name: ClassVar[str] = "spheres"
+    title: ClassVar[str] = "Do heads read inputs of constant norm?"
+    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    order: ClassVar[int | None] = 61
+
+    def observer(self, subject: Subject) -> PassObserver:
+        """Collects a row for every head, place and side."""
+        return HeadRows("spheres", lambda attention: _rows(subject, attention))
+
+    def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
+        """The spread before the norm, the mean over the heads of a layer."""
+        table = table_of(tables, "spheres")
+        return {} if table is None else {"norm spread, q / k": side_means(table[table["place"] == "before"], "spread")}
+
+    def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
+        """For queries and for keys, in how many heads the norm is nearly constant."""
+        table = table_of(tables, "spheres")
+        for side, rows in () if table is None else table[table["spread"].notna()].groupby("side", sort=False):
+            heads, kind = (kv_rows(rows, about), "KV heads") if side == "keys" else (rows, "heads")
+            if about["kv_heads"] == about["heads"]:
+                kind = "heads"
+            yield _finding(str(side), heads, kind, about)
+
+    def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
+        """A map of the spread for each side."""
+        table = table_of(tables, "spheres")
+        if table is None:
+            return None
+        text = (
+            "All heads share one divisor, the residual norm; they are independent only if it does not depend on what other "
+            "heads read. That holds if each head's part of a token is orthogonal to the others and has a constant norm before "
+            "the norm layer. After it, every part is divided by the residual norm; the table has both places.",
+        )
+        maps = {
+            f"spheres-{side}": head_map(
+                rows, "spread", f"Spread of token norms, projected onto what {_MATRICES[str(side)]} reads",
+                "width of the 90 % interval / median",
+                "Dark heads read inputs of nearly constant norm (before the norm layer).", settings,
+            )
+            for side, rows in table[table["place"] == "before"].groupby("side", sort=False)
+        }  # fmt: skip
+        return figures_section(self.title, text, maps, name=self.name)
+
+
+def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
+    """The norm of P x over its median, and the share |P x|²/|x|² that a head reads, before the norm and after it.
+
+    Theorem 2 requires a constant norm before the norm layer; after it, P x is divided by the norm of x.
+    """
+    found = layer_input(subject.model, attention)
+    states = {
+        "before": found.source.states[subject.counted].double(),
+        "after": attention.step.input[subject.counted].double(),
+    }
+    for place in PLACES:
+        spaces = found.spaces[place]
+        for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
+            for head, basis in enumerate(bases):
+                yield {"layer": attention.layer, "head": head, "place": place, "side": side} | _spread(states[place], basis)
+
+
+def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
+    """Of one head, with its orthonormal basis."""
+    squares = (x @ basis).square().sum(1)
+    low, median, high = squares.sqrt().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
+    share = float((squares / x.square().sum(1)).mean())
+    over = median or math.nan  # a head without weights reads nothing
+    return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
+
+
+def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any]) -> Finding:
+    """How many heads read inputs of constant norm, which, and how far the others are from it."""
+    before, matrix = rows[rows["place"] == "before"], _MATRICES[side]
+    after = rows[rows["place"] == "after"]
+    constant, changed = _constant(before), not np.allclose(before["spread"], after["spread"])
+    normed = f"After the norm: {len(_constant(after))} of {len(before)}. " if changed else ""
+    where = f", in {layers_named(constant['layer'])}" if len(constant) else ""
+    ratio = before["high90"] / before["low90"]
+    widest = plain_rows(before[ratio == ratio.max()])[0]
+    chance, fine = about["head_dim"] / about["dim"], bool(needless(side, about)) or len(constant) == len(before)
+    return Finding(
+        f"Projected onto what {matrix} reads, token norms are nearly constant (90 % within ±20 %) in {len(constant)} of "
+        f"{len(before)} {kind}{where}.",
+        f"spheres-{side}",
+        severity="ok" if fine else "notice",
+        number=len(constant) / len(before),
+        comparison=(
+            f"{needless(side, about)}{normed}Widest: {_name(widest, kind)}, a factor of {ratio.max():.3g} between the ends of "
+            "the 90 % interval. "
+            f"In the median head {matrix} reads {100 * before['share'].median():.3g} % of the squared norm; chance is "
+            f"{100 * chance:.3g} % ({about['head_dim']}/{about['dim']})."
+        ),
+    )
+
+
+def _name(row: Mapping[Any, Any], kind: str) -> str:
+    return head_name(row) if kind == "heads" else f"layer {int(row['layer'])}, KV head {int(row['head'])}"
+
+
+def _constant(rows: pd.DataFrame) -> pd.DataFrame:
+    """The heads in which 90 % of the norms are within ±20 % of the median."""
+    return rows[(rows["low90"] >= 1 - NORM_BAND) & (rows["high90"] <= 1 + NORM_BAND)]
