@@ -202,9 +202,9 @@ class Train(Experiment):
 
         _start_afresh(self.device)
         started, training = datetime.now(UTC), Training(self.found, self.device, team)
+        progress.message(self.summary)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
-        progress.message(self.summary)
         try:
             _fit(training, checkpoints, self.checkpoint_every, progress)
         except DivergedError as error:

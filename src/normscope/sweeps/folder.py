@@ -57,7 +57,8 @@ class FolderProgress(Progress):
             self.folder.note(self.name, done, total, note or stage)
 
     def message(self, text: str) -> None:
-        """A line for people."""
+        """A line for people, shown at once."""
+        self.last = 0.0
         self(text, *self.share)
 
 
