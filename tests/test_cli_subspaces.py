@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from helpers.cli import run
-from helpers.models import GROUPED, built, opened_smollm2, word_tokenizer
+from helpers.models import GROUPED, built, word_tokenizer
 from helpers.pages import read_page
 from normscope.cli import main
 from normscope.experiments.result import Result, load
 from normscope.experiments.subspaces import MEASURES, Subspaces
+from normscope.models import open_model
 from normscope.results.figures import Chart, HeatMap, Panels
 from normscope.runs import open_run
 
@@ -124,6 +125,12 @@ def test_the_seed_chooses_examples_and_partners(here: Path, capsys: pytest.Captu
     arguments = ("subspaces", PRE, *FEW, "--measure", "interference", "--json", "--seed")
     outputs = [run(capsys, *arguments, seed)[1] for seed in ("3", "3", "4")]
     assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_a_model_in_memory_is_measured_as_by_its_name() -> None:
+    by_name, in_memory = (Subspaces(model=model, examples=4, measures=("rank",)).run() for model in (PRE, open_model(PRE)))
+    pd.testing.assert_frame_equal(by_name.tables["rank"], in_memory.tables["rank"])
+    assert by_name.configuration["model"] == in_memory.configuration["model"] == PRE
 
 
 def test_a_world_leaves_tables_and_the_circuit_at_a_glance(world_run: Run) -> None:
@@ -248,7 +255,7 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_a_decoder_with_real_weights() -> None:
-    result = Subspaces(model=opened_smollm2(), tokens=32).run()
+    result = Subspaces(model="package:smollm2", tokens=32).run()
     assert "30 layers, 9 heads of 64" in result.configuration["description"]
     assert result.findings[0].title.startswith("Content that heads cannot read changes attention in layer")
     assert "of 90 KV heads" in "\n".join(finding.text for finding in result.findings)

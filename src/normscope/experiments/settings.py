@@ -36,7 +36,7 @@ def setting(
         factory: makes the default.
         limits: ``ge``, ``le``, ``gt``, ``lt``, ... as in pydantic.
     """
-    about = {"shown": shown, "argument": argument, "option": option, "several": several}
+    about: dict[str, Any] = {"shown": shown, "argument": argument, "option": option, "several": several}
     if factory is not None:
         return Field(default_factory=factory, description=help, json_schema_extra=about, **limits)
     return Field(default, description=help, json_schema_extra=about, **limits)

@@ -223,7 +223,7 @@ class Collapse(Measure):
         """The share that switches at a noise, and the smallest margin."""
         rows = [row for row in _loose(tables) if row["head"] is None and row["layer"] is not None and row["sparse"]]
         level = _nearest(rows)
-        shares = {row["layer"]: percent(row["probability"]) for row in rows if row["noise"] == level}
+        shares = {row["layer"]: _small(row["probability"]) for row in rows if row["noise"] == level}
         margins: dict[int, float] = {}
         for row in plain_rows(tables["margins"]) if "margins" in tables else ():
             if row["margin"] is not None:
@@ -300,6 +300,10 @@ class Collapse(Measure):
         return Section(self.title, text, (), shown, name=self.name)
 
 
+def _small(share: float) -> str:
+    return "< 0.01 %" if 0 < share < 1e-4 else f"{100 * share:.2g} %"
+
+
 def _loose(tables: Mapping[str, pd.DataFrame]) -> list[Row]:
     """Rows of the loose definition by rising noise."""
     table = table_of(tables, "collapse")
@@ -329,14 +333,14 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
     share, published = _PUBLISHED
     last = whole[-1]
     reached = _level_at([row["noise"] for row in whole], [row["probability"] for row in whole], share)
-    comparison = f"published Pre-Norm model: {percent(share)} switch at {percent(published)} RMS noise."
+    here = f"here they do at {percent(reached)}" if reached is not None else "here fewer do at all levels measured"
+    comparison = f"Published Pre-Norm model: {percent(share)} switch at {percent(published)} RMS noise; {here}."
     count = f"{last['sparse']:,} near-one-hot attention rows"
     if reached is None or reached >= published:
         return Finding(
             f"{percent(last['probability'])} of {count} switch to another key at {percent(last['noise'])} RMS noise on the "
             "norms of keys.",
-            "collapse", "Near-one-hot attention is robust", "ok", last["probability"],
-            f"{comparison[0].upper()}{comparison[1:]}", weight=60,
+            "collapse", "Near-one-hot attention is robust", "ok", last["probability"], comparison, weight=60,
         )  # fmt: skip
     named = ", ".join(f"layer {row['layer']} head {row['head']}" for row in heads[:_NAMED])
     return Finding(
@@ -346,7 +350,7 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
         "Near-one-hot attention is fragile",
         "warning" if reached < _FRAGILE else "notice",
         reached,
-        f"{comparison[0].upper()}{comparison[1:]}",
+        comparison,
         f"QK-Norm removes this in a new model; quantising this one, keep the keys{f' of {named}' * bool(named)} precise.",
         weight=60,
     )

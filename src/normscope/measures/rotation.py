@@ -161,8 +161,9 @@ def _verdict(angles: list[float], radius: list[float]) -> Finding:
     number = fmean(angles[i] for i in late_third)
     severity: Severity = "warning" if number < _STILL else "notice" if number < _SLOW else "ok"
     title = {"warning": "Late layers hardly move tokens", "notice": "Late layers move tokens little", "ok": "Late layers work"}
-    middle = [angle for i, angle in enumerate(angles) if 0 < i < late_third.start]
-    compared = [f"{min(middle):.3g}–{max(middle):.3g}° in layers 1–{late_third.start - 1}"] if middle else []
+    start = max(1, late_third.start - len(late_third))
+    middle = angles[start : late_third.start]
+    compared = [f"{min(middle):.3g}–{max(middle):.3g}° in {layers_named(range(start, late_third.start))}"] if middle else []
     compared.append(f"{angles[0]:.3g}° in layer 0")
     if radius:
         compared.append(f"the residual norm grows {radius[-1] / radius[min(1, len(radius) - 2)]:.3g} times after layer 0")

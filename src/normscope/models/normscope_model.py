@@ -133,7 +133,7 @@ class NormscopeModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
-        norms = self._norm_views(self.model.embed.norm, "embedding", None, "")
+        norms = self._norms_in(self.model.embed.norm, "embedding", None, "")
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
