@@ -3,10 +3,11 @@
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
@@ -63,6 +64,7 @@ class RayExecutor:
         self.cluster = "a Ray cluster on this machine" if address == LOCAL else f"the Ray cluster at '{address}'"
         self.places, self.counted, self.fitted = 0, 0.0, time.monotonic()
         with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout that a node was lost; --json is alone there
             options = stack.enter_context(_new_cluster(gpus)) if address == LOCAL else {"address": address}
             try:
                 ray.init(**options, logging_level=logging.ERROR, log_to_driver=False)
