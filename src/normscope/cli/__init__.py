@@ -1,8 +1,7 @@
-"""The command line: one file per command; it parses, calls the library and prints."""
+"""The command line: a command for every experiment, and one for the table of schemes."""
 
 import os
 import sys
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -11,28 +10,13 @@ from normscope.cli.output import examples
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 
-COMMANDS = {
-    "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
-    "simulate": "Integrate schemes from one start: how tokens cluster, grow and slow down.",
-    "ensemble": "Mean cosine over time with a 90% band over random starts and weights.",
-    "train": "Train a transformer to add integers, and test it within and beyond what it saw.",
-    "evaluate": "Accuracy per character with its standard error, by place in the answer, and the rate of exact answers.",
-    "stability": "Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.",
-    "subspaces": "What each head reads of a token, whether heads are independent, and how the rest changes its attention.",
-    "words": "A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories.",
-    "verify": "Check every statement of the papers: at its edges, at random, and by a search for a case in which it fails.",
-    "audit": "Say which scheme a model uses and what it does to tokens: growth, turning, clustering, collapse, interference.",
-    "compare": "Put models or runs side by side: all that two of them were measured by, in one table and one figure each.",
-    "advise": "Rank schemes for a model of that shape by movement, collapse, gradients and noise, in simulation beside theory.",
-    "sweep": "Run an experiment for a grid and lists of points over its fields, and put all runs into one table.",
-    "demo": "Audit a model, compare six schemes, train two of them a little, check the ledger: one report page.",
-}
+SCHEMES = "Show all schemes with their slots, update and law, or some of them in full."
 
 
 def app(wanted: str | None = None) -> typer.Typer:
-    """All commands by name and summary; the one that is wanted whole, so that no other's file is read.
+    """All commands by name and summary; only the wanted one has its options, so that no other's file is imported.
 
-    Without a command that is wanted, as for a shell that completes words, all are whole.
+    Without a wanted command, as for shell completion, all have their options.
     """
     commands = typer.Typer(
         name="normscope",
@@ -44,22 +28,25 @@ def app(wanted: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(options)
-    for name, summary in COMMANDS.items():
-        if (wanted is None or name == wanted) and name in summaries():
+    if wanted in (None, "schemes"):
+        from normscope.cli.schemes import EXAMPLES, schemes
+
+        commands.command("schemes", epilog=EXAMPLES)(schemes)
+    else:
+        commands.command("schemes", help=SCHEMES)(_not_wanted)
+    for name, summary in summaries().items():
+        if wanted in (None, name):
             from normscope.cli.command import command_of
 
             kind = kind_of(name)
             commands.command(name, epilog=examples(*kind.usage))(command_of(kind))
-        elif wanted is None or name == wanted:
-            module = import_module(f"normscope.cli.{name}")
-            commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))
         else:
             commands.command(name, help=summary)(_not_wanted)
     return commands
 
 
 def _not_wanted() -> None:
-    """Stands in the list of commands for one that is not run."""
+    """Takes the place of a command that is only listed."""
 
 
 def _show_version(wanted: bool) -> None:

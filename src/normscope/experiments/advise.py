@@ -731,7 +731,8 @@ def _criteria_section(ranks: pd.DataFrame, criteria: pd.DataFrame, settings: str
             Line(f"{place} {scheme}", [place], [row["mean"]], [row["low"]], [row["high"]], dots=True)
             for place, (scheme, row) in enumerate(rows.iterrows(), 1)
         )
-        log = spans_decades(floats(rows["mean"])) and rows["mean"].min() > 0  # a zero is the best there is, and must be visible
+        means = floats(rows["mean"].dropna())
+        log = spans_decades(means) and min(means) > 0  # a zero is the best there is, and must be visible
         figures[f"criterion-{criterion.key}"] = Chart(
             criterion.title.capitalize(), "scheme, in overall order", criterion.unit, lines,
             f"{'Lower' if criterion.low_is_better else 'Higher'} is better: {criterion.meaning}.", settings, log_y=log,

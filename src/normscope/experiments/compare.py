@@ -38,10 +38,7 @@ _NOTHING = 1e-6  # smaller values are rounding, and a ratio to them has no meani
 @cache
 def measured_quantities() -> tuple[Quantity, ...]:
     """What measures declare: an audit has their tables."""
-    from normscope.measures.pending import PENDING
-
-    declared = quantities_of(all_measures().values())
-    return (*declared, *(q for q in PENDING if q.name not in {known.name for known in declared}))
+    return quantities_of(all_measures().values())
 
 
 @cache

@@ -195,9 +195,8 @@ def _ledger_section(rows: list[Row], drawn: set[str]) -> Section:
         Finding(
             f"{count_claims(verdicts)}.",
             title=f"{len(rows) - len(failing)} of {len(rows)} claims confirmed",
-            severity="warning" if failing else "ok",
+            severity="notice" if failing else "ok",
             number=len(failing),
-            weight=1,
         ),
         *(
             Finding(

@@ -106,11 +106,11 @@ def check_all(
 
 
 def _in_turn(statement: Statement, cases: Sequence[Case]) -> list[Case]:
-    """The cases with the options that are told apart taken in turn, so that each gets its share."""
-    told_apart = statement.space.get(statement.by)
-    if not isinstance(told_apart, Choice):
+    """The cases with the options of the choice ``by`` in turn, so that each gets its share."""
+    choice = statement.space.get(statement.by)
+    if not isinstance(choice, Choice):
         return list(cases)
-    turns = itertools.cycle(told_apart.options)
+    turns = itertools.cycle(choice.options)
     return [replace(case, values={**case.values, statement.by: next(turns)}) for case in cases]
 
 

@@ -1,4 +1,4 @@
-"""Paper 2, Theorem 3.1, Corollary 3.2 and the lemma behind them: where all schemes end."""
+"""Paper 2, Theorem 3.1, Corollary 3.2 and their lemma: where all schemes end."""
 
 import math
 

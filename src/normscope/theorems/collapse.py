@@ -159,7 +159,7 @@ STATEMENTS = (
             conclusion=_whole_noise_corrected,
         ),
         notices=(),
-        remark="stability.collapse_probability computes the whole noise, not its first order.",
+        remark="measures.collapse_probability computes the whole noise, not its first order.",
     ),
     Statement(
         id="1:7iii",

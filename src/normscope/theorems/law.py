@@ -174,7 +174,7 @@ def _logarithmic(case: Case) -> Comparison:
         moves = [(a + 2 * b + 2 * c + d) / 6 for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
         theta, q, left = theta + h * moves[0], q + h * moves[1], left - h
     measured = torch.cat([unit(late), length(late) / math.exp(case["span"])], 1)
-    bounded = torch.where(q <= largest * (1 + 1e-9), q, -q)  # a q beyond its bound is told as a wrong one
+    bounded = torch.where(q <= largest * (1 + 1e-9), q, -q)  # a q beyond its bound counts as wrong
     return Comparison(measured, torch.cat([unit(theta), bounded], 1), tolerance=1e-4, scale=1.0)
 
 

@@ -160,7 +160,7 @@ STATEMENTS = (
         id="1:4",
         title="First-order propagation",
         claim="Perturb q: E_a[m_t k̃_tᵀ] ε^q. Perturb k: E_a[m̃_t ε_t^kᵀ] q. Perturb m: E_a[ε_t^m]. With z̃_t = z_t − E_a[z].",
-        tested="The formula's terms (stability.first_order_change) beside central differences of the output itself.",
+        tested="The formula's terms (measures.propagation) beside central differences of the output itself.",
         space=_SIZES | {"sharpness": Range(0.01, 3, log=True), "term": choice(*_TERMS)},
         conclusion=_first_order,
         by="term",

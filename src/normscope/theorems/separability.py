@@ -67,7 +67,7 @@ def _independent(case: Case) -> Comparison:
 
 
 def _null_space(case: Case) -> Comparison:
-    """Dimensions of the left and right null space of W_QK, and what is left of the other subspaces behind it."""
+    """Dimensions of the left and right null space of W_QK, and what is left of the other subspaces after it."""
     world, _ = _exchanged(case)
     W_Q, W_K = world.weights.W_Q, world.weights.W_K
     if W_Q is None or W_K is None:
@@ -115,7 +115,7 @@ def _shared(case: Case) -> Comparison:
 
 
 def _orthogonal_spheres(case: Case) -> Comparison:
-    """Scores behind a norm with a gain, which the head undoes, on orthogonal spheres, before and after an exchange."""
+    """Logits after a norm with a gain, which the head undoes, on orthogonal spheres, before and after an exchange."""
     worlds = _exchanged(case, orthogonal=True, spheres=True)
     readers, found = worlds[0].subspaces.duals[0], []
     gain = (0.5 * case.normal("gain", len(readers))).exp()
@@ -261,7 +261,7 @@ STATEMENTS = (
         id="1:2i",
         title="Pre-Norm: orthogonal spheres are enough",
         claim="Pre-Norm keeps subspaces independent if they are mutually orthogonal spheres.",
-        tested="Attention of a head behind RMSNorm or LayerNorm with a gain, after the others are exchanged, equals that "
+        tested="Attention of a head after RMSNorm or LayerNorm with a gain, after the others are exchanged, equals that "
         "before.",
         space=_SIZES | _LENGTHS | {"norm": choice("rms", "layer")},
         conclusion=_orthogonal_spheres,

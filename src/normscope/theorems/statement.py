@@ -53,7 +53,7 @@ class Statement:
         correction: what holds instead, where the printed statement fails.
         remark: what a reader should know beside.
         curves: a picture.
-        by: the name of a choice whose options are told apart in the evidence.
+        by: the name of a choice whose options are distinguished in the evidence.
         cases: how many are drawn in the quick form.
         notices: which mistakes in the claim the test would notice.
     """

@@ -123,7 +123,7 @@ STATEMENTS = (
         claim="No-Norm N; Pre-LayerNorm N − N_s − 1; Pre-RMSNorm N − N_s; QKV-Norm N − N_s, for N dimensions and N_s "
         "subspaces.",
         tested="The rank of the derivative of what all heads see, with respect to what tokens are free to be; and that one "
-        "radius more, set free, changes what all other heads read behind a norm of the input, and nothing otherwise.",
+        "radius more, set free, changes what all other heads read after a norm of the input, and nothing otherwise.",
         space={"subspaces": whole(1, 6), "width": whole(1, 5), "strategy": choice(*_STRATEGIES)},
         conclusion=_degrees,
         notices=("sign", "constant", "exponent"),

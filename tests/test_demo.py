@@ -1,0 +1,72 @@
+"""The demo: other experiments one after the other, on one page, resumed after those that are complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from helpers.browser import CHROMIUM, chromium
+from helpers.cli import run
+from normscope.experiments.demo import Demo, members_of
+from normscope.experiments.progress import Progress
+from normscope.experiments.result import load
+from normscope.experiments.settings import SIX_SCHEMES
+from normscope.experiments.train import Train
+
+OURS = "builtin:addition-small-pre"
+
+
+@pytest.fixture(autouse=True)
+def _small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer examples, runs and claims than ``make demo`` has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    for name, value in (("_EXAMPLES", 2048), ("_TESTS", 16), ("_RUNS", 4), ("_CLAIMS", ("2:4.1",))):
+        monkeypatch.setattr(f"normscope.experiments.demo.{name}", value)
+
+
+def test_a_demo_is_one_page_of_an_audit_the_schemes_a_training_and_the_claims(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, "demo", OURS, "--out", "run")
+    assert status == 0, err
+    result = load(here / "run")
+    report = here / "run" / "report.html"
+    assert out.splitlines()[-1] == str(report)
+    page = report.read_text(encoding="utf-8")
+    for name in (*SIX_SCHEMES.split(","), "Training, scheme by scheme", "2:4.1ii"):
+        assert name in page
+    assert [section.name.partition("-")[0] for section in result.sections][-1] == "claims"
+    assert all(finding.figure is None or finding.figure in result.figures for finding in result.findings)
+    assert not list(here.glob(".run*"))
+    if CHROMIUM is not None:
+        with chromium() as tab:
+            tab.open(report)
+            assert not tab.errors
+            anchors = set(re.findall(r'href="#([^"]+)"', page))
+            assert all(tab.run(f"document.getElementById('{anchor}') !== null") for anchor in anchors)
+    status, _, err = run(capsys, "demo", OURS, "--out", "run")
+    assert status == 2
+    assert "--overwrite" in err
+
+
+def test_an_interrupted_demo_resumes_after_what_is_complete(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Messages(Progress):
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def message(self, text: str) -> None:
+            self.texts.append(text)
+
+    def interrupted(self: Train, progress: Progress, folder: Path | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Train, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Demo(model=OURS).run(folder=here / "run")
+    messages = Messages()
+    result = Demo(model=OURS).run(messages, here / "run").save(here / "run", formats=())
+    complete = [text for text in messages.texts if "complete already" in text]
+    assert complete == [f"complete already: {name}" for name in ("audit", "simulation", "ensemble")]
+    assert set(members_of(load(here / "run"))) == {"audit", "simulation", "ensemble", "pre", "qkv", "claims"}
+    assert result.tables["pre.metrics"]["examples"].max() == 2048
