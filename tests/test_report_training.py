@@ -1,24 +1,18 @@
 """The pages of training and evaluation say what their tables say, also for runs that went wrong."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from normscope.report.training import (
-    evaluation_section,
-    training_section,
-    write_evaluation_report,
-    write_training_report,
-)
 
 from helpers.pages import read_page
-from normscope.errors import InputError
+from normscope.experiments.evaluate import Evaluate, evaluation_section
+from normscope.experiments.result import Result
+from normscope.experiments.train import Train, training_section
 from normscope.report.files import figure_svg
 from normscope.results import Chart, Section
-from normscope.runs import RunFolder
 
 ACCURACY = pd.DataFrame(
     {
@@ -57,13 +51,13 @@ def metrics(rows: int) -> pd.DataFrame:
     )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path)
-    folder.write_table("metrics", metrics(50))
-    folder.write_table("accuracy", ACCURACY)
-    folder.write_table("positions", POSITIONS)
-    return folder
+def trained(table: pd.DataFrame, scheme: str, summary: str) -> Result:
+    tables = {"metrics": table, "accuracy": ACCURACY, "positions": POSITIONS}
+    return Result(Train, {"model": {"scheme": {"name": scheme}}}, tables, summary)
+
+
+def evaluated(summary: str = "") -> Result:
+    return Result(Evaluate, {}, {"accuracy": ACCURACY, "positions": POSITIONS}, summary)
 
 
 def drawn(section: Section, name: str) -> tuple[list[float], list[float]]:
@@ -74,9 +68,9 @@ def drawn(section: Section, name: str) -> tuple[list[float], list[float]]:
     return list(line.x), list(line.y)
 
 
-def test_a_training_page_shows_the_curves_and_the_accuracy(run: RunFolder) -> None:
-    write_training_report(run, "peri, 4 blocks, seed 7", "peri")
-    reader = read_page(run.path / "report.html")
+def test_a_training_page_shows_the_curves_and_the_accuracy(tmp_path: Path) -> None:
+    trained(metrics(50), "peri", "peri, 4 blocks, seed 7").save(tmp_path / "run")
+    reader = read_page(tmp_path / "run" / "report.html")
     assert reader.figures == ["loss", "accuracy", "learning-rate", "positions"]
     for words in ("peri, 4 blocks, seed 7", "peri saw 12,800 examples up to step 50.", "91.38 ± 0.04 %", "Learning rate"):
         assert words in reader.text
@@ -87,13 +81,13 @@ def test_a_training_page_shows_the_curves_and_the_accuracy(run: RunFolder) -> No
         assert y == pytest.approx(list(scale * metrics(50)[column]))
 
 
-def test_an_evaluation_page_shows_accuracy_by_split_and_by_position(run: RunFolder) -> None:
-    write_evaluation_report(run, "64 problems of each length")
-    reader = read_page(run.path / "report.html")
+def test_an_evaluation_page_shows_accuracy_by_split_and_by_position(tmp_path: Path) -> None:
+    evaluated("64 problems of each length").save(tmp_path / "run")
+    reader = read_page(tmp_path / "run" / "report.html")
     assert reader.figures == ["positions"]
     for words in (*ACCURACY["split"], "64 problems of each length", "91.38 ± 0.04 %", "65,536"):
         assert words in reader.text
-    chart = evaluation_section({"accuracy": ACCURACY, "positions": POSITIONS}, "").figures["positions"]
+    chart = evaluation_section(evaluated()).figures["positions"]
     assert isinstance(chart, Chart)
     assert [(line.name, line.x, line.y) for line in chart.lines] == [
         ("in-distribution", [1, 2, 3], [100, 75, 50]),
@@ -103,8 +97,8 @@ def test_an_evaluation_page_shows_accuracy_by_split_and_by_position(run: RunFold
 
 
 def test_percentages_show_their_error_and_leave_out_what_is_unknown() -> None:
-    (table,) = evaluation_section({"accuracy": ACCURACY, "positions": POSITIONS}, "").tables
-    assert table.columns == ("split", "per answer token", "exact answers", "examples")
+    (table,) = evaluation_section(evaluated()).tables
+    assert table.columns == ("split", "accuracy per character", "exact answers", "examples")
     assert table.rows == (
         ("in-distribution", "91.38 ± 0.04 %", "50.00 %", "65,536"),
         ("ood-interpolation", "80.00 ± 1.23 %", "100.00 ± 0.00 %", "128"),
@@ -129,14 +123,12 @@ def test_a_thinned_curve_keeps_the_mean_of_the_loss(rows: int) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("rows", [50, 2000])
-def test_a_diverged_run_is_drawn_up_to_where_it_diverged_and_says_so(run: RunFolder, rows: int, value: float) -> None:
+def test_a_diverged_run_is_drawn_up_to_where_it_diverged_and_says_so(rows: int, value: float) -> None:
     table = metrics(rows)
     first = rows // 2 + 1
     table.loc[first:, "loss"] = value
-    run.write_table("metrics", table)
-    write_training_report(run, "seed 0", "post")
-    page = (run.path / "report.html").read_text(encoding="utf-8")
-    assert f"The loss was first not finite at {(first + 1) * 256:,} examples" in page
+    page = trained(table, "post", "seed 0").to_html()
+    assert f"The loss first became non-finite at {(first + 1) * 256:,} examples" in page
     x, y = drawn(training_section({"post": table}, ""), "loss")
     finite = [math.isfinite(value) for value in y]
     # A block with one bad step in it is a gap: a mean over the others would hide the step.
@@ -152,19 +144,3 @@ def test_one_row_is_enough(loss: float) -> None:
 
 def test_a_run_too_short_to_be_recorded_has_a_section() -> None:
     assert training_section({"peri": metrics(0)}, "").text == ("peri has no recorded step.",)
-
-
-@pytest.mark.parametrize(
-    ("missing", "write"),
-    [
-        ("metrics", lambda run: write_training_report(run, "", "peri")),
-        ("accuracy", lambda run: write_training_report(run, "", "peri")),
-        ("accuracy", lambda run: write_evaluation_report(run, "")),
-        ("positions", lambda run: write_evaluation_report(run, "")),
-    ],
-)
-def test_a_missing_table_is_named(run: RunFolder, missing: str, write: Callable[[RunFolder], None]) -> None:
-    (run.path / f"{missing}.parquet").unlink()
-    with pytest.raises(InputError, match=rf"no table '{missing}'; there are: "):
-        write(run)
-    assert not (run.path / "report.html").exists()

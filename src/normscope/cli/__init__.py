@@ -1,8 +1,7 @@
-"""The command line: one file per command; it parses, calls the library and prints."""
+"""The command line: a command for every experiment, and one for the table of schemes."""
 
 import os
 import sys
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -11,16 +10,13 @@ from normscope.cli.output import examples
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 
-COMMANDS = {
-    "schemes": "Show all schemes with their slots and what follows from them, or some of them in full.",
-    "sweep": "Run a grid and lists of points over the fields of a recipe, and put all runs into one table.",
-}  # those that are no experiments
+SCHEMES = "Show all schemes with their slots, update and law, or some of them in full."
 
 
 def app(wanted: str | None = None) -> typer.Typer:
-    """All commands by name and summary; the one that is wanted whole, so that no other's file is read.
+    """All commands by name and summary; only the wanted one has its options, so that no other's file is imported.
 
-    Without a command that is wanted, as for a shell that completes words, all are whole.
+    Without a wanted command, as for shell completion, all have their options.
     """
     commands = typer.Typer(
         name="normscope",
@@ -32,27 +28,25 @@ def app(wanted: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(options)
-    for name, summary in _listed().items():
-        if (wanted is None or name == wanted) and name in summaries():
+    if wanted in (None, "schemes"):
+        from normscope.cli.schemes import EXAMPLES, schemes
+
+        commands.command("schemes", epilog=EXAMPLES)(schemes)
+    else:
+        commands.command("schemes", help=SCHEMES)(_not_wanted)
+    for name, summary in summaries().items():
+        if wanted in (None, name):
             from normscope.cli.command import command_of
 
             kind = kind_of(name)
             commands.command(name, epilog=examples(*kind.usage))(command_of(kind))
-        elif wanted is None or name == wanted:
-            module = import_module(f"normscope.cli.{name}")
-            commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))
         else:
             commands.command(name, help=summary)(_not_wanted)
     return commands
 
 
-def _listed() -> dict[str, str]:
-    """All commands with their summaries, in the order of the list: schemes, experiments, sweeps."""
-    return {"schemes": COMMANDS["schemes"], **summaries(), **COMMANDS}
-
-
 def _not_wanted() -> None:
-    """Stands in the list of commands for one that is not run."""
+    """Takes the place of a command that is only listed."""
 
 
 def _show_version(wanted: bool) -> None:

@@ -199,7 +199,7 @@ def audit_tables(
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
-        names = ", ".join(tables)
+        names = f"{', '.join(tables)} (--fresh, or fresh=True, measures everything)"
         progress.message(
             f"unchanged since an earlier audit, and not measured again: {names} (--fresh, or fresh=True, measures everything)"
         )
