@@ -260,7 +260,7 @@ def test_the_summary_has_the_number_of_tokens(here: Path, capsys: pytest.Capture
 
 def test_models_in_memory_and_results_are_compared() -> None:
     audited = Audit(model="builtin:addition-small-qkv", examples=8, device="cpu").run()
-    result = Compare(subjects=(OURS, audited), examples=8, device="cpu").run()
+    result = Compare(subjects=(open_model(OURS), audited), examples=8, device="cpu").run()
     assert set(result.tables["numbers"]["subject"]) == {OURS, "builtin:addition-small-qkv"}
     runs = [Simulate(scheme="pre", tokens=4, dim=8, time=1, samples=3, seed=seed, start="uniform").run() for seed in (0, 1)]
     assert set(Compare(subjects=runs).run().tables["numbers"]["subject"]) == {"simulate (1)", "simulate (2)"}

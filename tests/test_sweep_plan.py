@@ -1,4 +1,4 @@
-"""The plan of a sweep: which runs there are, what they are called, and one line for every mistake before anything runs."""
+"""The plan of a sweep: its runs, their names, and one line for every mistake before anything runs."""
 
 import re
 import tomllib
@@ -11,7 +11,9 @@ from helpers.cli import run
 from normscope import InputError
 from normscope.dynamics import PANELS
 from normscope.runs import new_run
-from normscope.sweeps import SWEEPS, Sweep, SweepFolder, begin, read_sweep, sweep_from
+from normscope.sweeps.folder import SweepFolder
+from normscope.sweeps.plan import PRESETS, Plan, read_plan
+from normscope.sweeps.scheduler import begin
 
 GRID = """
 kind = "train"
@@ -25,8 +27,8 @@ rate = [1e-3, 1e-4]
 """
 
 
-def planned(text: str, folder: Path = Path()) -> Sweep:
-    return sweep_from(tomllib.loads(text), folder=folder)
+def planned(text: str) -> Plan:
+    return read_plan(tomllib.loads(text))
 
 
 def test_a_grid_is_every_combination_in_its_order() -> None:
@@ -35,7 +37,7 @@ def test_a_grid_is_every_combination_in_its_order() -> None:
     assert [point.name for point in sweep.points] == [
         f"scheme={scheme},dim={dim},rate={rate}" for scheme in ("pre", "qkv") for dim in (64, 128) for rate in (0.001, 0.0001)
     ]
-    last = sweep.points[-1].job.values
+    last = sweep.points[-1].experiment.field_values
     assert (last["scheme"], last["dim"], last["rate"], last["examples"]) == ("qkv", 128, 1e-4, 1000)
     assert last["layers"] == 2  # the preset's
 
@@ -44,8 +46,8 @@ def test_points_stand_beside_the_grid_and_have_names_of_their_own() -> None:
     sweep = planned(GRID + '[[points]]\nname = "mine"\nscheme = "peri"\nexamples = 500\n[[points]]\nseed = 7\n')
     assert [point.name for point in sweep.points[8:]] == ["mine", "seed=7"]
     assert sweep.varied == ("scheme", "dim", "rate", "examples", "seed")
-    mine = sweep.points[8].job.values
-    assert (mine["scheme"], mine["examples"], mine["dim"]) == ("peri", 500, 64)  # its own, before what is fixed
+    mine = sweep.points[8].experiment.field_values
+    assert (mine["scheme"], mine["examples"], mine["dim"]) == ("peri", 500, 64)  # its own field replaces a fixed one
 
 
 def test_names_are_safe_as_folders_and_differ() -> None:
@@ -62,66 +64,69 @@ def test_names_are_safe_as_folders_and_differ() -> None:
     assert all(len(name) <= 150 and re.fullmatch(r"[\w.,=+-]+", name) for name in names)
 
 
-def test_paths_are_seen_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text('[attention]\ninput = "norm"\noutput = "norm"\n')
     (tmp_path / "recipe.toml").write_text("layers = 3\n")
     (tmp_path / "sweep.toml").write_text('kind = "train"\nrecipe = "./recipe.toml"\n[grid]\nscheme = ["./mine.toml", "pre"]\n')
-    sweep = read_sweep(str(tmp_path / "sweep.toml"))
+    sweep = read_plan(str(tmp_path / "sweep.toml"))
     assert [point.name for point in sweep.points] == ["scheme=mine", "scheme=pre"]
-    assert sweep.points[0].job.values["scheme"] == "mine"
+    assert sweep.points[0].experiment.field_values["scheme"] == "mine"
     assert sweep.points[0].values["scheme"] == str(tmp_path / "mine.toml")
-    assert sweep.points[0].job.values["layers"] == 3
+    assert sweep.points[0].experiment.field_values["layers"] == 3
     (tmp_path / "here").mkdir()
     (tmp_path / "mine.toml").rename(tmp_path / "here" / "mine.toml")
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match=re.escape(f"no scheme file '{tmp_path / 'mine.toml'}'")):
-        read_sweep(str(tmp_path / "sweep.toml"))
+        read_plan(str(tmp_path / "sweep.toml"))
 
 
 def test_a_dot_in_the_name_of_a_folder_stays_in_the_name_of_its_run(tmp_path: Path) -> None:
     for version in ("v1.0", "v1.5"):
         (tmp_path / version).mkdir()
         (tmp_path / version / "config.json").write_text("{}")
-    sweep = sweep_from({"kind": "audit", "grid": {"model": [str(tmp_path / "v1.0"), str(tmp_path / "v1.5")]}})
+    sweep = read_plan({"kind": "audit", "grid": {"model": [str(tmp_path / "v1.0"), str(tmp_path / "v1.5")]}})
     assert [point.name for point in sweep.points] == ["model=v1.0", "model=v1.5"]
 
 
-def test_lists_are_told_as_they_stand_in_the_table() -> None:
+def test_lists_are_shown_as_in_the_table() -> None:
     sweep = planned('kind = "train"\npreset = "tiny"\n[grid]\nintegers = [[2, 3], [4]]\n')
-    assert [sweep.told(points) for points in sweep.shapes] == ["integers 2,3", "integers 4"]
+    assert [sweep.shared(points) for points in sweep.shapes] == ["integers 2,3", "integers 4"]
 
 
 def test_panels_of_ensembles_are_a_field_too() -> None:
     sweep = planned('kind = "ensemble"\n[fixed]\nscheme = "pre,peri"\nruns = 100\n[grid]\npanel = ["5a", "5d", "5g"]\n')
-    assert [point.job.values["dim"] for point in sweep.points] == [PANELS[panel].dim for panel in ("5a", "5d", "5g")]
-    assert [point.job.parts for point in sweep.points] == [7, 7, 7]
+    assert [point.experiment.field_values["dim"] for point in sweep.points] == [
+        PANELS[panel].dim for panel in ("5a", "5d", "5g")
+    ]
+    assert [point.experiment.parts for point in sweep.points] == [7, 7, 7]
 
 
 def test_runs_of_one_shape_are_timed_once() -> None:
     sweep = planned(GRID)
-    assert [sweep.told(points) for points in sweep.shapes] == [
+    assert [sweep.shared(points) for points in sweep.shapes] == [
         "scheme pre, dim 64", "scheme pre, dim 128", "scheme qkv, dim 64", "scheme qkv, dim 128"
     ]  # fmt: skip
 
 
-def test_whole_runs_are_not_shared_out_in_the_estimate_and_chunks_are() -> None:
+def test_whole_runs_are_not_divided_in_the_estimate_and_chunks_are() -> None:
     three = planned('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 3]\n')
-    assert three.lasts({three.points[0].job.shape: 10.0}, 2) == 20.0
+    assert three.duration({three.points[0].experiment.shape: 10.0}, 2) == 20.0
     one = planned('kind = "ensemble"\nscheme = "pre"\nruns = 64\nchunk = 16\n[grid]\nseed = [1]\n')
-    assert one.lasts({one.points[0].job.shape: 10.0}, 2) == 5.0
+    assert one.duration({one.points[0].experiment.shape: 10.0}, 2) == 5.0
 
 
-def test_the_sweeps_of_the_package_can_be_read() -> None:
-    for name in SWEEPS:
+def test_the_plans_of_the_package_can_be_read() -> None:
+    for name in PRESETS:
         assert files("normscope.sweeps").joinpath("presets", f"{name}.toml").is_file()
-        assert len(read_sweep(name).points) >= 12
+        assert len(read_plan(name).points) >= 12
 
 
 MISTAKES = [
     ("", "begins with its kind"),
     ('kind = "trian"', "did you mean 'train'?"),
-    ("kind = 3", "kind is one of"),
-    ('kind = ["train"]', "kind is one of"),
+    ("kind = 3", "the kind of a sweep is one of"),
+    ('kind = ["train"]', "the kind of a sweep is one of"),
+    ('kind = "sweep"', "the kind of a sweep is one of"),
     ('kind = "train"\npreset = "tiny"', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\n', "no run: give [grid]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\ndim = []\n', "'dim' in [grid] is an empty list"),
@@ -130,7 +135,7 @@ MISTAKES = [
     ('kind = "train"\npreset = "tiny"\n[fixed]\nraet = 1.0\n[grid]\ndim = [64]\n', "did you mean 'rate'?"),
     ('kind = "train"\npreset = "tiny"\ngird = 1\n[grid]\ndim = [64]\n', "did you mean 'grid'?"),
     ('kind = "train"\npreset = "tiny"\n[[points]]\nsede = 1\n', "in point 1; did you mean 'seed'?"),
-    ('kind = "train"\npreset = "tiny"\n[[points]]\nname = "a"\n', "says nothing"),
+    ('kind = "train"\npreset = "tiny"\n[[points]]\nname = "a"\n', "point 1 of [[points]] is empty"),
     ('kind = "train"\npreset = "tiny"\n[fixed]\ndim = 8\n[grid]\ndim = [64]\n', "both fixed and in the grid"),
     ('kind = "train"\npreset = "tiny"\nseed = 1\n[fixed]\nseed = 2\n[grid]\ndim = [64]\n', "both at the top and in [fixed]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nrate = [{a = 1}]\n', "a value is a text, a number"),
@@ -151,28 +156,30 @@ MISTAKES = [
     ('kind = "train"\n[grid]\ndim = [64]\n', "a training needs either preset"),
     ('kind = "train"\npreset = "tinny"\n[grid]\ndim = [64]\n', "unknown preset 'tinny'"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [' + "1," * 101 + "]\nwarmup = [" + "1," * 101 + "]", "at most 10,000"),
-    ('kind = "ensemble"\n[grid]\ndim = [8]\n', "an ensemble needs scheme"),
-    ('kind = "ensemble"\nscheme = "pre"\nruns = 4\n[grid]\ndim = ["8"]\n', "'dim' is a whole number"),
+    ('kind = "ensemble"\n[grid]\ndim = ["wide"]\n', "point 'dim=wide': dim='wide': should be a valid integer"),
+    (
+        'kind = "simulate"\ngradient = true\n[grid]\nseed = [1]\n',
+        "point 'seed=1': gradient=True goes back through whole layers",
+    ),
     ('kind = "ensemble"\nscheme = "pre"\nruns = 4\n[grid]\npanel = ["5z"]\n', "unknown panel '5z'"),
     ('kind = "stability"\n[grid]\nmodel = ["builtin:addition-small"]\n', "no model 'builtin:addition-small' in the package"),
     ('kind = "stability"\nmodel = "builtin:addition-small-pre"\n[grid]\nlevels = [[0.1], [0.9]]\n', "below 0.577"),
-    ('kind = "stability"\n[grid]\nseed = [1]\n', "needs a model"),
+    ('kind = "stability"\n[grid]\nseed = [1]\n', "point 'seed=1': stability needs model="),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
-def test_a_mistake_is_told_before_anything_runs(text: str, message: str) -> None:
+def test_a_mistake_is_reported_before_anything_runs(text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         planned(text)
 
 
-def test_the_command_tells_a_mistake_in_one_line_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_a_mistake_in_one_line_and_leaves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
-        (("nowhere.toml",), "no sweep file 'nowhere.toml'"),
-        (("status",), "whose status?"),
+        (("nowhere.toml",), "no plan 'nowhere.toml'"),
+        (("status",), "status needs the sweep's folder"),
         (("status", "nowhere"), "does not exist"),
         (("scan", "there"), "--out there"),
-        (("scan", "--format", "pdf"), "unknown format 'pdf'"),
     ):
         status, out, err = run(capsys, "sweep", *arguments)
         assert (status, out) == (2, ""), arguments
@@ -186,7 +193,7 @@ def test_the_command_tells_a_mistake_in_one_line_and_leaves_nothing(here: Path, 
     assert [path.name for path in here.iterdir()] == ["mine.toml"]
 
 
-def test_a_plan_that_was_left_half_or_without_runs_may_be_begun_in_another_way(tmp_path: Path) -> None:
+def test_a_plan_that_is_partial_or_has_no_runs_yet_may_begin_in_another_way(tmp_path: Path) -> None:
     folder, sweep = SweepFolder.of(tmp_path), planned(GRID)
     (tmp_path / ".sweep.json.123.partial").write_text('{"kind": "tra')  # killed while it wrote the plan
     assert folder.empty
@@ -201,11 +208,11 @@ def test_a_plan_that_was_left_half_or_without_runs_may_be_begun_in_another_way(t
             folder.plan  # noqa: B018
 
 
-def test_what_a_complete_run_still_has_of_its_work_goes_and_that_of_others_stays(tmp_path: Path) -> None:
+def test_unfinished_work_is_removed_for_complete_runs_alone(tmp_path: Path) -> None:
     folder = SweepFolder.of(tmp_path)
     with new_run(folder.run("seed=1"), "train", {}):
         pass
     for name in ("seed=1", "seed=2"):
-        (tmp_path / "runs" / f".{name}.unfinished-0123456789ab").mkdir()  # killed between its end and tidying up
+        (tmp_path / "runs" / f".{name}.unfinished-0123456789ab").mkdir()  # killed before it was removed
     folder.tidy()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".seed=2.unfinished-0123456789ab", "seed=1"]

@@ -1,6 +1,5 @@
 """Sweeps as they run: the same numbers for any number of workers, whatever is killed, fails or fills up in between."""
 
-import io
 import json
 import multiprocessing
 import os
@@ -8,83 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-import torch
-from normscope.audit import Question, audit
-from safetensors.torch import load_file
 
-from normscope.cli import main
-from normscope.models import open_model
+import normscope as ns
+from helpers.sweeps import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, normscope, sweep, wait_for
+from normscope.experiments.progress import Progress
+from normscope.experiments.result import load
 from normscope.runs import open_run
-from normscope.sweeps import LocalExecutor, Standing, SweepFolder, begin, read_sweep, run_sweep, visible_gpus
+from normscope.sweeps.folder import SweepFolder
+from normscope.sweeps.local import LocalExecutor, visible_gpus
+from normscope.sweeps.plan import read_plan
+from normscope.sweeps.scheduler import ATTEMPTS, Status, begin, run_plan
 from normscope.transformer.files import model_folder
 
-TINY = """
-kind = "train"
-preset = "tiny"
-[fixed]
-layers = 2
-dim = 8
-heads = 2
-head = 4
-feedforward = 8
-readout = [8]
-frequencies = 2
-batch = 4
-examples = 160
-epoch = 2
-warmup = 0
-clip = 0
-test_examples = 8
-"""
 TRAINING = TINY + '[grid]\nscheme = ["pre", "qkv"]\nseed = [1, 2]\n[[points]]\nname = "wild"\nrate = 1e12\n'
-ENSEMBLE = """
-kind = "ensemble"
-[fixed]
-scheme = "post,peri"
-runs = 40
-chunk = 8
-tokens = 6
-time = 1.0
-samples = 3
-[grid]
-dim = [4, 8]
-"""
-EVERY_STEP = ("--checkpoint-every", "0")
-
-
-def normscope(*arguments: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of a command."""
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err, pytest.raises(SystemExit) as left:
-        main([*map(str, arguments)])
-    return int(left.value.code or 0), out.getvalue(), err.getvalue()
-
-
-def sweep(*arguments: object) -> tuple[int, str, str]:
-    """The same of ``normscope sweep``."""
-    return normscope("sweep", *arguments)
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """The same tables, and the same weights in every run."""
-    for name in ("runs", "curves"):
-        pd.testing.assert_frame_equal(open_run(one).table(name), open_run(other).table(name), check_exact=True)
-    runs = sorted(path.name for path in (one / "runs").iterdir())
-    assert runs == sorted(path.name for path in (other / "runs").iterdir())  # and nothing is left beside them
-    for name in runs:
-        found = [list((folder / "runs" / name).glob("model.safetensors")) for folder in (one, other)]
-        assert len(found[0]) == len(found[1])
-        if found[0]:
-            weights, others = (load_file(files[0]) for files in found)
-            assert weights.keys() == others.keys()
-            assert all(torch.equal(weights[key], others[key]) for key in weights)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +49,7 @@ def whole(place: Path) -> Path:
 @pytest.fixture
 def undrawn(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without pages, which take seconds to draw and have tests of their own."""
-    monkeypatch.setattr("normscope.report.sweep.write_sweep_report", lambda run, title, formats: None)
+    monkeypatch.setattr("normscope.report.write.write_report", lambda *given: [])
 
 
 def test_one_table_holds_all_runs(whole: Path) -> None:
@@ -117,7 +58,7 @@ def test_one_table_holds_all_runs(whole: Path) -> None:
     assert list(runs["name"]) == [f"scheme={s},seed={n}" for s in ("pre", "qkv") for n in (1, 2)] + ["wild"]
     assert list(runs["state"]) == ["finished"] * 4 + ["diverged"]
     assert list(runs.columns[:6]) == ["name", "state", "error", "scheme", "seed", "rate"]
-    assert list(runs["seed"]) == [1, 2, 1, 2, 100]  # the last by the recipe's default
+    assert list(runs["seed"]) == [1, 2, 1, 2, 100]  # the last is the recipe's default
     assert "not a finite number at step" in runs["error"].iloc[4]
     assert runs["steps"].iloc[4] < runs["steps"].iloc[0] == 40
     first = open_run(whole / "runs" / runs["name"].iloc[0])
@@ -151,13 +92,13 @@ def test_what_is_finished_is_not_run_again_and_not_replaced_by_another_sweep(pla
     assert "holds another sweep" in err
     status, _, err = sweep(place / "other.toml", "--out", place)
     assert status == 2
-    assert "is no sweep" in err
+    assert "is not a sweep" in err
     assert not (place / "lock").exists()
     assert {path: path.stat().st_mtime_ns for path in whole.glob("runs/*/*")} == written
 
 
-def test_a_second_driver_is_kept_out(place: Path, whole: Path) -> None:
-    with SweepFolder.of(whole).alone():
+def test_a_second_process_is_kept_out(place: Path, whole: Path) -> None:
+    with SweepFolder.of(whole).exclusive():
         status, out, err = sweep(place / "training.toml", "--out", whole)
     assert (status, out) == (2, "")
     assert "another process runs the sweep" in err
@@ -173,16 +114,16 @@ def test_killed_and_started_again_it_ends_with_the_same_table(place: Path, whole
         stderr=subprocess.DEVNULL,
     )
     try:
-        seen = _wait(lambda: _states(folder) if {"finished", "running"} <= set(_states(folder).values()) else None)
+        seen = wait_for(lambda: _states(folder) if {"finished", "running"} <= set(_states(folder).values()) else None)
         assert seen["scheme=pre,seed=1"] == "finished"
         assert list(seen.values()).count("running") == 1
-        _wait(lambda: list(folder.glob("runs/.*.unfinished-*/checkpoint-*.safetensors")))
+        wait_for(lambda: list(folder.glob("runs/.*.unfinished-*/checkpoint-*.safetensors")))
         workers = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
         assert workers
     finally:
         driver.kill()
         driver.wait()
-    _wait(lambda: not any(_alive(worker) for worker in workers))
+    wait_for(lambda: not any(alive(worker) for worker in workers))
     left = _states(folder)
     assert "running" not in left.values()
     assert "waiting" in left.values()
@@ -193,25 +134,48 @@ def test_killed_and_started_again_it_ends_with_the_same_table(place: Path, whole
     assert_same(whole, folder)
 
 
-def test_a_worker_that_is_killed_is_a_failure_of_its_run_alone(place: Path) -> None:
-    (place / "long.toml").write_text(
-        TINY + '[[points]]\nname = "long"\nexamples = 400_000\n[[points]]\nname = "short"\nseed = 3\n'
+class Killer(Progress):
+    """Kills the only worker whenever a run is in progress and has a checkpoint that it has not killed at, so many times."""
+
+    def __init__(self, folder: SweepFolder, name: str, times: int) -> None:
+        self.folder, self.name, self.times = folder, name, times
+        self.killed: list[int] = []
+
+    def parallel(self, running: Mapping[str, tuple[float, str]]) -> None:
+        """Kill the worker."""
+        saved = list(self.folder.path.glob(f"runs/.{self.name}.unfinished-*/checkpoint-*.safetensors"))
+        workers = multiprocessing.active_children()
+        if self.name in running and saved and workers and len(self.killed) < self.times and workers[0].pid not in self.killed:
+            self.killed.append(int(workers[0].pid or 0))
+            os.kill(self.killed[-1], signal.SIGKILL)
+
+
+def killed_sweep(path: Path, times: int) -> tuple[SweepFolder, Status]:
+    """Two trainings with one worker, which is killed so many times in the first."""
+    points = '[[points]]\nname = "long"\nexamples = 240\n[[points]]\nname = "short"\nseed = 3\n'
+    plan, folder = read_plan(tomllib.loads(TINY + points), checkpoint_every=0.0), SweepFolder.of(path)
+    killer = Killer(folder, "long", times)
+    with folder.exclusive(), LocalExecutor(folder.path, 1, 1) as executor:
+        begin(folder, plan, {"device": "cpu", "threads": 1})
+        status = run_plan(folder, plan, executor, killer)
+    assert len(killer.killed) == times
+    return folder, status
+
+
+def test_a_killed_worker_costs_no_run(place: Path) -> None:
+    folder, status = killed_sweep(place / "once", 1)
+    assert status.states == {"long": "finished", "short": "finished"}
+    alone = read_plan(tomllib.loads(TINY + "[[points]]\nexamples = 240\n")).points[0].experiment.run().tables["metrics"]
+    metrics = open_run(folder.run("long")).table("metrics")
+    pd.testing.assert_frame_equal(metrics.drop(columns="seconds"), alone.drop(columns="seconds"), check_exact=True)
+
+
+def test_a_run_whose_worker_always_dies_fails_alone(place: Path) -> None:
+    folder, status = killed_sweep(place / "always", ATTEMPTS)
+    assert status.states == {"long": "failed", "short": "finished"}
+    assert f"its process was killed; memory may have run out, or workers.log has the reason ({ATTEMPTS} times)" in str(
+        folder.error("long")
     )
-    wanted, folder = read_sweep(str(place / "long.toml")), SweepFolder.of(place / "long")
-    killed = []
-
-    def kill_once(standing: Standing) -> None:
-        if "long" in standing.running and not killed:
-            (worker,) = multiprocessing.active_children()
-            os.kill(int(worker.pid or 0), signal.SIGKILL)
-            killed.append(worker.pid)
-
-    with folder.alone(), LocalExecutor(folder.path, 1, 1) as executor:
-        begin(folder, wanted, {"device": "cpu", "threads": 1})
-        standing = run_sweep(folder, wanted, executor, kill_once)
-    assert killed
-    assert standing.states == {"long": "failed", "short": "finished"}
-    assert "SIGKILL" in str(folder.error("long"))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -243,7 +207,7 @@ def test_a_failed_run_is_recorded_and_run_again_when_asked(place: Path) -> None:
     (place / "broken" / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1] + b"x")
     status, _, err = sweep(*command)
     assert status == 2
-    assert "was of another model or text" in err  # and its old numbers are not given for new ones
+    assert "was of another model or text" in err  # and its numbers are not reported for the new model
     assert (place / "stability" / "runs" / finished["name"] / "run.json").stat().st_mtime_ns == written
 
 
@@ -275,20 +239,28 @@ def test_ensembles_are_the_same_for_any_number_of_workers(place: Path) -> None:
 
 
 def test_an_audit_in_a_sweep_is_the_audit(place: Path) -> None:
-    (place / "audit.toml").write_text('kind = "audit"\nexamples = 4\n[grid]\nmodel = ["builtin:addition-small-qkv"]\n')
-    (point,) = read_sweep(str(place / "audit.toml")).points
-    told: list[tuple[int, int, str]] = []
-    point.job.finish(place / "audit", lambda *progress: told.append(progress))
-    assert {done for done, total, _ in told if total == 4} == {0, 1, 2, 3, 4}
-    alone = audit(Question.of(open_model("builtin:addition-small-qkv"), examples=4)).tables
-    run = open_run(place / "audit")
-    assert set(run.tables) == set(alone)
-    pd.testing.assert_frame_equal(run.table("motion"), alone["motion"], check_exact=True)
-    numbers = point.job.outcome(run).numbers
-    assert numbers["cosine"] == alone["motion"]["cosine"].iloc[-1]
-    assert numbers["growth"] > 1
-    assert numbers["collapse_at_0.3"] == 0.0  # its keys are normalised
-    assert point.job.seconds() > 0
+    plan = {"kind": "audit", "examples": 4, "grid": {"model": ["builtin:addition-small-qkv"]}}
+    swept = ns.sweep(plan, device="cpu", out=place / "audit", progress=False)
+    alone = ns.audit("builtin:addition-small-qkv", examples=4, device="cpu", progress=False)
+    run = load(place / "audit" / "runs" / "model=builtin-addition-small-qkv")
+    assert set(run.tables) == set(alone.tables)
+    pd.testing.assert_frame_equal(run.tables["motion"], alone.tables["motion"], check_exact=True)
+    (row,) = swept.records
+    assert row["cosine"] == alone.tables["motion"]["cosine"].iloc[-1]
+    assert row["growth"] > 1
+    assert row["collapse_at_0.3"] == 0.0  # its keys are normalised
+    assert read_plan(plan).points[0].experiment.seconds() > 0
+
+
+def test_any_experiment_can_be_swept_from_python_without_a_folder(here: Path) -> None:
+    plan = {"kind": "simulate", "scheme": "pre,post", "tokens": 6, "dim": 8, "time": 1, "grid": {"beta": [1.0, 4.0]}}
+    swept = ns.sweep(plan, device="cpu", progress=False)
+    assert list(here.iterdir()) == []
+    assert list(swept.tables["runs"]["beta"]) == [1.0, 4.0]
+    alone = ns.simulate("pre,post", tokens=6, dim=8, time=1, beta=4.0, device="cpu", progress=False).tables["trajectories"]
+    last = alone[alone["scheme"] == "post"].iloc[-1]
+    assert swept.tables["runs"]["cosine_post"].iloc[1] == last["cosine"]
+    assert "final-cosine-post" in swept.figures
 
 
 @pytest.fixture
@@ -340,20 +312,3 @@ def _states(folder: Path) -> dict[str, str]:
     """What ``normscope sweep status`` says; nothing while there is no plan."""
     status, out, _ = sweep("status", folder, "--json")
     return {row["name"]: row["state"] for row in json.loads(out)} if status == 0 else {}
-
-
-def _wait(ready: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        found = ready()
-        if found:
-            return found
-        time.sleep(0.005)
-    raise AssertionError("waited in vain")
-
-
-def _alive(pid: str) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False

@@ -122,19 +122,22 @@ def grown_run(
     seed: int | None = None,
     device: str = "cpu",
     started: datetime | None = None,
+    summary: str = "",
 ) -> Iterator[RunFolder]:
     """Make a run of a folder that grew with the work: what the block writes moves into it at its end, ``run.json`` last.
 
-    Files of the same name are replaced, each whole. One process at a time: what another left in the middle is removed.
+    Files and folders of the same name are replaced. One process at a time: what another left unfinished is removed.
     """
     final, started = run_path(path), started or datetime.now(UTC)
     for left in final.glob(".partial-*"):
         shutil.rmtree(left, ignore_errors=True)
     with _termination_raises(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:
         yield RunFolder(Path(partial))
-        _write_description(Path(partial), command, configuration, seed, device, started)
+        _write_description(Path(partial), command, configuration, seed, device, started, summary)
         with _signals_wait():
             for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == _DESCRIPTION):
+                if (final / file.name).is_dir():
+                    shutil.rmtree(final / file.name)
                 os.replace(file, final / file.name)
 
 

@@ -36,7 +36,7 @@ _PLAIN = (bool, int, float, str, Path)
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(ctx: typer.Context, out: Path | None, overwrite: bool, format: str, json: bool, **given: Any) -> None:
+    def command(ctx: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
             done = experiment.begin(ctx.obj)
@@ -58,6 +58,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("format", "html", FormatOption),
             ("json", False, JsonOption),
         )
+        if not (kind.grows and name == "overwrite")
     ]
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]
@@ -74,16 +75,16 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     from normscope.report.write import chosen_formats
 
     formats = chosen_formats(format)
-    folder = out or experiment.default_folder()
+    folder = (out or experiment.default_folder()) if experiment.saved else None
     try:
         with progress_bar() as bar:
             result = execute(experiment, folder, overwrite=overwrite, formats=formats, progress=bar)
     except KeyboardInterrupt:
-        if experiment.resumable:
+        if experiment.resumable and folder is not None:
             say(f"interrupted; the same command with --out {folder} resumes from what is saved")
         raise
     for problem in result.problems:
-        say(f"stopped: {problem}")
+        say(f"incomplete: {with_options(problem, result.kind)}")
     if json:
         print_json(result.records)
     else:

@@ -1,11 +1,27 @@
 """The device that a computation runs on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from normscope.errors import InputError
+
+_ELSEWHERE = ContextVar("elsewhere", default=False)
+
+
+@contextmanager
+def devices_elsewhere() -> Iterator[None]:
+    """Accept any device meanwhile: the computation will run on another machine."""
+    before = _ELSEWHERE.set(True)
+    try:
+        yield
+    finally:
+        _ELSEWHERE.reset(before)
 
 
 def chosen_device(name: str) -> str:
     """``auto`` resolved to a GPU if there is one; a device that this machine lacks raises ``InputError``."""
-    if name == "cpu":
+    if name == "cpu" or _ELSEWHERE.get():
         return name
     import torch
 

@@ -1,4 +1,4 @@
-"""Experiments: settings in, a Result out; one file each, found by name."""
+"""Experiments: settings in, a Result out; one file each, discovered by name."""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +26,9 @@ _FIRST = (
     "audit",
     "compare",
     "advise",
+    "sweep",
 )
+_PACKAGES = ("experiments", "sweeps")  # whose files are searched: a sweep runs other experiments, so it is defined after them
 
 _COMMON = """    progress: whether to show progress.
     out: a run folder to save the result in; a resumable experiment resumes there.
@@ -36,15 +38,23 @@ _COMMON = """    progress: whether to show progress.
 
 @cache
 def summaries() -> dict[str, str]:
-    """Every experiment with its summary: the files here whose first line is their own name, a colon, and the summary."""
-    found = {}
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        with file.open(encoding="utf-8") as lines:
-            name, colon, summary = next(lines).strip().strip('"').partition(": ")
-        if colon and name == file.stem:
-            found[name] = summary
-    order = [*(name for name in _FIRST if name in found), *(name for name in found if name not in _FIRST)]
-    return {name: found[name] for name in order}
+    """Every experiment with its summary: the files whose first line is their own name, a colon, and the summary."""
+    discovered = {name: summary for name, (_, summary) in _modules().items()}
+    order = [*(name for name in _FIRST if name in discovered), *(name for name in discovered if name not in _FIRST)]
+    return {name: discovered[name] for name in order}
+
+
+@cache
+def _modules() -> dict[str, tuple[str, str]]:
+    """The module and the summary of every experiment."""
+    root, modules = Path(__file__).parent.parent, {}
+    for package in _PACKAGES:
+        for file in sorted((root / package).glob("*.py")):
+            with file.open(encoding="utf-8") as lines:
+                name, colon, summary = next(lines).strip().strip('"').partition(": ")
+            if colon and name == file.stem:
+                modules[name] = (f"normscope.{package}.{name}", summary)
+    return modules
 
 
 @cache
@@ -55,7 +65,7 @@ def kind_of(command: str) -> "type[Experiment]":
     names = summaries()
     if command not in names:
         raise InputError(f"unknown experiment '{command}'; there are: {', '.join(names)}{did_you_mean(command, names)}")
-    module = import_module(f"normscope.experiments.{command}")
+    module = import_module(_modules()[command][0])
     kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Experiment)]
     return next(kind for kind in kinds if kind.__module__ == module.__name__ and kind.__dict__.get("command") == command)
 
@@ -75,8 +85,10 @@ def execute(
     progress = progress or SILENT
     if out is None:
         return experiment.run(progress)
-    check_writable(out, overwrite=overwrite)
-    return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
+    if not experiment.grows:
+        check_writable(out, overwrite=overwrite)
+    with experiment.reserve(Path(out)):
+        return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
 
 
 def function_of(command: str) -> "Callable[..., Result]":

@@ -2,7 +2,7 @@
 
 import time as clock
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -104,6 +104,12 @@ class Ensemble(Seeded):
     def record(self) -> dict[str, Any]:
         """The job in full."""
         return self.job.record
+
+    @property
+    def field_values(self) -> dict[str, Any]:
+        """Those of the panel where they are not given."""
+        resolved = {**asdict(self.job.setting), "chunk": self.job.chunk, "precision": self.job.precision}
+        return {**super().field_values, **resolved}
 
     @property
     def folder_name(self) -> str:

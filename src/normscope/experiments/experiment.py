@@ -1,11 +1,14 @@
 """An experiment: frozen settings and ``run(progress) -> Result``; its function, command and sweep kind follow from them."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
+_MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Experiment(BaseModel):
         command: its name: of the Python function, the command, the sweep kind, and in ``run.json``.
         usage: commands to try, for ``--help``.
         resumable: whether an interrupted run continues from what it has saved.
+        grows: whether its folder holds the work itself and grows with it, as that of a sweep does.
         variadic: the field that takes all positional arguments of the Python function and the command, if one does.
         quantities: the curves and numbers of its tables by which runs are compared.
     """
@@ -49,6 +54,7 @@ class Experiment(BaseModel):
     title: ClassVar[str]
     usage: ClassVar[tuple[str, ...]] = ()
     resumable: ClassVar[bool] = False
+    grows: ClassVar[bool] = False
     variadic: ClassVar[str] = ""
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
@@ -102,6 +108,15 @@ class Experiment(BaseModel):
         """The settings in one line for people."""
         return ""
 
+    @property
+    def saved(self) -> bool:
+        """Whether the command saves the result in a run folder."""
+        return True
+
+    def reserve(self, folder: Path) -> AbstractContextManager[None]:
+        """Keeps other processes out of the folder from the start until the result is saved."""
+        return nullcontext()
+
     def default_folder(self) -> Path:
         """Where the command puts the run unless told otherwise: a free name, or where the same run was interrupted."""
         name = f"runs/{self.folder_name}"
@@ -109,13 +124,18 @@ class Experiment(BaseModel):
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], device: str) -> "Experiment":
-        """The experiment of a sweep's fields."""
-        return cls(**values, **({"device": device} if "device" in cls.model_fields else {}))
+        """The experiment of a sweep's fields; an unknown field raises ``InputError``."""
+        return cls(**{**({"device": device} if "device" in cls.model_fields else {}), **values})
 
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
         """The fields that a sweep may set."""
         return tuple(name for name in cls.fields() if name != "device")
+
+    @property
+    def field_values(self) -> dict[str, Any]:
+        """The fields of a sweep with their defaults resolved, schemes by their names."""
+        return {name: _named(getattr(self, name)) for name in self.sweep_fields()}
 
     @property
     def parts(self) -> int:
@@ -131,7 +151,7 @@ class Experiment(BaseModel):
         raise IndexError(f"no part {part}: {self.command} is one piece")
 
     def fits(self, configuration: Mapping[str, Any]) -> bool:
-        """Whether a complete run of this record is still valid: of what its inputs hold now, not of what they held then."""
+        """Whether a complete run of this record is still valid: its input files are the same now as they were then."""
         return True
 
     @property
@@ -140,13 +160,18 @@ class Experiment(BaseModel):
         return fingerprint({**self.record, "seed": None})
 
     def seconds(self) -> float:
-        """How long the run takes on this device, from one timed step."""
-        raise NotImplementedError
+        """How long the run takes on this device: timed as a whole, unless a subclass has steps to extrapolate from."""
+        started = time.monotonic()
+        self.run()
+        return time.monotonic() - started
 
     @classmethod
     def outcome(cls, result: "Result") -> "Outcome":
-        """What the run came to, for the table of a sweep."""
-        raise NotImplementedError
+        """What the run came to, for the table of a sweep: the last numbers of every table, by the texts in their rows."""
+        numbers: dict[str, Any] = {}
+        for table in result.tables.values():
+            numbers = {**last_numbers(table), **numbers}
+        return Outcome(numbers, note="; ".join(result.problems) or None)
 
     @property
     def folder_name(self) -> str:
@@ -159,6 +184,29 @@ class Seeded(Experiment):
 
     seed: Seed = setting(0, "Seed of everything random.")
     device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
+
+
+def last_numbers(table: pd.DataFrame) -> dict[str, float]:
+    """The numbers in the last row of every line of a table: ``cosine_pre`` of the last row whose texts are "pre"."""
+    columns = {str(name): table[name] for name in table}
+    numeric = [name for name, column in columns.items() if is_numeric_dtype(column) and not is_bool_dtype(column)]
+    texts = [name for name, column in columns.items() if len(table) and all(isinstance(value, str) for value in column)]
+    rows = table.groupby(texts, sort=False).tail(1) if texts else table.tail(1)
+    if len(rows) > _MOST_LINES:
+        return {}
+    return {
+        "_".join([name, *(row[text] for text in texts)]): float(row[name])
+        for row in plain_rows(rows)
+        for name in numeric
+        if row[name] is not None
+    }
+
+
+def _named(value: Any) -> Any:
+    """A plain value for a table: a scheme is its name, several items a text with commas."""
+    if isinstance(value, tuple | list):
+        return ",".join(str(_named(item)) for item in value)
+    return value.name if isinstance(value, Scheme) else _plain(value)
 
 
 def _plain(value: Any) -> Any:

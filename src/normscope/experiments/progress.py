@@ -1,11 +1,12 @@
 """Progress of a long computation: silent by default, a bar in terminals and notebooks."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 _WIDTH_OF_A_FILE = 160
+_MOST_LINES = 8  # of what is computed at the same time
 
 
 class Progress:
@@ -16,6 +17,9 @@ class Progress:
 
     def message(self, text: str) -> None:
         """A line for people."""
+
+    def parallel(self, running: Mapping[str, tuple[float, str]]) -> None:
+        """What is computed at the same time now: of each its share that is done, from 0 to 1, and a note."""
 
     def stage(self, name: str, total: float) -> Callable[[float], None]:
         """A function for one stage that takes how much is done."""
@@ -31,6 +35,7 @@ class ProgressBar(Progress):
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._tasks: dict[str, Any] = {}
+        self._lines: dict[str, Any] = {}
 
     def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
         """Move the bar of a stage."""
@@ -40,6 +45,16 @@ class ProgressBar(Progress):
                 self._bars.stop_task(task)
             self._tasks[stage] = self._bars.add_task(stage, total=total, note=note)
         self._bars.update(self._tasks[stage], completed=done, total=total, note=note)
+
+    def parallel(self, running: Mapping[str, tuple[float, str]]) -> None:
+        """Show a bar for each, in place of those shown before."""
+        shown = dict(list(running.items())[:_MOST_LINES])
+        for name in [name for name in self._lines if name not in shown]:
+            self._bars.remove_task(self._lines.pop(name))
+        for name, (share, note) in shown.items():
+            if name not in self._lines:
+                self._lines[name] = self._bars.add_task(name, total=1.0, note="")
+            self._bars.update(self._lines[name], completed=round(share, 2), note=note)
 
     def message(self, text: str) -> None:
         """Print a line above the bars."""

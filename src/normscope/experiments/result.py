@@ -13,12 +13,15 @@ from normscope.errors import InputError, did_you_mean
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.runs import new_run, open_run, plain_rows, run_path
+from normscope.runs import grown_run, new_run, open_run, plain_rows, run_path
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
     from normscope.models import Model
     from normscope.report.write import Report
+
+
+PROBLEMS = "stopped.txt"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,20 +123,24 @@ class Result:
         return render_markdown(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
-        """Write the run folder: complete or absent. ``formats``: html, md, png, csv."""
-        from normscope.report.write import write_report
-
-        with new_run(
-            path, self.kind.command, self.configuration, seed=self.seed, device=self.device, overwrite=overwrite,
-            started=self.started, summary=self.summary,
-        ) as run:  # fmt: skip
+        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; without any there is no page."""
+        about: dict[str, Any] = {
+            "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
+            "started": self.started, "summary": self.summary,
+        }  # fmt: skip
+        with grown_run(path, **about) if self.kind.grows else new_run(path, **about, overwrite=overwrite) as run:
             for name, table in self.tables.items():
                 run.write_table(name, table)
             for name, write in self.files.items():
                 write(run.path / name)
             if self.problems:
-                run.write_text("stopped.txt", "\n".join(self.problems) + "\n")
-            write_report(run.path, self.report, formats)
+                run.write_text(PROBLEMS, "\n".join(self.problems) + "\n")
+            if formats:
+                from normscope.report.write import write_report
+
+                write_report(run.path, self.report, formats)
+        if self.kind.grows and not self.problems:
+            (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder
         self.on_saved()
         object.__setattr__(self, "path", run_path(path))
         return self
@@ -184,7 +191,7 @@ def load(path: Path | str) -> Result:
     from normscope.experiments import kind_of
 
     run = open_run(path)
-    about = run.description
+    about, problems = run.description, run.path / PROBLEMS
     return Result(
         kind=kind_of(about["command"]),
         configuration=about["configuration"],
@@ -192,6 +199,7 @@ def load(path: Path | str) -> Result:
         summary=about.get("summary", ""),
         seed=about["seed"],
         device=about["device"],
+        problems=tuple(problems.read_text(encoding="utf-8").splitlines()) if problems.is_file() else (),
         path=run.path,
     )
 

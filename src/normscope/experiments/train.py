@@ -122,6 +122,12 @@ class Train(Experiment):
 
         return ("preset", "recipe", *(field.name for field in fields(Recipe)))
 
+    @property
+    def field_values(self) -> dict[str, Any]:
+        """The recipe's values, its scheme by name."""
+        base = self.preset or str(self.recipe)
+        return {**self.found.values, "scheme": self.found.found_scheme.name, "preset": base, "recipe": base}
+
     @cached_property
     def found(self) -> "Recipe":
         """The recipe with all changes."""
@@ -196,9 +202,9 @@ class Train(Experiment):
 
         _start_afresh(self.device)
         started, training = datetime.now(UTC), Training(self.found, self.device, team)
+        progress.message(self.summary)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
-        progress.message(self.summary)
         try:
             _fit(training, checkpoints, self.checkpoint_every, progress)
         except DivergedError as error:

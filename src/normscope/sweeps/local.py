@@ -3,112 +3,88 @@
 import os
 import signal
 import threading
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from normscope.sweeps.execute import LOG, Event, Task, attempt, has_no_room, into_log
+from normscope.sweeps.tasks import LOG, Failure, Task, attempt, redirect_output
 
-_LEAVE = 5.0  # seconds that a worker has to clean up
+_GRACE = 5.0  # seconds that a worker has to clean up
 
 
-@dataclass
 class _Worker:
-    """A process, the pipe to it, and what it is doing."""
+    """One process with its share of the machine, started when it has something to do.
 
-    process: SpawnProcess
-    pipe: Connection
-    task: Task | None = None
+    It is a pool of one process: a process that dies breaks its whole pool, so in a pool of several a death would take other
+    runs with it, and nobody could tell whose task was the cause. The process ends when the other end of ``lifeline`` is closed,
+    by us or because we were killed; the processes of a pool do neither.
+    """
+
+    def __init__(self, threads: int, gpu: str | None, log: Path) -> None:
+        self.prepared = (threads, gpu, log)
+        self.pool: ProcessPoolExecutor | None = None
+        self.lifeline: tuple[Connection, Connection] | None = None
+        self.future: Future[Failure | None] | None = None
+
+    @property
+    def free(self) -> bool:
+        return self.future is None or self.future.done()
+
+    def submit(self, task: Task) -> "Future[Failure | None]":
+        if self.future is not None and (self.future.exception() or self.future.result()):
+            self.close()  # what failed may have left a GPU or a library in a state that other runs would suffer from
+        if self.pool is None:
+            context = get_context("spawn")
+            self.lifeline = context.Pipe(duplex=False)
+            self.pool = ProcessPoolExecutor(1, context, _prepare, (self.lifeline[0], *self.prepared))
+        self.future = self.pool.submit(attempt, task)
+        return self.future
+
+    def close(self) -> None:
+        for end in self.lifeline or ():
+            end.close()
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+        self.pool = self.lifeline = self.future = None
 
 
 class LocalExecutor:
-    """Up to so many processes, each with its share of threads and, in turn, one of the GPUs.
-
-    A process is started when there is something to do. One that dies is a failure of its task; another takes its place.
-    """
+    """Up to ``workers`` processes, each with ``threads`` threads and, in turn, one of the GPUs."""
 
     def __init__(self, sweep: Path, workers: int, threads: int, gpus: tuple[str, ...] = ()) -> None:
-        self.sweep, self.threads = sweep, threads
-        self.gpus = [gpus[i % len(gpus)] if gpus else None for i in range(workers)]
-        self.workers: dict[int, _Worker] = {}
-
-    def _start(self, gpu: str | None) -> _Worker:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        arguments = (theirs, self.threads, gpu, self.sweep / LOG)
-        process = context.Process(target=_work, args=arguments, daemon=True, name="normscope sweep worker")
-        process.start()
-        theirs.close()
-        return _Worker(process, ours)
+        self.workers = [_Worker(threads, gpus[i % len(gpus)] if gpus else None, sweep / LOG) for i in range(workers)]
 
     @property
     def room(self) -> int:
-        """Places where nothing is done."""
-        return len(self.gpus) - sum(worker.task is not None for worker in self.workers.values())
+        """Workers that have nothing to do."""
+        return sum(worker.free for worker in self.workers)
 
-    def submit(self, task: Task) -> None:
-        """Give a task to a worker that has none, to a new one if there is no such."""
-        free = [i for i in range(len(self.gpus)) if i not in self.workers or self.workers[i].task is None]
-        i = next((i for i in free if i in self.workers and self.workers[i].process.is_alive()), free[0])
-        if i not in self.workers or not self.workers[i].process.is_alive():
-            self.workers[i] = self._start(self.gpus[i])
-        self.workers[i].task = task
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: found when its events are asked for
-            self.workers[i].pipe.send(task)
+    def submit(self, task: Task) -> "Future[Failure | None]":
+        """Give a task to a free worker, first to one whose process is running already."""
+        free = [worker for worker in self.workers if worker.free]
+        return min(free, key=lambda worker: worker.pool is None).submit(task)
 
-    def events(self, timeout: float) -> list[Event]:
-        """What workers answered, and whose process died."""
-        busy = {worker.pipe: i for i, worker in self.workers.items() if worker.task is not None}
-        found = []
-        for pipe in connection.wait(list(busy), timeout):
-            i = busy[pipe]  # type: ignore[index]
-            worker = self.workers[i]
-            try:
-                event = worker.pipe.recv()
-            except (EOFError, ConnectionResetError):
-                event = self._died(self.workers.pop(i))
-            worker.task = None
-            found.append(event)
-            if event.error is not None and i in self.workers:
-                # what failed may have left a GPU or a library in a state that others would suffer from
-                _end(self.workers.pop(i))
-        return found
-
-    def _died(self, worker: _Worker) -> Event:
-        worker.process.join(_LEAVE)
-        code = worker.process.exitcode
-        how = f"was ended by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
-        hint = "; memory may have run out" if code == -signal.SIGKILL else f"; {LOG} may say why"
-        assert worker.task is not None
-        return Event(worker.task.key, f"its process {how}{hint}", disk_full=has_no_room(self.sweep))
+    def loss(self, error: BaseException) -> str:
+        """A worker that died."""
+        if isinstance(error, BrokenProcessPool):
+            return f"its process was killed; memory may have run out, or {LOG} has the reason"
+        raise error
 
     def close(self) -> None:
         """End all processes; those that do not clean up in time are killed."""
-        for worker in self.workers.values():
-            worker.process.terminate()
-        for worker in self.workers.values():
-            _end(worker)
+        for worker in self.workers:
+            worker.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _end(worker: _Worker) -> None:
-    """End a process, and kill it if it does not clean up in time."""
-    worker.process.terminate()
-    worker.process.join(_LEAVE)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-    worker.pipe.close()
 
 
 def visible_gpus(device: str) -> tuple[str, ...]:
@@ -123,27 +99,23 @@ def visible_gpus(device: str) -> tuple[str, ...]:
     return (every[int(index)],) if index else tuple(every)
 
 
-def _work(pipe: Connection, threads: int, gpu: str | None, log: Path) -> None:
-    """The life of a worker: task by task, until the pipe closes or the process that began it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _prepare(lifeline: Connection, threads: int, gpu: str | None, log: Path) -> None:
+    """Prepare a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main process decides
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    into_log(log)
+    redirect_output(log)
     import torch
 
     torch.set_num_threads(threads)
-    while True:
-        try:
-            task = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(attempt(task))
 
 
-def _end_with_parent() -> None:
-    """Leave nothing behind when the driver is killed: what is kept is on disk, the rest would be done twice."""
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the main process closes the lifeline or is gone: all that counts is on disk."""
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)  # a run folder that is being written is removed
+        time.sleep(_GRACE)
+        os._exit(1)

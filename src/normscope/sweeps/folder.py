@@ -1,7 +1,7 @@
-"""The folder of a sweep: its plan, its runs, and how far each is, readable from any process at any moment.
+"""The folder of a sweep: its plan, its runs and their progress, readable from any process at any moment.
 
-What a run has come to is told by what is there: a complete run folder, the text of an error, a note on its progress. There are
-no two things to be kept in step, so a process may be killed anywhere.
+The state of a run follows from what is there: a complete run folder, the text of an error, a note on its progress. Nothing has
+to be kept consistent with anything else, so a process may be killed at any point.
 """
 
 import fcntl
@@ -10,29 +10,29 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.experiments.progress import Progress
+from normscope.experiments.result import PROBLEMS
 from normscope.runs import RunFolder, open_run, run_path
 
 PLAN = "sweep.json"
 STATES = ("finished", "diverged", "failed", "running", "waiting")
 _NOTED_EVERY = 0.5  # seconds
-_PATIENCE = 2.0  # seconds: a process that only asks whether the sweep is running holds its lock for a moment
-
-Report = Callable[[int, int, str], None]
+_PATIENCE = 2.0  # seconds: a process that only reads whether the sweep is running holds its lock for a moment
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is: done of total, a few words, and when that was noted (seconds since 1970)."""
+class RunProgress:
+    """The progress of a run: done of total, a note, and when it was noted (seconds since 1970)."""
 
-    done: int
-    total: int
+    done: float
+    total: float
     note: str
     at: float
 
@@ -40,6 +40,26 @@ class Progress:
     def share(self) -> float:
         """From 0 to 1."""
         return self.done / self.total if self.total else 0.0
+
+
+class FolderProgress(Progress):
+    """Notes the progress of a run in the sweep's folder, not more often than people can read."""
+
+    def __init__(self, folder: "SweepFolder", name: str) -> None:
+        self.folder, self.name = folder, name
+        self.last, self.share = 0.0, (0.0, 1.0)
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """``done`` of ``total`` units of a stage are complete."""
+        self.share = done, total
+        if time.monotonic() - self.last >= _NOTED_EVERY:
+            self.last = time.monotonic()
+            self.folder.note(self.name, done, total, note or stage)
+
+    def message(self, text: str) -> None:
+        """A line for people, shown at once."""
+        self.last = 0.0
+        self(text, *self.share)
 
 
 @dataclass(frozen=True)
@@ -54,15 +74,15 @@ class SweepFolder:
         return cls(run_path(path))
 
     def run(self, name: str) -> Path:
-        """Where a run ends up."""
+        """The folder of a run."""
         return self.path / "runs" / name
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in it, or no such folder; another's lock or half a plan is nothing."""
+        """Whether there is nothing in it, or no such folder; a lock or an unfinished plan is nothing."""
         if not self.path.exists():
             return True
-        return self.path.is_dir() and all(child.name == "lock" or _is_half(child, PLAN) for child in self.path.iterdir())
+        return self.path.is_dir() and all(child.name == "lock" or _is_partial(child, PLAN) for child in self.path.iterdir())
 
     @property
     def begun(self) -> bool:
@@ -71,7 +91,7 @@ class SweepFolder:
 
     @property
     def untouched(self) -> bool:
-        """Whether no run has left anything, so that the sweep may still be begun in another way."""
+        """Whether no run has left anything, so that the sweep may still begin with other resources."""
         runs = self.path / "runs"
         return not runs.is_dir() or not any(runs.iterdir())
 
@@ -80,22 +100,22 @@ class SweepFolder:
         """The content of ``sweep.json``."""
         try:
             content: dict[str, Any] = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
-            content["points"]  # other JSON is no plan
+            content["points"]  # other JSON is not a plan
         except (OSError, ValueError, KeyError, TypeError):
             what = f"holds no sweep (no {PLAN} of one in it)" if self.path.exists() else "does not exist"
             raise InputError(f"'{self.path}' {what}") from None
         return content
 
-    def begin(self, plan: Mapping[str, Any]) -> None:
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write the plan, whole or not at all."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for left in filter(lambda child: _is_half(child, PLAN), self.path.iterdir()):
+        for left in filter(lambda child: _is_partial(child, PLAN), self.path.iterdir()):
             left.unlink()
         _replace(self.path / PLAN, json.dumps(plan, indent=2, ensure_ascii=False, default=str) + "\n")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep a second driver out, for as long as this one lives."""
+    def exclusive(self) -> Iterator[None]:
+        """Keep a second scheduler out, for as long as this process lives."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:
             deadline = time.monotonic() + _PATIENCE
@@ -106,8 +126,8 @@ class SweepFolder:
             yield
 
     @property
-    def driven(self) -> bool:
-        """Whether some process runs the sweep now."""
+    def active(self) -> bool:
+        """Whether a process runs the sweep now."""
         try:
             with (self.path / "lock").open() as lock:
                 return not _locked(lock.fileno(), fcntl.LOCK_SH)
@@ -115,8 +135,8 @@ class SweepFolder:
             return False
 
     @contextmanager
-    def claimed(self, name: str) -> Iterator[None]:
-        """One process at a time in a run: another waits until the first has ended, be it killed."""
+    def claim(self, name: str) -> Iterator[None]:
+        """One process at a time in a run: another one waits until the first has ended or was killed."""
         self._notes.mkdir(parents=True, exist_ok=True)
         with self._noted(name, ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -125,23 +145,23 @@ class SweepFolder:
             yield
 
     def complete(self, name: str) -> RunFolder | None:
-        """The run's folder, if it is there."""
+        """The run's folder, if it is complete."""
         try:
             return open_run(self.run(name))
         except InputError:
             return None
 
     def state(self, name: str) -> str:
-        """One of ``STATES``; a run that was left in the middle is waiting."""
+        """One of ``STATES``; a run that was interrupted is waiting."""
         run = self.complete(name)
         if run is not None:
-            return "diverged" if "divergence" in run.tables else "finished"
+            return "diverged" if (run.path / PROBLEMS).is_file() else "finished"
         if self.error(name) is not None:
             return "failed"
-        return "running" if self.progress(name) is not None and self.driven else "waiting"
+        return "running" if self.progress(name) is not None and self.active else "waiting"
 
     def fail(self, name: str, error: str, trace: str = "") -> None:
-        """Keep the error of a run: its first line, and where it came from."""
+        """Record the error of a run: its line and its traceback."""
         self._error(name).parent.mkdir(parents=True, exist_ok=True)
         _replace(self._error(name), f"{' '.join(error.split())}\n\n{trace}")
 
@@ -152,45 +172,37 @@ class SweepFolder:
         except FileNotFoundError:
             return None
 
-    def forgive(self, name: str) -> None:
-        """Forget an error, so that the run is done again."""
+    def clear_error(self, name: str) -> None:
+        """Remove an error, so that the run is executed again."""
         self._error(name).unlink(missing_ok=True)
 
-    def note(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Note how far a run is; a note that cannot be written is no reason to stop."""
+    def note(self, name: str, done: float, total: float, note: str = "") -> None:
+        """Note the progress of a run; a note that cannot be written is no reason to stop."""
         with suppress(OSError):
             self._notes.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(asdict(Progress(done, total, note, time.time())))
+            text = json.dumps(asdict(RunProgress(done, total, note, time.time())))
             _replace(self._noted(name, ".json"), text, sync=False)
 
-    def reporter(self, name: str) -> Report:
-        """A function that notes how far a run is, but not more often than people can read."""
-        last = 0.0
+    def reporter(self, name: str) -> FolderProgress:
+        """Receives the progress of a run."""
+        return FolderProgress(self, name)
 
-        def report(done: int, total: int, note: str) -> None:
-            nonlocal last
-            if time.monotonic() - last >= _NOTED_EVERY:
-                last = time.monotonic()
-                self.note(name, done, total, note)
-
-        return report
-
-    def progress(self, name: str) -> Progress | None:
-        """How far a run is, as noted last."""
+    def progress(self, name: str) -> RunProgress | None:
+        """The progress of a run, as noted last."""
         try:
-            return Progress(**json.loads(self._noted(name, ".json").read_text(encoding="utf-8")))
+            return RunProgress(**json.loads(self._noted(name, ".json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
-    def settle(self, name: str) -> None:
-        """Drop the note of a run that has ended."""
+    def clear_progress(self, name: str) -> None:
+        """Remove the note of a run that has ended."""
         self._noted(name, ".json").unlink(missing_ok=True)
 
     def _error(self, name: str) -> Path:
         return self.path / "errors" / f"{name}.txt"
 
     def tidy(self) -> None:
-        """Drop all notes, and what complete runs still have of their work, once no run is under way."""
+        """Remove all notes, and what complete runs left of their unfinished work, once no run is running."""
         shutil.rmtree(self._notes, ignore_errors=True)
         for left in (self.path / "runs").glob(".*.unfinished-*"):
             if self.complete(left.name[1:].rpartition(".unfinished-")[0]) is not None:
@@ -212,13 +224,13 @@ def _locked(file: int, kind: int) -> bool:
     return True
 
 
-def _is_half(path: Path, name: str) -> bool:
-    """Whether a file is what a process left that died while it wrote ``name``."""
+def _is_partial(path: Path, name: str) -> bool:
+    """Whether a file was left by a process that died while it wrote ``name``."""
     return path.name.startswith(f".{name}.") and path.suffix == ".partial"
 
 
 def _replace(target: Path, text: str, *, sync: bool = True) -> None:
-    """Put a text in the place of another, whole even if the process dies in the middle."""
+    """Replace a file by a text, whole even if the process dies meanwhile."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
