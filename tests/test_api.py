@@ -53,3 +53,11 @@ def test_examples_in_docstrings_are_true(name: str, here: Path) -> None:
     assert examples.examples
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(examples).failed == 0
+
+
+def test_settings_by_position_are_in_the_order_of_the_signature() -> None:
+    by_name = ns.advise(depth=2, width=8, heads=2, runs=2, tokens=4, schemes="pre,post", progress=False)
+    by_position = ns.advise(2, 8, 2, runs=2, tokens=4, schemes="pre,post", progress=False)
+    assert by_position.configuration == by_name.configuration
+    with pytest.raises(TypeError, match="model= twice"):
+        ns.audit("builtin:addition-small-pre", model="builtin:addition-small-qkv", progress=False)

@@ -25,6 +25,7 @@ from normscope.measures.base import PASS, Subject
 from normscope.models import Model, open_model
 from normscope.results.findings import Finding, card_text, most_important
 from normscope.runs import KeptTables, open_run
+from normscope.transformer import load_model
 
 OURS = "builtin:addition-small-pre"
 FEW = ("--examples", "8")
@@ -130,6 +131,17 @@ def test_a_model_in_memory_is_audited(view: Model) -> None:
     found = ns.audit(view, examples=4, fresh=True, progress=False)
     assert found.configuration["model"] == OURS
     assert found.plot("angle").figure.title == "Rotation by every layer"
+
+
+def test_a_model_that_was_trained_on_since_its_last_audit_is_measured_again(here: Path) -> None:
+    view = open_model(load_model(OURS))
+    first = ns.audit(view, examples=8, progress=False)
+    with torch.no_grad():
+        for parameter in view.model.parameters():  # type: ignore[attr-defined]
+            parameter *= 1.3
+    second, again = ns.audit(view, examples=8, progress=False), ns.audit(view, examples=8, fresh=True, progress=False)
+    assert not second.tables["motion"].equals(first.tables["motion"])
+    assert second.tables["motion"].equals(again.tables["motion"])
 
 
 def test_a_saved_audit_is_loaded_as_it_was(report: Result, tmp_path: Path) -> None:
@@ -273,7 +285,7 @@ def test_an_audit_ends_with_cards_and_a_page_that_has_them(here: Path, capsys: p
     status, _, err = run(capsys, "audit", OURS, *FEW)
     assert status == 0
     assert "not measured again: growth, rotation, speed, clustering" in err
-    assert "--fresh, or fresh=True, measures everything" in err
+    assert "(--fresh measures everything)" in err
 
 
 def test_an_audit_as_json_is_its_tables(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

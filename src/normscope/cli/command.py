@@ -77,7 +77,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     formats = chosen_formats(format)
     folder = (out or experiment.default_folder()) if experiment.saved else None
     try:
-        with progress_bar() as bar:
+        with progress_bar(lambda text: with_options(text, type(experiment))) as bar:
             result = execute(experiment, folder, overwrite=overwrite, formats=formats, progress=bar)
     except KeyboardInterrupt:
         if experiment.resumable and folder is not None:

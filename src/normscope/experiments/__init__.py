@@ -94,23 +94,25 @@ def execute(
 def function_of(command: str) -> "Callable[..., Result]":
     """The Python function of an experiment: its settings as parameters, a Result back."""
     kind = kind_of(command)
-    names = list(kind.fields())
+    signature = _signature(kind)
+    names = [name for name, about in signature.parameters.items() if about.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
     def call(*values: Any, progress: Any = True, out: Any = None, overwrite: bool = False, **given: Any) -> "Result":
         from normscope.experiments.progress import shown
 
-        if kind.variadic:
-            given = {kind.variadic: values, **given}
-        elif len(values) > len(names):
+        if not kind.variadic and len(values) > len(names):
             raise TypeError(f"{command}() takes at most {len(names)} positional settings, not {len(values)}")
-        else:
-            given = {**dict(zip(names, values, strict=False)), **given}
+        positional = ({kind.variadic: values} if values else {}) if kind.variadic else dict(zip(names, values, strict=False))
+        twice = next((name for name in positional if name in given), None)
+        if twice is not None:
+            raise TypeError(f"{command}() got {twice}= twice, by position and by name")
+        given = {**positional, **given}
         with shown(progress) as bar:
             return execute(kind(**given), out, overwrite=overwrite, progress=bar)
 
     call.__name__ = call.__qualname__ = command
     call.__doc__ = _docstring(kind)
-    call.__signature__ = _signature(kind)  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call
 
 

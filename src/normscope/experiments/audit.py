@@ -199,10 +199,8 @@ def audit_tables(
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
-        names = f"{', '.join(tables)} (--fresh, or fresh=True, measures everything)"
-        progress.message(
-            f"unchanged since an earlier audit, and not measured again: {names} (--fresh, or fresh=True, measures everything)"
-        )
+        names = ", ".join(tables)
+        progress.message(f"unchanged since an earlier audit, and not measured again: {names} (fresh=True measures everything)")
     for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
         tables[measure.name] = found
         if saved:
@@ -217,7 +215,7 @@ def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:
     return {
         "measure": measure.name,
         **measure.settings,
-        "model": subject.model.checksum,
+        "model": subject.checksum,
         "device": subject.model.device.type,
         "code": code_fingerprint(),
         "torch": torch.__version__,

@@ -32,8 +32,8 @@ SILENT = Progress()
 class ProgressBar(Progress):
     """One bar per stage, with the time left, on stderr or in a notebook; nothing is shown before the first stage."""
 
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
+    def __init__(self, bars: Any, worded: Callable[[str], str] = str) -> None:
+        self._bars, self._worded = bars, worded
         self._tasks: dict[str, Any] = {}
         self._lines: dict[str, Any] = {}
 
@@ -58,12 +58,12 @@ class ProgressBar(Progress):
 
     def message(self, text: str) -> None:
         """Print a line above the bars."""
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._bars.console.print(self._worded(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def progress_bar() -> Iterator[ProgressBar]:
-    """Bars on stderr; in a notebook, below the cell."""
+def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
+    """Bars on stderr; in a notebook, below the cell. ``worded`` rewrites messages, such as parameters to options."""
     from rich import progress as bars
     from rich.console import Console
 
@@ -82,7 +82,7 @@ def progress_bar() -> Iterator[ProgressBar]:
     )
     bar = bars.Progress(*columns, console=console)
     try:
-        yield ProgressBar(bar)
+        yield ProgressBar(bar, worded)
     except BaseException:
         bar.live.transient = True  # an error is one line, without the bars of what was not finished
         raise

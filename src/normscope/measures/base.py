@@ -47,7 +47,7 @@ class Subject:
         joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
-            "checksum": model.checksum,
+            "checksum": self.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
             "description": model.summary,
             "layers": model.layers,
@@ -70,6 +70,11 @@ class Subject:
             digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
         read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
         return {"sample": read, "sentence": self.sentence, "seed": self.seed}
+
+    @cached_property
+    def checksum(self) -> str:
+        """That of the model, computed once: a subject is measured with the weights that it has."""
+        return self.model.checksum
 
     @cached_property
     def counted(self) -> "Tensor":

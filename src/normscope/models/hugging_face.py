@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,7 +59,7 @@ class HuggingFaceModel(Model):
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    @cached_property
+    @property
     def checksum(self) -> str:
         """The same for the same weights, configuration and words."""
         words = "" if self.tokenizer is None else str(sorted(self.tokenizer.get_vocab().items()))

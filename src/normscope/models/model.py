@@ -102,7 +102,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def checksum(self) -> str:
-        """The same for the same weights and configuration."""
+        """The same for the same weights and configuration; computed anew, since weights in memory may change."""
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class NormscopeModel(Model):
         device: torch.device = next(self.model.parameters()).device
         return device
 
-    @cached_property
+    @property
     def checksum(self) -> str:
         """The same for the same weights, shape and task."""
         return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
@@ -170,7 +170,9 @@ class NormscopeModel(Model):
         """Examples of the task that the model was trained on, one in each row."""
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
-        task, offsets = task_of(self.about.get("recipe", {}))
+        if "recipe" not in self.about:
+            raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
+        task, offsets = task_of(self.about["recipe"])
         device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
         batch = feed.trimmed(one_batch(drawn, 0))
