@@ -22,6 +22,7 @@ from normscope.experiments.audit import Audit, audit_measures, audit_tables
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import Result
 from normscope.measures.base import PASS, Subject
+from normscope.measures.curves import two_digits
 from normscope.models import Model, open_model
 from normscope.results.findings import Finding, card_text, most_important
 from normscope.runs import KeptTables, open_run
@@ -115,6 +116,18 @@ def test_every_measure_has_a_section_and_every_finding_a_figure(report: Result) 
     assert measured <= {section.name for section in report.sections}
     assert report["collapse"].findings
     assert list(report.tables["blocks"]["sublayer"]) == ["attention", "feedforward"]
+
+
+def test_a_model_whose_layers_differ_is_audited_layer_by_layer() -> None:
+    model = built("LlamaConfig", GROUPED)
+    model.model.layers[1].input_layernorm = torch.nn.Identity()
+    report = ns.audit(ns.open(model, tokenizer=word_tokenizer()), tokens=12, sentence="the cat sat", progress=False)
+    assert dict(Audit.facts(report))["scheme"].startswith("layer 0: pre; layer 1: unnamed")
+    assert report.tables["writes"]["theory"].notna().all()
+
+
+def test_a_share_of_all_is_written_as_one() -> None:
+    assert [two_digits(share) for share in (100.0, 99.9, 12.34, 0.1234)] == ["100", "100", "12", "0.12"]
 
 
 def test_facts_are_what_the_model_is_and_the_numbers_to_remember(report: Result, decoder: str) -> None:

@@ -210,7 +210,7 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ((PRE, "--measure", "spred"), "did you mean 'spread'"),
-        ((PRE, "--measure", ""), "--measure unknown name ''"),
+        ((PRE, "--measure", ""), "--measure: unknown name ''"),
         ((PRE, "--levels", "0.7"), "below 0.577"),
         ((PRE, "--levels", "0"), "above 0"),
         ((PRE, "--noise-levels", "0.01,0.7"), "below 0.577"),

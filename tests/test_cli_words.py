@@ -169,7 +169,7 @@ def test_geometry_is_recorded(gpt2: str, inside: Path, capsys: pytest.CaptureFix
         (("queries", "a text"), "'a text' has no meaning for queries; it belongs to journey"),
         (("journey",), "journey needs a text"),
         (("queries", "--layer", "3"), "--layer 3: there are 3, 0 to 2"),
-        (("queries", "--layer", "first"), "--layer is a number"),
+        (("queries", "--layer", "first"), "--layer: a number"),
         (("queries", "--head", "7"), "--head 7: there are 2"),
         (("queries", "--word", "zebra"), "'zebra' is not one token"),
         (("queries", "--distance", "3"), "--distance 3: positions of"),

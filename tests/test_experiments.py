@@ -46,7 +46,7 @@ def test_every_experiment_is_found_by_its_file_and_documented(name: str) -> None
         (lambda: Simulate(scheme="pre", symmetric=True, start="uniform"), "symmetric=True"),
         (lambda: Simulate(scheme="pre", layers=True, times="0.5"), "every time is a multiple of step=1; 0.5 is not"),
         (lambda: Simulate(scheme="pre", times=[3], time=2), "times= goes up to 3, past time=2"),
-        (lambda: Simulate(scheme="pre", times="1,x"), "times= a list of numbers such as 1,5,20 is needed, not '1,x'"),
+        (lambda: Simulate(scheme="pre", times="1,x"), "times: a list of numbers such as 1,5,20 is needed, not '1,x'"),
         (lambda: Simulate(scheme="prr"), "unknown scheme 'prr'; did you mean 'pre'?"),
         (lambda: Simulate(tokns=3), "simulate has no setting 'tokns'; did you mean 'tokens'?"),
         (lambda: Simulate(tokens=0), "tokens=0: should be greater than or equal to 1"),
@@ -67,6 +67,8 @@ def test_the_command_line_translates_parameters_to_options() -> None:
     message = "gradient=True needs layers=True, and step= left at 1; save_states=True and time=3 are no reason"
     options = "--gradient needs --layers, and --step left at 1; --save-states and --time 3 are no reason"
     assert with_options(message, Simulate) == options
+    assert with_options("choose another out=, or overwrite=True", Simulate) == "choose another --out, or --overwrite"
+    assert with_options("save_states: not there", Simulate) == "--save-states: not there"
 
 
 def test_function_command_and_folder_give_the_same_numbers(capsys: pytest.CaptureFixture[str], here: Path) -> None:
@@ -103,6 +105,18 @@ def test_a_result_is_reproducible_and_saved_once(here: Path) -> None:
     with pytest.raises(ns.InputError, match="holds a run already"):
         second.save("run")
     assert second.save("run", overwrite=True).path == here / "run"
+
+
+def test_a_folder_of_an_earlier_version_gives_its_tables(here: Path) -> None:
+    Simulate(scheme="pre", **SMALL).run().save("run")
+    description = json.loads((here / "run" / "run.json").read_text(encoding="utf-8"))
+    del description["summary"], description["configuration"]
+    (here / "run" / "run.json").write_text(json.dumps({**description, "configuration": {}}), encoding="utf-8")
+    older = ns.load("run")
+    assert list(older.tables) == list(ns.load("run").tables)
+    (here / "run" / "trajectories.parquet").unlink()
+    with pytest.raises(ns.InputError, match="earlier version of normscope, without 'trajectories'"):
+        _ = ns.load("run").figures
 
 
 def test_a_function_shows_its_settings_and_refuses_too_many_positions() -> None:

@@ -56,6 +56,7 @@ def test_a_scheme_that_changes_with_depth_is_one_for_each_layer() -> None:
     assert model.scheme == mixed
     assert model.schemes == tuple(mixed.at(layer, 4) for layer in range(4))
     assert model.schemes[0] != model.schemes[-1]
+    assert "layer 0: mix (first stage); layers 1–3: pre" in repr(model)
 
 
 @pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Identity()])

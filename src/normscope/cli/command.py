@@ -112,10 +112,12 @@ def with_options(message: str, kind: "type[Experiment]") -> str:
     for name, extra in options.items():
         if not extra["argument"]:
             option = (extra["option"] or f"--{name.replace('_', '-')}").partition("/")[0]
+            message = re.sub(rf"^{name}:", f"{option}:", message)
             message = re.sub(rf"\b{name}=True\b", option, message)
-            message = re.sub(rf"\b{name}=(?=\S)", f"{option} ", message)
+            message = re.sub(rf"\b{name}=(?=[^\s,;:)])", f"{option} ", message)
             message = re.sub(rf"\b{name}=", option, message)
         else:
+            message = re.sub(rf"^{name}:", f"{name.upper()}:", message)
             message = re.sub(rf"\b{name}=", f"{name.upper()} ", message)
     return message
 

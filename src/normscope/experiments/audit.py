@@ -147,7 +147,7 @@ class Audit(OnModel):
         about = result.configuration
         shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
         facts = [
-            ("scheme", str(about["scheme"] or "unknown")),
+            ("scheme", str(about["scheme"] or about.get("schemes", "unknown"))),
             ("layers", str(about["layers"])),
             ("heads", f"{about['heads']}{shared}"),
             ("width", str(about["dim"])),

@@ -235,6 +235,6 @@ def _explain(kind: type[Experiment], error: ValidationError) -> str:
         return f"{kind.command} needs {name}="
     if isinstance(cause, InputError):
         message = str(cause)
-        return message if not name or f"{name}=" in message else f"{name}= {message}"
+        return message if not name or f"{name}=" in message else f"{name}: {message}"
     problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return f"{name}={first['input']!r}: {problem}" if name else problem

@@ -40,6 +40,7 @@ class Result:
         on_saved: called once the folder is complete, to remove unfinished work.
         path: the run folder, once saved or loaded.
         started: when the work began.
+        older: whether it was loaded from a folder of an earlier version, whose tables may lack what the report needs.
     """
 
     kind: "type[Experiment]"
@@ -54,11 +55,20 @@ class Result:
     on_saved: Callable[[], None] = lambda: None
     path: Path | None = None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    older: bool = False
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """Text, findings, tables and figures that belong together."""
-        return tuple(self.kind.sections(self))
+        try:
+            return tuple(self.kind.sections(self))
+        except KeyError as missing:
+            if not self.older:
+                raise
+            raise InputError(
+                f"'{self.path}' was saved by an earlier version of normscope, without {missing}: its tables can be read, its "
+                f"figures and report cannot be made; run {self.kind.command} again"
+            ) from missing
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -201,6 +211,7 @@ def load(path: Path | str) -> Result:
         device=about["device"],
         problems=tuple(problems.read_text(encoding="utf-8").splitlines()) if problems.is_file() else (),
         path=run.path,
+        older="summary" not in about,
     )
 
 

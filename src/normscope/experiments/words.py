@@ -31,7 +31,7 @@ def as_places(value: Any) -> Any:
     try:
         return tuple(int(item.replace("−", "-") if isinstance(item, str) else item) for item in as_list(value))
     except ValueError:
-        raise InputError(f"is a number, several with commas such as 0,5,11, or all; not '{value}'") from None
+        raise InputError(f"a number, several with commas such as 0,5,11, or all is needed, not '{value}'") from None
 
 
 Places = Annotated[Any, BeforeValidator(as_places)]

@@ -43,12 +43,15 @@ class Subject:
     @property
     def about(self) -> dict[str, Any]:
         """Plain facts on the model and the sample: what findings and ``run.json`` say of them."""
+        from normscope.models.describe import scheme_text
+
         model, sample = self.model, self.sample
         joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
             "checksum": self.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
+            "schemes": scheme_text(model.schemes),
             "description": model.summary,
             "layers": model.layers,
             "heads": model.heads,

@@ -14,7 +14,7 @@ from torch import Tensor
 from normscope.errors import InputError, did_you_mean
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
-from normscope.measures.curves import at_noise, columns, percent, statistic
+from normscope.measures.curves import at_noise, columns, percent, statistic, two_digits
 from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
@@ -230,7 +230,7 @@ class Collapse(Measure):
                 margins[row["layer"]] = min(row["margin"], margins.get(row["layer"], 1.0))
         return {
             f"rows that switch key at {percent(level)} RMS noise": shares,
-            "possible from (bound)": {layer: f"±{100 * margin:.2g} %" for layer, margin in margins.items()},
+            "possible from (bound)": {layer: f"±{two_digits(100 * margin)} %" for layer, margin in margins.items()},
         }
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
@@ -301,7 +301,7 @@ class Collapse(Measure):
 
 
 def _small(share: float) -> str:
-    return "< 0.01 %" if 0 < share < 1e-4 else f"{100 * share:.2g} %"
+    return "< 0.01 %" if 0 < share < 1e-4 else f"{two_digits(100 * share)} %"
 
 
 def _loose(tables: Mapping[str, pd.DataFrame]) -> list[Row]:

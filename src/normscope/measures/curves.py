@@ -77,6 +77,11 @@ def layers_named(numbers: Iterable[int]) -> str:
     return f"layer{'s' * (len(found) > 1)} {ranges(found)}"
 
 
+def two_digits(value: float) -> str:
+    """A number with two significant digits: ``0.12``, ``9.8``, ``100``."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def percent(value: float, sign: str = "") -> str:
     """A share as people write it."""
     return f"{100 * value:{sign}.3g} %"

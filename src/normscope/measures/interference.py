@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
-from normscope.measures.curves import columns, layers_named, statistic
+from normscope.measures.curves import columns, layers_named, statistic, two_digits
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
@@ -147,7 +147,9 @@ def _by_layer(table: pd.DataFrame, shared: bool) -> Finding:
         "Replacing what a head cannot read of every key in the residual stream changes the top key for "
         f"{_percent(shown['moved'])} of the queries in the median head of a layer."
     )
-    comparison = f"Median head of the model: {100 * overall.median():.2g} % (mean {100 * overall.mean():.2g} %)."
+    comparison = (
+        f"Median head of the model: {two_digits(100 * overall.median())} % (mean {two_digits(100 * overall.mean())} %)."
+    )
     if len(often) and len(others):
         comparison += f" Other layers: {_percent(others['moved'])}."
     where = " in these layers" if len(often) else ""
@@ -183,7 +185,7 @@ def _strength(table: pd.DataFrame) -> Finding:
 
 
 def _percent(shares: "pd.Series[float]") -> str:
-    low, high = (f"{100 * share:.2g}" for share in (shares.min(), shares.max()))
+    low, high = (two_digits(100 * share) for share in (shares.min(), shares.max()))
     return f"{low} %" if low == high else f"{low}–{high} %"
 
 

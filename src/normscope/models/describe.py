@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 
 def scheme_text(schemes: Sequence[Scheme | None]) -> str:
-    """Runs of equal layers: ``layers 0–25: pre; layer 26: post``."""
+    """Runs of equal layers: ``layers 0–25: pre; layer 26: post``; a scheme that changes with depth is its own first stage."""
     groups, first = [], 0
     for scheme, run in groupby(schemes):
         last = first + len(list(run)) - 1
         where = f"layer {first}" if first == last else f"layers {first}–{last}"
-        groups.append(f"{where}: {'unknown' if scheme is None else scheme.name}")
+        name = "unknown" if scheme is None else f"{scheme.name} (first stage)" if scheme.then else scheme.name
+        groups.append(f"{where}: {name}")
         first = last + 1
     return "; ".join(groups)
 
