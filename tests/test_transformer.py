@@ -206,17 +206,6 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
             assert carry == 1 if isinstance(carry, float) else torch.equal(carry, 1 - alpha)
 
 
-def test_head_weights_make_q_k_and_v_of_every_head() -> None:
-    attention, x, mask = model_of("none").decoder[0].attention.f, random(2, 5, 12), Recording(CausalMask())
-    attention(x, mask)
-    w = attention.head_weights
-    assert w.W_Q.shape == w.W_K.shape == w.W_V.shape == (3, 12, 4)
-    assert w.W_O.shape == (3, 4, 12)
-    for found, weight in zip(mask.asked[0][0].unbind(2), (w.W_Q, w.W_K, w.W_V), strict=True):
-        for head in range(3):
-            assert torch.allclose(found[:, :, head], x @ weight[head], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("scheme", NAMED)
 def test_earlier_logits_do_not_know_later_characters(scheme: str) -> None:
     model, characters = shaken(model_of(scheme)), some_characters()
@@ -331,11 +320,12 @@ def test_without_calibration_factors_are_one() -> None:
 @pytest.mark.parametrize("scheme", ["pre", "qkv"])
 def test_first_weights_fill_the_stated_ranges(scheme: str) -> None:
     heads, head = 6, 16
-    weights = model_of(scheme, dim=128, heads=heads, head=head).decoder[1].attention.f.head_weights
+    attention = model_of(scheme, dim=128, heads=heads, head=head).decoder[1].attention.f
+    weights = dict(zip("QKV", attention.W_QKV.unbind(1), strict=True)) | {"O": attention.W_O}
     like_scores = math.sqrt(3) * (0.1 / head**3) ** 0.25
-    ranges = {"W_Q": like_scores, "W_K": like_scores, "W_V": math.sqrt(3 / head), "W_O": math.sqrt(3 / (heads * head))}
+    ranges = {"Q": like_scores, "K": like_scores, "V": math.sqrt(3 / head), "O": math.sqrt(3 / (heads * head))}
     for name, most in ranges.items():
-        weight = getattr(weights, name).detach()
+        weight = weights[name].detach()
         assert 0.999 * most < weight.abs().max() <= most * (1 + 1e-6), name
         assert float(weight.std()) == pytest.approx(most / math.sqrt(3), rel=0.03), name
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from normscope.errors import InputError, did_you_mean
 from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
@@ -15,7 +13,7 @@ from normscope.report.page import render_page
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import Tables, table_of
-from normscope.runs import RunFolder, plain_rows
+from normscope.runs import plain_rows
 
 FIGURES = "figures"
 FORMATS = ("html", "md", "png", "csv")
@@ -94,11 +92,6 @@ def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def tables_of(run: RunFolder) -> dict[str, pd.DataFrame]:
-    """All tables of a run."""
-    return {name: run.table(name) for name in run.tables}
 
 
 def findings_of(tables: Tables) -> tuple[Finding, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from normscope.errors import InputError
 from normscope.results.figures import Figure, HeatMap, Line
 from normscope.results.sections import PageTable, Section
 
@@ -101,13 +100,6 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def needed_table(tables: Tables, name: str) -> pd.DataFrame:
-    """The table, which has to be there."""
-    if name not in tables:
-        raise InputError(f"no table '{name}'; there are: {', '.join(sorted(tables)) or 'none'}")
-    return tables[name]
 
 
 def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:
