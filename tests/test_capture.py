@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import COMMON, FAMILIES, GROUPED, LAYERS, WORDS, built, near, sample_of, some_tokens, word_tokenizer
+from helpers.models import COMMON, FAMILIES, GROUPED, LAYERS, WORDS, built, near, sample_of, some_tokens, word_tokenizer
 from normscope.core import CausalMask
 from normscope.errors import InputError
 from normscope.models import Model, Observer, Sample, SublayerStep

@@ -71,7 +71,7 @@ def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path,
         capsys, "simulate", "--scheme", "post,./grow.toml", "--tokens", "4", "--dim", "4", "--layers", "--time", "9", "--json"
     )
     assert status == 1
-    assert "scheme 'grow' left the finite numbers at time" in err
+    assert "scheme 'grow' became non-finite (NaN/Inf) at time" in err
     assert {r["scheme"] for r in json.loads(out)} == {"post", "grow"}
     kept = open_run(here / "runs" / "simulate").table("trajectories")
     assert kept[kept["scheme"] == "grow"]["time"].max() < 9
@@ -127,8 +127,8 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("simulate", "--solver", "rk5"), "unknown solver"),
         (("simulate", "--step", "0"), "step"),
         (("simulate", "--alpha", "log(0-1)"), "alpha"),
-        (("simulate", "--gradient"), "--layers"),
-        (("simulate", "--symmetric", "--start", "uniform"), "--symmetric"),
+        (("simulate", "--gradient"), "layers"),
+        (("simulate", "--symmetric", "--start", "uniform"), "symmetric"),
         (("simulate", "--device", "tpu"), "no device 'tpu'"),
         (("ensemble", "--panel", "5z"), "unknown panel '5z'"),
         (("ensemble", "--runs", "0"), "at least 1"),

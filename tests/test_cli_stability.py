@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from cli_run import run
+from helpers.models import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 from helpers.pages import read_page
-from model_zoo import COMMON, GROUPED, built, opened_smollm2, package_folder, word_tokenizer
 from normscope.cli import main
 from normscope.runs import RunFolder, open_run
 from normscope.stability import MEASURES
@@ -262,7 +262,7 @@ def test_mistakes_get_one_line_and_leave_nothing(
     [
         ("", "the text is empty or too short"),
         ("  \n", "the text is empty or too short"),
-        ("the cat " * 40, "reads at most 64; shorten it, or take its first tokens where there is --tokens 64"),
+        ("the cat " * 40, "reads at most 64; shorten it, or give its first tokens only (tokens=64)"),
         (b"\xff\xfe\x00\xd8", "cannot read the text"),
     ],
 )
@@ -328,7 +328,7 @@ def test_an_encoder_with_real_weights(here: Path, capsys: pytest.CaptureFixture[
     Path("long.txt").write_text("word " * 600)
     status, out, err = run(capsys, "stability", "package:minilm", "--text", "long.txt", *CLEAN)
     assert (status, out) == (2, "")
-    assert "reads at most 512; shorten it, or take its first tokens where there is --tokens 512" in err
+    assert "reads at most 512; shorten it, or give its first tokens only (tokens=512)" in err
     assert len(err.splitlines()) == 1
     records = records_of(capsys, "package:minilm", *CLEAN, "--tokens", "100", "--levels", "0.1")
     assert {r["layer"] for r in records} == {None, *range(6)}

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from cli_run import run
+from helpers.models import GROUPED, built, opened_smollm2, word_tokenizer
 from helpers.pages import read_page
-from model_zoo import GROUPED, built, opened_smollm2, word_tokenizer
 from normscope.cli import main
 from normscope.report.subspaces import subspaces_sections
 from normscope.results import Chart, Panels

@@ -354,7 +354,7 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
     growing = Scheme("growing", Slots(carry="1e60"))
     path = simulate(uniform(), growing, Attention(0.0), [0.0, 1.0, 2.0, 9.0], solver="layers", step=1.0)
     assert path.times == [0.0, 1.0, 2.0]
-    assert "scheme 'growing' left the finite numbers at time 4, token 0" in path.stopped
+    assert "scheme 'growing' became non-finite (NaN/Inf) at time 4, token 0" in path.stopped
 
 
 @pytest.mark.parametrize(
@@ -380,12 +380,12 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
         (lambda: gradient_by_depth(uniform(), NAMED["pre"], Attention(1.0), 2, late=9), "between -8 and 7"),
         (lambda: random_weights("kaiming", 6, 4, generator()), "cannot be shared among 4 heads"),
         (lambda: SimulationSetting((NAMED["pre"], NAMED["pre"])), "named twice"),
-        (lambda: SimulationSetting((NAMED["pre"],), gradient=True), "--layers"),
+        (lambda: SimulationSetting((NAMED["pre"],), gradient=True), "solver='layers'"),
         (lambda: run_simulation(SimulationSetting((NAMED["post"],), alpha="linear")), "none of the schemes has it"),
         (lambda: run_simulation(SimulationSetting((NAMED["ngpt-lerp"],), alpha="2")), "carry must be positive"),
         (lambda: run_simulation(SimulationSetting((NAMED["pre"],), symmetric=True, radius=-1.0)), "radius"),
         (lambda: FeedForward(torch.full((2, 2), torch.nan), torch.ones(2, 2)), "W_in has an entry that is not a finite"),
-        (lambda: SimulationSetting((NAMED["pre"],), symmetric=True, start="uniform"), "--symmetric"),
+        (lambda: SimulationSetting((NAMED["pre"],), symmetric=True, start="uniform"), "symmetric=True"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(make: Callable[[], object], message: str) -> None:

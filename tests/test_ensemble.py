@@ -103,7 +103,7 @@ def test_runs_that_leave_the_finite_numbers_are_named_and_left_out() -> None:
     assert table["mean"].tolist() == [0.5] * 4
     assert table["runs"].tolist() == [4, 4, 4, 3]
     (line,) = job.not_finite(cosines)
-    assert "scheme 'none' left the finite numbers in 1 of 4 runs, first by time 4 in run 2" in line
+    assert "scheme 'none' became non-finite (NaN/Inf) in 1 of 4 runs, first by time 4 in run 2" in line
 
 
 def test_redrawn_weights_change_the_path_after_the_first_draw_only() -> None:

@@ -14,7 +14,7 @@ import transformers as library
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from model_zoo import (
+from helpers.models import (
     COMMON,
     FAMILIES,
     GPT2,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo import FAMILIES, OWN, untouched
+from helpers.models import FAMILIES, OWN, untouched
 from normscope.audit import effective_speed, measure_motion, replay_table, replayed_turns
 from normscope.audit.motion import token_rank
 from normscope.audit.replay import replayed_speeds

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_zoo import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
+from helpers.models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
 from normscope.errors import InputError
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.hugging_face import HuggingFaceModel

@@ -10,7 +10,7 @@ import torch
 from scipy.linalg import null_space, subspace_angles
 from torch import Tensor
 
-from model_zoo import FAMILIES, opened_smollm2, steps_of, untouched
+from helpers.models import FAMILIES, opened_smollm2, steps_of, untouched
 from normscope.core import HeadWeights
 from normscope.errors import InputError
 from normscope.models import AttentionStep, Model, Observer, open_model

@@ -14,7 +14,7 @@ import transformers as library
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from model_zoo import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
+from helpers.models import FAMILIES, built, near, opened_smollm2, sample_of, some_tokens, steps_of, untouched, word_tokenizer
 from normscope.errors import InputError
 from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.models.hugging_face import HuggingFaceModel

@@ -231,7 +231,7 @@ def chunk_sizes(runs: int, chunk: int) -> list[int]:
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:
     """Mean and 90% band over runs: a row for each scheme and time, ``mean``, ``low`` (5%), ``high`` (95%), ``stderr``.
 
-    Runs that left the finite numbers are left out from there on, and ``runs`` says how many are in a row.
+    Runs that became non-finite (NaN/Inf) are left out from there on; ``runs`` is the number of runs in a row.
     """
     rows = []
     for i, scheme in enumerate(schemes):
@@ -245,15 +245,15 @@ def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) ->
 
 
 def not_finite(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> list[str]:
-    """A line for each scheme with runs that left the finite numbers: how many, and the first run and time."""
+    """A line for each scheme with runs that became non-finite (NaN/Inf): how many, and the first run and time."""
     lines = []
     for i, scheme in enumerate(schemes):
         broken = ~np.isfinite(cosines[:, i])
         if broken.any():
             sample = int(broken.any(0).argmax())
             lines.append(
-                f"scheme '{scheme.name}' left the finite numbers in {int(broken.any(1).sum())} of {len(cosines)} runs, first "
-                f"by time {setting.times[sample]:g} in run {int(broken[:, sample].argmax())}"
+                f"scheme '{scheme.name}' became non-finite (NaN/Inf) in {int(broken.any(1).sum())} of {len(cosines)} runs, "
+                f"first by time {setting.times[sample]:g} in run {int(broken[:, sample].argmax())}"
             )
     return lines
 

@@ -126,7 +126,7 @@ class EnsembleRun:
         return values
 
     def not_finite(self, cosines: Cosines) -> list[str]:
-        """A line for each scheme with runs that left the finite numbers."""
+        """A line for each scheme with runs that became non-finite (NaN/Inf)."""
         return not_finite(self.setting, self.schemes, cosines)
 
     def table(self, cosines: Cosines) -> pd.DataFrame:

@@ -97,8 +97,7 @@ def integrate(
         moved, total, reads, velocity = advance(first, total, x, evaluate(now, reads), now, following)
         yield now, x, velocity
         x = moved
-        if now.last:
-            first = total = x
+        first = x if now.last else first
         now = following
     yield now, x, None
 
@@ -111,7 +110,7 @@ def advance(
     moved, total = runge_kutta(first, total, velocity, now.to_next, now.to_end, now.last)
     moved = settled(following.updates, settled(now.updates, moved))  # a stage that normalises the stream begins on the sphere
     reads = tuple(update.read(moved).to(outputs[0].dtype) for update in following.updates)
-    return moved, total, reads, velocity
+    return moved, moved if now.last else total, reads, velocity
 
 
 def runge_kutta(first: Any, total: Any, slope: Any, to_next: Any, to_end: Any, last: bool) -> tuple[Any, Any]:

@@ -70,11 +70,11 @@ class SimulationSetting:
             raise InputError(f"the feed-forward width is 0 or more, not {self.feedforward}")
         check_solver(self.solver, self.step)
         if self.gradient and (self.solver != "layers" or self.step != 1):
-            raise InputError("--gradient goes back through whole layers: add --layers, and leave --step at 1")
+            raise InputError("gradient=True goes back through whole layers: it needs solver='layers' and step=1")
         if self.solver == "layers":
             for t in (*self.times, self.time):
                 if not math.isclose(t / self.step, round(t / self.step), abs_tol=1e-6):
-                    raise InputError(f"with --layers every time is a multiple of the step {self.step:g}; {t:g} is not")
+                    raise InputError(f"with solver='layers' every time is a multiple of the step {self.step:g}; {t:g} is not")
         if self.symmetric:
             self._check_symmetric()
 
@@ -82,11 +82,11 @@ class SimulationSetting:
         plain = self.start == "orthogonal" and self.weights == "identity" and not self.causal and not self.feedforward
         if not plain or self.solver == "layers" or self.save_states:
             raise InputError(
-                "--symmetric solves the flow of the orthogonal start with identity weights; it takes no other start, weights, "
-                "--causal, --feedforward, --layers or --save-states"
+                "symmetric=True solves the flow of the orthogonal start with identity weights; it takes no other start or "
+                "weights, and no causal, feedforward, save_states or solver='layers'"
             )
         if any(stage.norm != "rms" for scheme in self.schemes for stage in scheme.stages):
-            raise InputError("--symmetric needs RMSNorm: LayerNorm moves the orthogonal start")
+            raise InputError("symmetric=True needs RMSNorm: LayerNorm moves the orthogonal start")
 
     @property
     def grid(self) -> list[float]:

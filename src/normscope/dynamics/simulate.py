@@ -86,4 +86,4 @@ def _require_finite(scheme: Scheme, t: float, x: Tensor) -> None:
         return
     broken = (~torch.isfinite(x).all(-1)).nonzero()
     if len(broken):
-        raise NotFiniteError(f"scheme '{scheme.name}' left the finite numbers at time {t:g}, token {int(broken[0, -1])}")
+        raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) at time {t:g}, token {int(broken[0, -1])}")

@@ -104,7 +104,7 @@ class SymmetricFlow:
                     path.measures.append({name: rates[name] for name in MEASURES})
         except ArithmeticError:
             path.stopped = (
-                f"scheme '{self.scheme.name}' left the finite numbers after time {path.times[-1] if path.times else 0:g}"
+                f"scheme '{self.scheme.name}' became non-finite (NaN/Inf) after time {path.times[-1] if path.times else 0:g}"
             )
         return path
 

@@ -15,7 +15,7 @@ from normscope.errors import InputError
 
 
 class NotFiniteError(ArithmeticError):
-    """A token, or a slot, left the finite numbers."""
+    """A token, or a slot, became non-finite (NaN/Inf)."""
 
 
 @dataclass

@@ -80,14 +80,14 @@ def observable(model: Any) -> Iterator[None]:
 
 def _configs(model: Any) -> list[Any]:
     """The configurations of a model and of its parts, each once."""
-    found, waiting = {}, [model.config]
+    configs, waiting = {}, [model.config]
     waiting += [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")]
     while waiting:
         config = waiting.pop()
-        if id(config) not in found:
-            found[id(config)] = config
+        if id(config) not in configs:
+            configs[id(config)] = config
             waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
-    return list(found.values())
+    return list(configs.values())
 
 
 def _attention(

@@ -26,6 +26,12 @@ def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return states
 
 
+def rotation_of(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """The cosines and sines that attention is called with; None if there are none."""
+    rotation = kwargs.get("position_embeddings")
+    return rotation if isinstance(rotation, tuple) and len(rotation) == 2 else None
+
+
 def first_output(output: Any) -> Any:
     """The states among what a module returns."""
     return output[0] if isinstance(output, tuple) else output

@@ -1,26 +1,24 @@
 """Models of the ``transformers`` library behind a ``Model``."""
 
-import inspect
-import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core.norms import NORMS
 from normscope.errors import InputError
-from normscope.models.attention_interface import AttentionCall, observable, observing
+from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.describe import scheme_text
-from normscope.models.hooks import after, before, first_output, given_states, on_entering, on_leaving
-from normscope.models.layouts import messages_matrix, projections_of
+from normscope.models.hooks import on_entering, on_leaving
+from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
+from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
 from normscope.models.probe import Probe, run
 from normscope.schemes import Scheme
@@ -34,10 +32,7 @@ class HuggingFaceModel(Model):
     """A decoder or encoder of the ``transformers`` library."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
-        if not hasattr(model.config.get_text_config(), "vocab_size"):
-            raise InputError(f"unsupported architecture: '{name}' ({type(model).__name__}) is not a language model")
+        require_decoder_or_encoder(name, model.config)
         self.name, self.model, self.tokenizer = name, model, tokenizer
         with observable(model):
             probe = Probe(model)
@@ -45,7 +40,10 @@ class HuggingFaceModel(Model):
         self.layers, self.heads, self.kv_heads = len(self.blocks), probe.heads, probe.kv_heads
         self.head_dim, self.dim = probe.head_dim, probe.dim
         self.causal, self._outside = probe.causal, probe.outside
-        self._probed = [(record.read, q) for record, q in zip(probe.records, probe.queries, strict=True)]
+        inputs = [record.attention_input for record in probe.records]
+        self._query_scales = [
+            self._query_scale(*values) for values in zip(range(self.layers), inputs, probe.queries, strict=True)
+        ]
         config = model.config.get_text_config()
         known = int(config.vocab_size) if tokenizer is None else len(tokenizer)  # rows may be padded to a round number
         self.vocabulary, self.context = min(int(config.vocab_size), known), getattr(config, "max_position_embeddings", None)
@@ -58,9 +56,9 @@ class HuggingFaceModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of its weights."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @cached_property
     def checksum(self) -> str:
@@ -72,8 +70,8 @@ class HuggingFaceModel(Model):
     @property
     def dtype(self) -> torch.dtype:
         """The precision of its weights."""
-        found: torch.dtype = self.model.dtype
-        return found
+        dtype: torch.dtype = self.model.dtype
+        return dtype
 
     @property
     def parameters(self) -> int:
@@ -86,21 +84,21 @@ class HuggingFaceModel(Model):
             if observer.state is not None:
                 on_entering(stack, self.blocks, observer.state)
             if observer.sublayer is not None:
-                _SublayerHooks(self, observer.sublayer).install(stack)
+                SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
-                _AttentionHooks(self, observer.attention).install(stack)
+                AttentionHooks(self, observer.attention).install(stack)
             if observer.state is not None:
                 on_leaving(stack, self.blocks, observer.state)
             stack.enter_context(observable(self.model))
             return run(self.model, sample.tokens, sample.attention_mask)
 
     def step(self, layer: int, sublayer: str) -> Tensor | None:
-        """The branch scale that fits the observed states."""
+        """The branch scale that fitted the states when the model was opened."""
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.step
 
     def carry(self, layer: int, sublayer: str) -> Tensor | None:
-        """The residual scale that fits the observed states."""
+        """The residual scale that fitted the states when the model was opened."""
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.carry
 
@@ -117,12 +115,22 @@ class HuggingFaceModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        found = projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+        weights, scale = self._weights(layer), self._query_scales[layer]
+        return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
+
+    def _weights(self, layer: int) -> HeadProjections:
+        return projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+
+    def _query_scale(self, layer: int, x: Tensor, q: Tensor) -> float:
+        """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
         if "q" in self.placements[layer].head_norms:
-            return found
-        read, q = self._probed[layer]
-        factor = q.norm() / (read[:, None] @ found.W_Q + found.b_Q[:, None]).norm()  # OPT scales q, and not the scores
-        return replace(found, W_Q=factor * found.W_Q, b_Q=factor * found.b_Q) if abs(factor - 1) > _NOT_ONE else found
+            return 1.0
+        try:
+            weights = self._weights(layer)
+        except InputError:  # raised again by those who ask for the weights
+            return 1.0
+        factor = float(q.norm() / (x[:, None] @ weights.W_Q + weights.b_Q[:, None]).norm())
+        return factor if abs(factor - 1) > max(_NOT_ONE, torch.finfo(q.dtype).eps) else 1.0
 
     def output_projection(self, layer: int) -> nn.Module:
         """The module of W_O."""
@@ -150,10 +158,10 @@ class HuggingFaceModel(Model):
         made = {}
         for letter in letters:
             W, b = parts[letter]
-            made[letter] = _normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
+            made[letter] = normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
         if rotation is not None and set(letters) & set("qk"):
             either = made["q"] if "q" in made else made["k"]
-            q, k = _rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
+            q, k = rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
             made |= {letter: turned for letter, turned in (("q", q), ("k", k)) if letter in made}
         return tuple(made[letter] for letter in letters)
 
@@ -177,7 +185,7 @@ class HuggingFaceModel(Model):
         return cos[:, positions], sin[:, positions]
 
     def _applies(self, step: AttentionStep) -> bool:
-        """Whether a layer rotates its queries as told by its arguments: some layers do not."""
+        """Whether a layer applies the rotation that it receives: some layers do not."""
         errors = []
         for rotation in (None, step.rotation):
             (q,) = self.heads_of(step.layer, step.input, rotation, "q")
@@ -190,21 +198,21 @@ class HuggingFaceModel(Model):
 
         def by_head(layer: int, letter: str) -> bool:
             norm = self.placements[layer].head_norms.get(letter)
-            return norm is not None and _width(norm) in (None, self.attentions_head(layer))
+            return norm is not None and width_of(norm) in (None, self.attentions_head(layer))
 
         return "".join(x for x in "qkv" if all(by_head(layer, x) for layer in range(self.layers)))
 
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
-        found = []
+        norms = []
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                found.append(_norm_view(module, self.dim, slot, layer, sublayer))
+                norms.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
-                width = _width(module) or self.attentions_head(layer)
-                found.append(_norm_view(module, width, letter, layer, "attention"))
-        return found + [_norm_view(module, self.dim, slot, None, "") for slot, module in self._outside.items()]
+                width = width_of(module) or self.attentions_head(layer)
+                norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
+        return norms + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
 
     @property
     @torch.no_grad()
@@ -276,9 +284,9 @@ class HuggingFaceModel(Model):
         """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
         if self.tokenizer is None:
             return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
-        found = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        known = len(found) == 1 and found[0] != self.tokenizer.unk_token_id and found[0] < self.vocabulary
-        return found[0] if known else None
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
+        return ids[0] if known else None
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The token ids before and after one that follows a text, special tokens included."""
@@ -294,7 +302,7 @@ class HuggingFaceModel(Model):
     def _norm_kind(self, placement: Placement) -> str:
         """The kind of a layer's norms."""
         module = next(iter([*placement.norms.values(), *placement.head_norms.values()]), None)
-        return "rms" if module is None else _norm_view(module, _width(module) or self.dim, "", None, "").kind
+        return "rms" if module is None else norm_of(module, width_of(module) or self.dim, self.device).kind
 
     def _common_scheme(self) -> tuple[Scheme | None, str]:
         """The scheme of all layers, and remarks on it."""
@@ -305,11 +313,21 @@ class HuggingFaceModel(Model):
         if any(scheme != self.schemes[0] for scheme in self.schemes):
             return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
+        if first.changed:
+            notes.append("a norm or gate changes the mixed values of attention before W_O")
         if first.parallel:
             notes.append("attention and feed-forward layer are parallel: both read the same states")
-        if any(_width(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
+        if any(width_of(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
         return self.schemes[0], "; ".join(notes)
+
+
+def require_decoder_or_encoder(name: str, config: Any) -> None:
+    """Refuse models with two streams, and those that do not read tokens."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
+    if not hasattr(config.get_text_config(), "vocab_size"):
+        raise InputError(f"unsupported architecture: '{name}' ({type(config).__name__}) is not a language model")
 
 
 class _ReachedError(Exception):
@@ -318,134 +336,3 @@ class _ReachedError(Exception):
     def __init__(self, step: AttentionStep) -> None:
         super().__init__()
         self.step = step
-
-
-class _AttentionHooks:
-    """Passes the attention of every layer to an observer."""
-
-    def __init__(self, model: HuggingFaceModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
-        self.model, self.observe = model, observe
-        self.layers = {id(module): layer for layer, module in enumerate(model.attentions)}
-        self.stream = self.input = torch.empty(0)
-        self.rotation: tuple[Tensor, Tensor] | None = None
-
-    def install(self, stack: ExitStack) -> None:
-        """Until the stack unwinds: observe blocks and their attention."""
-        for block, attention in zip(self.model.blocks, self.model.attentions, strict=True):
-            before(stack, block, self._on_block)
-            before(stack, attention, self._on_attention)
-        stack.enter_context(observing(self._attend))
-
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stream = given_states(args, kwargs)
-
-    def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.input, self.rotation = given_states(args, kwargs), kwargs.get("position_embeddings")
-
-    def _attend(self, call: AttentionCall) -> Tensor:
-        """The mixed values that the observer returns, or those of the model."""
-        layer = self.layers[id(call.module)]
-        W_O = messages_matrix(self.model.output_projection(layer), self.model.heads)
-        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
-        return call.mixed() if mixed is None else mixed
-
-
-class _SublayerHooks:
-    """Passes states and updates inside every block to an observer, when the block ends."""
-
-    def __init__(self, model: HuggingFaceModel, observe: Callable[[SublayerStep], None]) -> None:
-        self.model, self.observe = model, observe
-        self.values: dict[str, Tensor] = {}
-
-    def install(self, stack: ExitStack) -> None:
-        """Until the stack unwinds: observe the blocks whose branches are identified."""
-        for layer, (block, placement) in enumerate(zip(self.model.blocks, self.model.placements, strict=True)):
-            if placement.unclear:
-                continue
-            before(stack, block, self._on_block)
-            for name, branch in placement.branches.items():
-                after(stack, branch.result, partial(self._on_output, f"{name} output", ""))
-                if "output" in branch.norms:
-                    after(stack, branch.norms["output"], partial(self._on_output, f"{name} normalised", f"{name} output"))
-                if branch.reader is not None:
-                    before(stack, branch.reader, partial(self._on_input, f"{name} after", f"{name} output"))
-            after(stack, block, partial(self._on_end, layer, placement))
-
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.values = {"before": given_states(args, kwargs).clone()}
-
-    def _on_output(self, key: str, needs: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._keep(key, needs, first_output(output))
-
-    def _on_input(self, key: str, needs: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(key, needs, given_states(args, kwargs))
-
-    def _keep(self, key: str, needs: str, x: Tensor) -> None:
-        """The first value after another one; a copy, since a model may change its states in place."""
-        if key not in self.values and (not needs or needs in self.values):
-            self.values[key] = x.reshape_as(self.values["before"]).clone()
-
-    def _on_end(self, layer: int, placement: Placement, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        values, self.values = self.values, {}
-        states, left = values["before"], first_output(output)
-        for name in SUBLAYERS:
-            scales, result = placement.branches[name].scales, values[f"{name} output"]
-            update = scales.step * values.get(f"{name} normalised", result)
-            end = left.clone() if name == "feedforward" and not placement.parallel else None
-            step = SublayerStep(
-                layer, name, states, result, update, values.get(f"{name} after", end), scales.step, scales.carry
-            )
-            self.observe(step)
-            states = states if step.after is None else step.after
-
-
-def _norm_view(module: nn.Module, width: int, slot: str, layer: int | None, sublayer: str) -> BlockNorm:
-    """Kind, gain and bias of a norm from what it does to a vector, its opposite, and one that is shifted.
-
-    Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm does not notice a constant that is added to all components. Families
-    write their gains in different ways (Gemma's is 1 + weight): what a norm does is the same for all.
-    """
-    parameter = next(module.parameters(), torch.empty(0))
-    x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
-    given = torch.stack((x, -x, x + 1e3)).to(parameter)
-    with torch.no_grad():
-        plus, minus, shifted = module(given[:, None]).double().cpu().squeeze(1)
-    kind = "layer" if torch.allclose(plus, shifted, rtol=1e-3, atol=1e-3) else "rms"
-    gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
-    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
-    has_bias = getattr(module, "bias", None) is not None
-    gain, bias = gain.to(parameter), bias.to(parameter)
-    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
-
-
-def _width(module: nn.Module) -> int | None:
-    """How many components a norm reads, where it says."""
-    weight = getattr(module, "weight", None)
-    return None if weight is None else int(weight.numel())
-
-
-def _normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens head"], shared: int) -> Tensor:
-    """A norm by head, or over all heads together; a head that several queries share counts once."""
-    if norm is None:
-        return x
-    own = x[:, ::shared]
-    if _width(norm) in (None, x.shape[-1]):
-        made: Tensor = norm(own)
-    else:
-        by_token = own.transpose(1, 2)
-        made = norm(by_token.flatten(2)).view_as(by_token).transpose(1, 2)
-    return made.repeat_interleave(shared, 1)
-
-
-def _rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The rotation that the model's own code applies; some families rotate q and k in one call, some one by one."""
-    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
-    width = cos.shape[-1]
-    if width < q.shape[-1]:  # only the first components are rotated
-        q_turned, k_turned = _rotate(attention, q[..., :width], k[..., :width], cos, sin)
-        return torch.cat((q_turned, q[..., width:]), -1), torch.cat((k_turned, k[..., width:]), -1)
-    if "k" in inspect.signature(rotation).parameters:
-        rotated: tuple[Tensor, Tensor] = rotation(q, k, cos, sin)
-        return rotated
-    return rotation(q, cos, sin), rotation(k, cos, sin)

@@ -1,5 +1,7 @@
-"""Where the matrices of attention lie in the modules of the ``transformers`` library: a few layouts cover the families."""
+"""The matrices, norms and rotations of attention in the modules of ``transformers``: a few layouts cover the families."""
 
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.models.model import HeadProjections
+from normscope.models.norm_modules import width_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 _BY_PART = ("c_attn", "qkv_proj", "Wqkv")  # all of q, then all of k, then all of v
@@ -43,7 +46,7 @@ def _query_key_value(attention: nn.Module, heads: int, head: int) -> list[tuple[
         if part is not None:
             W, b = product(part)
             shared = (W.shape[1] - heads * head) // 2
-            widths = [heads * head, shared, shared]
+            widths = [W.shape[1] - 2 * shared, shared, shared]
             return list(zip(torch.split(W, widths, 1), torch.split(b, widths), strict=True))
     for name in _BY_HEAD:
         part = getattr(attention, name, None)
@@ -52,11 +55,13 @@ def _query_key_value(attention: nn.Module, heads: int, head: int) -> list[tuple[
             by_head = W.reshape(len(W), heads, 3, head), b.reshape(heads, 3, head)
             return [(by_head[0][:, :, i].flatten(1), by_head[1][:, i].flatten()) for i in range(3)]
     children = ", ".join(name for name, _ in attention.named_children())
-    raise InputError(f"the matrices of {type(attention).__name__} ({children}) lie in a way that is not supported")
+    raise InputError(f"unsupported architecture: the matrices of {type(attention).__name__} are not identified ({children})")
 
 
 def product(module: Any) -> tuple[Tensor, Tensor]:
     """Weight (inputs, outputs) and bias of a product, which ``Conv1D`` keeps the other way round from ``Linear``."""
+    if not isinstance(getattr(module, "weight", None), Tensor):
+        raise InputError(f"unsupported architecture: a {type(module).__name__} has no weight matrix")
     weight: Tensor = module.weight.detach()
     weight = weight if type(module).__name__ == "Conv1D" else weight.T
     bias = module.bias if getattr(module, "bias", None) is not None else weight.new_zeros(weight.shape[1])
@@ -66,7 +71,33 @@ def product(module: Any) -> tuple[Tensor, Tensor]:
 def _by_head(W: Tensor, b: Tensor, heads: int, head: int) -> tuple[Tensor, Tensor]:
     """(heads, dim, head) and (heads, head); heads that several queries share are repeated."""
     own = W.shape[1] // head
-    if W.shape[1] % head or heads % own:
-        raise InputError(f"a projection of width {W.shape[1]} does not divide into {heads} heads of {head}")
+    if W.shape[1] % head or own == 0 or heads % own:
+        raise InputError(f"unsupported architecture: a projection of width {W.shape[1]} is not one of {heads} heads of {head}")
     matrices = W.reshape(len(W), own, head).transpose(0, 1).repeat_interleave(heads // own, 0)
     return matrices, b.reshape(own, head).repeat_interleave(heads // own, 0)
+
+
+def normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens head"], shared: int) -> Tensor:
+    """A norm by head, or over all heads together; a head that several queries share counts once."""
+    if norm is None:
+        return x
+    own = x[:, ::shared]
+    if width_of(norm) in (None, x.shape[-1]):
+        made: Tensor = norm(own)
+    else:
+        by_token = own.transpose(1, 2)
+        made = norm(by_token.flatten(2)).view_as(by_token).transpose(1, 2)
+    return made.repeat_interleave(shared, 1)
+
+
+def rotate(attention: nn.Module, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotation that the model's own code applies; some families rotate q and k in one call, some one by one."""
+    rotation = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+    width = cos.shape[-1]
+    if width < q.shape[-1]:  # only the first components are rotated
+        q_turned, k_turned = rotate(attention, q[..., :width], k[..., :width], cos, sin)
+        return torch.cat((q_turned, q[..., width:]), -1), torch.cat((k_turned, k[..., width:]), -1)
+    if "k" in inspect.signature(rotation).parameters:
+        rotated: tuple[Tensor, Tensor] = rotation(q, k, cos, sin)
+        return rotated
+    return rotation(q, cos, sin), rotation(k, cos, sin)

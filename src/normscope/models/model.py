@@ -267,8 +267,8 @@ class Model(ABC):
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The token ids before and after one that follows a text, special tokens included."""
-        found = self.token_of(text)
-        return [] if found is None else [found], []
+        token = self.token_of(text)
+        return [] if token is None else [token], []
 
     def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
         """The logits that the model computes, from the final norm on, of hidden states after the last layer."""

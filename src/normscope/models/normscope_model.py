@@ -43,9 +43,9 @@ class NormscopeModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        """The device of its weights."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @cached_property
     def checksum(self) -> str:
@@ -122,25 +122,25 @@ class NormscopeModel(Model):
     @property
     def normalised_heads(self) -> str:
         """The letters of q, k and v that are normalised in every layer."""
-        kept = [set(self._attention(layer).norms) for layer in range(self.layers)]
-        return "".join(letter for letter in "qkv" if all(letter in letters for letters in kept))
+        normalised = [set(self._attention(layer).norms) for layer in range(self.layers)]
+        return "".join(letter for letter in "qkv" if all(letter in letters for letters in normalised))
 
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
-        found = []
+        norms = []
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
                 for slot in ("input", "output", "stream"):
-                    of_slot = self._norm_views(getattr(part, slot), slot, layer, sublayer)
+                    of_slot = self._norms_in(getattr(part, slot), slot, layer, sublayer)
                     size = part.write_scale.factor if slot == "output" else 1.0
-                    found += [replace(norm, gain=size * norm.gain) for norm in of_slot]
+                    norms += [replace(norm, gain=size * norm.gain) for norm in of_slot]
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
-                found += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
-        return found + self._norm_views(self.model.readout.norm, "final", None, "")
+                norms += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
+        return norms + self._norms_in(self.model.readout.norm, "final", None, "")
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
@@ -164,7 +164,7 @@ class NormscopeModel(Model):
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row."""
         if text is not None:
-            raise InputError(f"'{self.name}' adds integers: it reads examples of its task (examples=…), not a text")
+            raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         task, offsets = task_of(self.about.get("recipe", {}))
         device, feed = self.device, PaddedFeed()
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
@@ -189,7 +189,7 @@ class NormscopeModel(Model):
         known = self.words(torch.arange(self.vocabulary))
         return known.index(text) if text in known else None
 
-    def _norm_views(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
+    def _norms_in(self, module: nn.Module, slot: str, layer: int | None, sublayer: str) -> list[BlockNorm]:
         """The norm in a slot, if there is one."""
         if not isinstance(module, Norm):
             return []

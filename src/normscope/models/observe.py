@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.errors import InputError
+
 NOTHING = -100  # the target of a position where nothing is predicted
 States = Float[Tensor, "rows tokens dim"]
 SUBLAYERS = ("attention", "feedforward")
@@ -45,7 +47,7 @@ class AttentionStep:
         q, k, v: by head, after norms and rotations; shared key and value heads are repeated.
         scale: the factor of q·k in the softmax.
         mask: True where a query attends to a key.
-        W_O: the output matrix by head.
+        output_matrix: W_O by head; None where a norm or gate changes the mixed values before it.
         softcap: c, where scores pass through c·tanh(score/c).
         rotation: cosines and sines, where positions are rotations of q and k.
     """
@@ -58,7 +60,7 @@ class AttentionStep:
     v: Float[Tensor, "rows heads tokens value"]
     scale: float
     mask: Bool[Tensor, "rows_or_one 1 tokens tokens"]
-    W_O: Float[Tensor, "heads value dim"]
+    output_matrix: Float[Tensor, "heads value dim"] | None
     softcap: float | None = None
     rotation: tuple[Tensor, Tensor] | None = None
 
@@ -81,6 +83,13 @@ class AttentionStep:
         if self.softcap is None:
             return scores
         return torch.where(scores.isfinite(), self.softcap * torch.tanh(scores / self.softcap), scores)
+
+    @property
+    def W_O(self) -> Float[Tensor, "heads value dim"]:
+        """The output matrix by head."""
+        if self.output_matrix is None:
+            raise InputError(f"layer {self.layer} has no updates by head: its mixed values do not enter W_O as they are")
+        return self.output_matrix
 
     @property
     def messages(self) -> Float[Tensor, "rows heads tokens dim"]:

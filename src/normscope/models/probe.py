@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall, observing
-from normscope.models.hooks import after, before, first_output, states_of
+from normscope.models.hooks import after, before, first_output, rotation_of, states_of
 from normscope.models.placement import BlockRecord, Call
 
 _TOKENS = 8
@@ -23,7 +23,7 @@ class Probe:
         attentions, blocks: the attention modules in the order in which they run, and the layers that contain them.
         heads, kv_heads, head_dim, dim: the shape of attention and of the stream.
         causal: whether tokens attend only to themselves and those before them.
-        rotary: whether attention receives rotations.
+        rotary: whether attention receives cosines and sines.
         queries: q of every layer.
     """
 
@@ -51,15 +51,17 @@ class Probe:
     @property
     def outside(self) -> dict[str, nn.Module]:
         """The norms of the stream outside the layers, ``embedding`` and ``final``."""
-        return {slot: call.module for slot, call in self._outside if call.read.shape[-1] == self.dim}
+        return {slot: call.module for slot, call in self._outside if call.input.shape[-1] == self.dim}
 
     @property
     def records(self) -> Iterator[BlockRecord]:
         """The forward pass of each block."""
-        for block, (entered, read, mixed, attended) in zip(self.blocks, self._attended, strict=True):
+        for block, attention, values in zip(self.blocks, self.attentions, self._attended, strict=True):
             if id(block) not in self._left:
                 raise InputError("unsupported architecture: a layer does not return hidden states")
-            yield BlockRecord(entered, self._left[id(block)], read, mixed, self._calls[id(block)], attended)
+            entered, read, mixed, attended = values
+            left, calls = self._left[id(block)], self._calls[id(block)]
+            yield BlockRecord(self._names[id(attention)], entered, left, read, mixed, calls, attended)
 
     def embedding_factor(self, embedding: nn.Module) -> float:
         """The factor of the embedding before the first layer; 1 where it is not only multiplied."""
@@ -104,18 +106,18 @@ class Probe:
         if states is not None:
             self._inputs[id(module)] = states.clone()
             self._began[id(module)] = len(self._calls.get(id(self._around.get(id(module))), []))
-        self.rotary |= kwargs.get("position_embeddings") is not None
+        self.rotary |= rotation_of(kwargs) is not None
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wrote: Any) -> None:
-        wrote = first_output(wrote)
+    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        output = first_output(output)
         block, read = self._around.get(id(module)), self._inputs.get(id(module))
         if isinstance(module, nn.Embedding):
-            self._embedded[id(module)] = wrote.clone()
-        if not isinstance(wrote, Tensor) or read is None:
+            self._embedded[id(module)] = output.clone()
+        if not isinstance(output, Tensor) or read is None:
             return
-        call = Call(self._names[id(module)], module, read, wrote.clone(), self._began[id(module)])
+        call = Call(self._names[id(module)], module, read, output.clone(), self._began[id(module)])
         if block is module:
-            self._left[id(block)] = call.wrote
+            self._left[id(block)] = call.output
         elif block is not None:
             self._calls.setdefault(id(block), []).append(call)
         elif call.is_norm:

@@ -1,0 +1,37 @@
+"""The parameters of a norm, from what its module computes."""
+
+import copy
+
+import torch
+from torch import nn
+
+from normscope.core.norms import NORMS
+from normscope.models.model import BlockNorm
+
+
+def norm_of(
+    module: nn.Module, width: int, device: torch.device, slot: str = "", layer: int | None = None, sublayer: str = ""
+) -> BlockNorm:
+    """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one.
+
+    Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm ignores a constant that is added to all components. This holds for
+    all families, however they store their gains (Gemma's is 1 + weight).
+    """
+    parameter = next(module.parameters(), torch.empty(0))
+    exact = copy.deepcopy(module).float() if parameter.dtype in (torch.bfloat16, torch.float16) else module
+    x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
+    given = torch.stack((x, -x, x + 1e3)).to(next(exact.parameters(), parameter))
+    with torch.no_grad():
+        plus, minus, shifted = exact(given[:, None]).double().cpu().squeeze(1)
+    kind = "layer" if torch.allclose(plus, shifted, rtol=1e-3, atol=1e-3) else "rms"
+    gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
+    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
+    has_bias = getattr(module, "bias", None) is not None
+    gain, bias = gain.to(device, parameter.dtype), bias.to(device, parameter.dtype)
+    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+
+
+def width_of(module: nn.Module) -> int | None:
+    """The number of components that a norm reads; None if it has no weight."""
+    weight = getattr(module, "weight", None)
+    return None if weight is None else int(weight.numel())

@@ -1,0 +1,177 @@
+"""Models that are already in memory, and files that must not be trusted."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from helpers.models import COMMON, FAMILIES, GPT2, GROUPED, LAYERS, built, near, some_tokens, word_tokenizer
+from normscope.errors import InputError
+from normscope.models import open_model
+from normscope.models.hugging_face import HuggingFaceModel
+from normscope.schemes import NAMED
+from normscope.transformer import Transformer, TransformerConfig, load_model
+
+SIZES: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 8, "readout": (8,), "frequencies": 4}
+
+
+def test_a_model_in_memory_is_opened_and_left_as_it_is() -> None:
+    plain = built("LlamaConfig", GROUPED).train().requires_grad_(True)
+    model = open_model(plain, tokenizer=word_tokenizer())
+    assert (model.name, model.kv_heads, model.parameters) == ("LlamaForCausalLM", 2, plain.num_parameters())
+    assert model("the cat sat").shape == (1, 5, COMMON["vocab_size"])
+    assert plain.training
+    assert all(parameter.requires_grad for parameter in plain.parameters())
+    assert plain.config._attn_implementation != "normscope"
+    plain(input_ids=some_tokens(), labels=some_tokens()).loss.backward()
+    with torch.no_grad():
+        plain.model.layers[0].self_attn.o_proj.weight.zero_()
+    with model.capture("attn_out") as c:
+        model("the cat sat")
+    assert not bool(c["attn_out", 0].any())
+
+
+def test_an_opened_model_is_returned_as_it_is() -> None:
+    model = open_model("builtin:addition-small-pre")
+    assert open_model(model) is model
+
+
+def test_a_transformer_of_ours_is_opened() -> None:
+    saved = load_model("builtin:addition-small-qkv")
+    named, bare, known = open_model("builtin:addition-small-qkv"), open_model(saved.model), open_model(saved)
+    assert torch.equal(named("[12+3="), bare("[12+3="))
+    assert torch.equal(known.sample(None, 3, 0).tokens, named.sample(None, 3, 0).tokens)
+    assert bare.scheme is not None
+    assert bare.name == f"transformer-{bare.scheme.name}"
+
+
+def test_a_scheme_that_changes_with_depth_is_one_for_each_layer() -> None:
+    mixed = NAMED["mix"]
+    model = open_model(Transformer(TransformerConfig(mixed, layers=4, **SIZES)))
+    assert model.scheme == mixed
+    assert model.schemes == tuple(mixed.at(layer, 4) for layer in range(4))
+    assert model.schemes[0] != model.schemes[-1]
+
+
+@pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Identity()])
+def test_what_is_no_model_is_refused(thing: Any) -> None:
+    with pytest.raises(InputError, match="is not a model"):
+        open_model(thing)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "olmo2", "bert", "granite", "gpt-neox"])
+def test_low_precision_changes_no_scheme(name: str) -> None:
+    family = FAMILIES[name]
+    plain = built(family.config, family.options, family.maker).to(torch.bfloat16)
+    model = open_model(plain)
+    assert model.scheme is not None
+    assert (model.scheme.name, model.scheme.norm, model.dtype) == (family.scheme, family.norm, torch.bfloat16)
+    assert "bfloat16" in repr(model)
+
+
+@pytest.mark.parametrize(("config", "note"), [("BitNetConfig", "before W_O"), ("AfmoeConfig", "before W_O")])
+def test_a_norm_or_gate_before_the_output_matrix_is_noted(config: str, note: str) -> None:
+    options = {**GROUPED, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    model = open_model(built(config, {**options, "head_dim": 8}))
+    assert note in model.scheme_note
+    with model.capture("resid_pre", "resid_mid", "attn_out", "pattern") as c:
+        model(some_tokens())
+    assert near(c["resid_pre", 0] + c["attn_out", 0], c["resid_mid", 0])
+    assert near(c["pattern", 0].sum(-1), torch.ones(2, model.heads, 12))
+
+
+def sharded(folder: Path, change: dict[str, str]) -> Path:
+    """A model in two files, with other names in its index."""
+    built("GPT2Config", GPT2).save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] |= dict.fromkeys(list(content["weight_map"])[:1], change["to"]) if change else {}
+    index.write_text(json.dumps(content))
+    return folder
+
+
+def test_a_model_in_several_files_is_opened(tmp_path: Path) -> None:
+    model = open_model(sharded(tmp_path, {}))
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert near(model(some_tokens()), HuggingFaceModel("gpt2", built("GPT2Config", GPT2))(some_tokens()))
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", "..\\x.safetensors"]
+)
+def test_an_index_that_names_other_files_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="no safetensors file beside it"):
+        open_model(sharded(tmp_path, {"to": name}))
+
+
+def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = sharded(tmp_path, {})
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(InputError, match="not an index of weights"):
+        open_model(folder)
+
+
+def test_code_beside_weights_is_not_run_and_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked whether to run code"))
+    ran = tmp_path / "ran"
+    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
+    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\n"
+    for name in ("configuration_evil", "modeling_evil", "tokenization_evil"):
+        (tmp_path / f"{name}.py").write_text(code)
+    config = json.loads((tmp_path / "config.json").read_text())
+    evil = {"AutoConfig": "configuration_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": evil}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_evil.T", None]}}))
+    assert open_model(tmp_path).layers == LAYERS  # the library has code of its own for a Llama
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": evil}))
+    with pytest.raises(InputError, match="cannot open"):
+        open_model(tmp_path)
+    assert not ran.exists()
+
+
+def test_a_kernel_that_a_configuration_names_is_not_loaded(tmp_path: Path) -> None:
+    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in ("attn_implementation", "_attn_implementation"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, key: "evil/kernel"}))
+        assert open_model(tmp_path).layers == LAYERS
+
+
+def test_weights_are_the_files_and_not_what_lies_beside_them(tmp_path: Path) -> None:
+    """A pickle beside safetensors is never read."""
+    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not a pickle")
+    assert open_model(tmp_path).layers == LAYERS
+    shutil.copy(tmp_path / "model.safetensors", tmp_path / "other.safetensors")
+    save_file(load_file(tmp_path / "other.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert open_model(tmp_path).layers == LAYERS
+
+
+@pytest.mark.parametrize("html", [True, False])
+def test_a_model_shows_what_it_is(html: bool) -> None:
+    model = open_model(built("LlamaConfig", GROUPED))
+    shown = model._repr_html_() if html else repr(model)
+    for part in ("LlamaForCausalLM", "layers 0–1: pre", "RMSNorm", "2 layers, 4 heads (2 KV heads) of 8, width 32", "float32"):
+        assert part in shown
+    assert "attention, predictions, stream, sublayers, vocabulary" in shown
+
+
+def test_names_are_escaped_in_html() -> None:
+    plain = built("LlamaConfig", GROUPED)
+    plain.config._name_or_path = "<script>"
+    assert "<script>" not in open_model(plain)._repr_html_()
+
+
+def test_weights_that_change_after_opening_are_followed() -> None:
+    """OPT scales its queries; the factor belongs to the architecture, not to the weights of one moment."""
+    plain = built(FAMILIES["opt"].config, FAMILIES["opt"].options)
+    model = open_model(plain)
+    before = model.projections(0).W_Q.clone()
+    plain.model.decoder.layers[0].self_attn.q_proj.weight.mul_(3)
+    assert near(model.projections(0).W_Q, 3 * before)
