@@ -211,7 +211,7 @@ def test_an_audit_ends_with_findings_and_a_page_that_has_them(
     for start, figure in zip(findings["text"].str[:20], findings["figure"], strict=True):
         assert start in page
         assert f'href="#figure-{figure}"' in page
-        assert (folder.path / "figures" / f"{figure}.csv").is_file()
+        assert (folder.path / "figures" / f"{figure}.png").is_file()
     assert "Residual growth" in plain
     assert folder.description["configuration"]["scheme"] == "pre"
     monkeypatch.setattr("normscope.report.audit.write_audit_report", lambda *arguments: None)

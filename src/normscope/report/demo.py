@@ -42,7 +42,7 @@ def demo_report(parts: Mapping[str, Tables], settings: Mapping[str, str]) -> Rep
         sections,
         audit_facts(audit),
         findings_of(audit),
-        "The tables behind this page lie in folders beside it as Parquet files; normscope audit MODEL measures yours.",
+        "The tables of this page lie in folders beside it as Parquet files; normscope audit MODEL measures yours.",
     )
 
 

@@ -42,9 +42,9 @@ def singular_section(tables: Tables, settings: str) -> Section | None:
 def _by_matrix(table: pd.DataFrame) -> dict[tuple[int, str], pd.DataFrame]:
     """The rows of a few layers and of each matrix."""
     named = table if "matrix" in table else table.assign(matrix="")
-    kept = set(a_few(sorted({int(layer) for layer in named["layer"]})))
+    chosen = set(a_few(sorted({int(layer) for layer in named["layer"]})))
     groups = {(int(str(layer)), str(matrix)): rows for (layer, matrix), rows in named.groupby(["layer", "matrix"], sort=False)}
-    return {key: rows for key, rows in groups.items() if key[0] in kept}
+    return {key: rows for key, rows in groups.items() if key[0] in chosen}
 
 
 def _of_matrix(layer: int, matrix: str) -> str:

@@ -98,8 +98,8 @@ def _knob_chart(knob: str, points: pd.DataFrame, curves: pd.DataFrame, settings:
     title, label, needed, direction = _KNOBS[knob]
     rows = curves[curves["knob"] == knob]
     lines = [
-        Line(str(scheme), floats(own["turned"]), floats(100 * own["solved"]))
-        for scheme, own in rows.groupby("scheme", sort=False)
+        Line(str(scheme), floats(group["turned"]), floats(100 * group["solved"]))
+        for scheme, group in rows.groupby("scheme", sort=False)
     ]
     predicted = points[(points["knob"] == knob) & (points["part"] == "circuit") & points["predicted"].notna()]
     for row in predicted.itertuples(index=False):

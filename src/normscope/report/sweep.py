@@ -31,7 +31,7 @@ def write_sweep_report(
         title: the heading of the page.
         formats: of the report.
         configuration: has ``kind``, in ``varied`` the fields that vary in their order, and in ``points``, if there, the
-            ``values`` of every point, for the small print. The run's own unless given, as it has to be while the folder is
+            ``values`` of every point, for the small print. That of the run unless given; needed while the folder is
             being written and has no ``run.json`` yet.
     """
     tables = tables_of(run)
