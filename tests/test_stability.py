@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
+from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.experiments.on_model import findings_of
 from normscope.measures.base import Measure, Subject, joined, measure_all
@@ -29,7 +30,6 @@ from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.findings import Finding
-from normscope.training.tasks import stream_seed
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 LEVELS = (0.01, 0.1, 0.3)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from normscope.core import Attention, steady_backend
-from normscope.core.norms import SphereNorm
+from normscope.core.norms import SphereNorm, mean_cosine
 from normscope.dynamics.integrators import METHODS, Advance, Outputs, Stage, advance, integrate, stages, time_grid
-from normscope.dynamics.measures import mean_cosine
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
 from normscope.dynamics.weights import WEIGHTS, random_weights

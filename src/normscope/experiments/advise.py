@@ -24,8 +24,7 @@ from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import cell, floats, spans_decades
-from normscope.runs import plain_rows
+from normscope.results.tables import cell, floats, plain_rows, spans_decades
 from normscope.schemes import NAMED, Scheme, find_scheme
 
 if TYPE_CHECKING:

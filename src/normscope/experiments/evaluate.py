@@ -17,7 +17,7 @@ from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from normscope.training import Evaluation

@@ -17,7 +17,8 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
-from normscope.runs import fingerprint, fresh_path, plain_rows, resumable_path
+from normscope.results.tables import plain_rows
+from normscope.runs import fingerprint, fresh_path, resumable_path
 from normscope.schemes.files import scheme_values
 from normscope.schemes.scheme import Scheme
 

@@ -15,7 +15,7 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, as_list, setting
 from normscope.results.sections import Section
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from normscope.measures.tokens import TokenMeasure

@@ -19,8 +19,7 @@ from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import banded, floats, head_map, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import banded, floats, head_map, plain_rows, spans_decades, table_of, together
 
 Row = dict[str, Any]
 _PUBLISHED = 0.01, 0.11  # share of the rows that switch in the published Pre-Norm model, and the RMS noise at which they do

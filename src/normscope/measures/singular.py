@@ -22,8 +22,7 @@ from normscope.results.conventions import DRAWN_HEADS
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import a_few, cell, floats, joined_tokens, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import a_few, cell, floats, joined_tokens, plain_rows, spans_decades, table_of, together
 
 MATRICES = {"vo": "W_VO", "qk": "W_QK"}
 _VECTORS = 5  # of each head in a table

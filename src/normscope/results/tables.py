@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,12 @@ Tables = Mapping[str, pd.DataFrame]
 _NAME = 12  # characters of a token that a label shows
 _LAYERS = 3  # that have tables of tokens
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
+
+
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries, with None for what is missing."""
+    plain = table.astype(object)
+    return [{str(key): value for key, value in row.items()} for row in plain.where(plain.notna(), None).to_dict("records")]
 
 
 def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
