@@ -454,7 +454,7 @@ def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
 
 
 def test_an_unknown_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="noise='unifrom' is unknown"):
+    with pytest.raises(InputError, match="unknown noise 'unifrom'"):
         Collapse(noise="unifrom")
 
 

@@ -140,7 +140,7 @@ MISTAKES = [
     ('kind = "train"\npreset = "tiny"\nseed = 1\n[fixed]\nseed = 2\n[grid]\ndim = [64]\n', "both at the top and in [fixed]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nrate = [{a = 1}]\n', "a value is a text, a number"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["~nobody-here/a.toml"]\n', "cannot read the scheme '~nobody-here"),
-    ('kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n', "point 'dim=wide': 'dim' is a whole number"),
+    ('kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n', "point 'dim=wide': dim='wide': should be a valid integer"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["pre", "perl"]\n', "did you mean 'peri'?"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 1]\n', "two points have the name 'seed=1'"),
     (

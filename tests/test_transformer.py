@@ -507,7 +507,7 @@ def without_a_weight(folder: Path) -> None:
         (shape_with(dim=16), "do not fit its config.json"),
         (shape_with(dimm=16), "unknown key 'dimm'.*'dim'"),
         (shape_with(scheme=...), "a table of slots, not None"),
-        (shape_with(dim="12"), "configuration"),
+        (shape_with(dim="12"), "dim='12': should be a valid integer"),
         (shape_with(scheme="pre"), "scheme"),
         (shape_with(final_norm="rmss"), "did you mean 'rms'"),
         (without_a_weight, "do not fit its config.json"),
@@ -552,17 +552,17 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"dim": 0}, "dim is from 1 to 100,000, not 0"),
-        ({"heads": -1}, "heads is from 1 to"),
-        ({"encoder_layers": -1}, "encoder_layers is 0 or more"),
-        ({"readout": (8, 0)}, "readout widths at least 1"),
+        ({"dim": 0}, "dim=0: should be greater than or equal to"),
+        ({"heads": -1}, "heads=-1: should be greater than or equal to 1"),
+        ({"encoder_layers": -1}, "encoder_layers=-1: should be"),
+        ({"readout": (8, 0)}, "readout=0: should be greater than 0"),
         ({"frequencies": 7}, "from 0 to dim/2 = 6, not 7"),
         ({"feedforward_norm": "lyer"}, "did you mean 'layer'"),
     ],
 )
 def test_impossible_shapes_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        TransformerConfig(NAMED["pre"], **{**SMALL, **wrong})
+        TransformerConfig.of({**TransformerConfig(NAMED["pre"], **SMALL).values, **wrong})
 
 
 @pytest.mark.parametrize("shape", [{"readout": ()}, {"frequencies": 0}, {"frequencies": 6}, {"heads": 1}, {"head": 1}])

@@ -21,7 +21,7 @@ from normscope.dynamics.ensemble import (
     summarise,
 )
 from normscope.dynamics.motion import check_schemes
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import require_known
 from normscope.schemes import Scheme
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,12 +67,7 @@ class EnsembleRun:
     def __post_init__(self) -> None:
         check_schemes(self.schemes)
         chunk_sizes(self.runs, self.chunk)
-        if self.precision not in PRECISIONS:
-            allowed = tuple(PRECISIONS)
-            raise InputError(
-                f"an ensemble's precision is one of {', '.join(allowed)}, not '{self.precision}'"
-                f"{did_you_mean(self.precision, allowed)}"
-            )
+        require_known("precision", self.precision, PRECISIONS)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import require_known
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.curves import at_noise, columns, percent, statistic
@@ -211,8 +211,7 @@ class Collapse(Measure):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.noise not in NOISES:
-            raise InputError(f"noise='{self.noise}' is unknown; allowed: {', '.join(NOISES)}{did_you_mean(self.noise, NOISES)}")
+        require_known("noise", self.noise, NOISES)
 
     def observer(self, subject: Subject) -> PassObserver:
         """Attention scores of every layer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
@@ -43,8 +43,7 @@ def chosen_formats(text: str) -> tuple[str, ...]:
     """Formats from a text with commas; unknown ones raise ``InputError``."""
     formats = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"unknown format '{name}'; allowed: {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+        require_known("format", name, FORMATS)
     return formats
 
 
