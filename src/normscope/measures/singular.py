@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import position_rotations, reader
 from normscope.measures.readout import output_rows
@@ -22,8 +22,7 @@ from normscope.results.conventions import DRAWN_HEADS
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import a_few, cell, floats, joined_tokens, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import a_few, cell, floats, joined_tokens, plain_rows, spans_decades, table_of, together
 
 MATRICES = {"vo": "W_VO", "qk": "W_QK"}
 _VECTORS = 5  # of each head in a table
@@ -82,9 +81,7 @@ class SingularVectors(TokenMeasure):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Singular values of a few layers, and the tokens nearest to their first vectors."""
         spectrum, singular = table_of(tables, "spectrum"), table_of(tables, "singular")
-        if spectrum is None and singular is None:
-            return None
-        figures: dict[str, Figure] = {}
+        figures: dict[str, Figure | None] = {}
         if spectrum is not None:
             for (layer, matrix), rows in _by_matrix(spectrum).items():
                 figures[f"spectrum-{layer}-{matrix}"] = _spectrum_chart(rows, layer, matrix, settings)
@@ -94,15 +91,14 @@ class SingularVectors(TokenMeasure):
             "A head's matrix W = Σ σ u vᵀ stores pairs: tokens near the left vector σu are what it reads, tokens near the "
             "right vector v are what it then writes (for W_QK: the queries, and the keys that they attend to).",
         )
-        return Section(self.title, text, shown, figures, name=self.name)
+        return self.page(text, figures, shown)
 
 
 def head_factors(
     model: Model, layer: int, matrix: str, distance: int = 0
 ) -> tuple[Float[Tensor, "heads dim rank"], Float[Tensor, "heads rank dim"]]:
     """The two thin factors of W_VO = W_V W_O or W_QK = W_Q W_Kᵀ, the latter for keys ``distance`` positions before q."""
-    if matrix not in MATRICES:
-        raise InputError(f"unknown matrix '{matrix}'; allowed: {', '.join(MATRICES)}{did_you_mean(matrix, MATRICES)}")
+    require_known("matrix", matrix, MATRICES)
     weights = model.projections(layer)
     if matrix == "vo":
         return weights.W_V, weights.W_O

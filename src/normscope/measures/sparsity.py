@@ -17,8 +17,7 @@ from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, grid, head_map, spans_decades, table_of, token_name
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, grid, head_map, plain_rows, spans_decades, table_of, token_name
 
 Row = dict[str, Any]
 _BINS = 20
@@ -183,9 +182,7 @@ class Sparsity(Measure):
         if maxima is not None:
             figures["maxima"] = _maxima_chart(maxima[maxima["layer"].isna() & maxima["head"].isna()], settings)
         figures |= _map_figures(table_of(tables, "maps"), table_of(tables, "tokens"), settings)
-        shown = {name: figure for name, figure in figures.items() if figure is not None}
-        text = () if sparsity is None else _shares(sparsity)
-        return Section(self.title, text, (), shown, name=self.name) if shown else None
+        return self.page(() if sparsity is None else _shares(sparsity), figures)
 
 
 def _shares(table: pd.DataFrame) -> tuple[str, ...]:

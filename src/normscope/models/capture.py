@@ -43,7 +43,7 @@ class Captured:
             raise InputError(f"'{name}' is not captured; captured are {', '.join(self.names)}")
         if layer is None:
             return [self._value(name, each) for each in range(self.layers)]
-        if not -self.layers <= layer < self.layers:
+        if layer not in range(-self.layers, self.layers):
             raise InputError(f"layer={layer}: the model has layers 0 to {self.layers - 1}")
         return self._value(name, layer % self.layers)
 

@@ -17,7 +17,7 @@ from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import norm_of, width_of
-from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
 from normscope.models.probe import Probe, run
 from normscope.schemes import Scheme
@@ -54,12 +54,6 @@ class HuggingFaceModel(Model):
         self.scheme, self.scheme_note = self._common_scheme()
 
     @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
-    @property
     def checksum(self) -> str:
         """The same for the same weights, configuration and words."""
         words = "" if self.tokenizer is None else str(sorted(self.tokenizer.get_vocab().items()))
@@ -71,11 +65,6 @@ class HuggingFaceModel(Model):
         """The precision of its weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
-
-    @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """The forward pass of the library, with hooks for the observer."""
@@ -144,11 +133,7 @@ class HuggingFaceModel(Model):
 
     @torch.no_grad()
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Q, k and v of the input of a layer's attention: product, bias, norm, rotation."""
         weights, norms = self.projections(layer), self.placements[layer].head_norms
@@ -276,13 +261,13 @@ class HuggingFaceModel(Model):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their numbers without a tokenizer."""
         if self.tokenizer is None:
-            return [str(number) for number in tokens.tolist()]
+            return super().words(tokens)
         return [self.tokenizer.decode([number]) for number in tokens.tolist()]
 
     def token_of(self, text: str) -> int | None:
         """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
         if self.tokenizer is None:
-            return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
+            return super().token_of(text)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
         return ids[0] if known else None

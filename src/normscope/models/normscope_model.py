@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, as_text
@@ -29,7 +29,7 @@ _EXAMPLES = 256
 class NormscopeModel(Model):
     """A decoder that ``normscope train`` saved, or one of the package."""
 
-    causal, position_kind, scheme_note, context = True, "cyclic", "", None
+    causal, position_kind, scheme_note, context, predicts = True, "cyclic", "", None, True
 
     def __init__(self, name: str, saved: SavedModel) -> None:
         config = saved.model.config
@@ -42,20 +42,9 @@ class NormscopeModel(Model):
         self.schemes = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
 
     @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
-    @property
     def checksum(self) -> str:
         """The same for the same weights, shape and task."""
         return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
-
-    @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """Logits of the next character at every position."""
@@ -110,11 +99,7 @@ class NormscopeModel(Model):
 
     @torch.no_grad()
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Q, k and v of the input of a layer's attention."""
         weights, norm = self.projections(layer), self._attention(layer).head_norm
@@ -153,18 +138,6 @@ class NormscopeModel(Model):
         embed = self.model.embed
         types: Tensor = embed.scale(embed.type_scale(embed.types))
         return types.detach()
-
-    @property
-    def positions(self) -> Float[Tensor, "positions dim"] | None:
-        """None: positions are waves of learned frequencies, not a table."""
-        return None
-
-    @property
-    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
-        """None: the readout has hidden layers."""
-        return None
-
-    predicts = True
 
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row."""

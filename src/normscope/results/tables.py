@@ -1,14 +1,13 @@
 """Figures and cells from tables: columns as numbers, lines, maps of heads, texts of tokens."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normscope.errors import InputError
-from normscope.results.figures import Figure, HeatMap, Line
-from normscope.results.sections import PageTable, Section
+from normscope.results.figures import HeatMap, Line
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -17,18 +16,23 @@ _LAYERS = 3  # that have tables of tokens
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
 
 
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries, with None for what is missing."""
+    plain = table.astype(object)
+    return [{str(key): value for key, value in row.items()} for row in plain.where(plain.notna(), None).to_dict("records")]
+
+
 def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
     """The table, if it is there and has rows."""
     table = tables.get(name)
     return None if table is None or table.empty else table
 
 
-def figures_section(
-    title: str, text: tuple[str, ...], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = (), name: str = ""
-) -> Section:
-    """The text, the tables, and the figures that there are."""
-    there = {key: figure for key, figure in figures.items() if figure is not None}
-    return Section(title, text, tuple(tables), there, name=name)
+def by_layer(tables: Tables, name: str, column: str, form: str) -> dict[int, str]:
+    """A column of a table as texts by layer; nothing where there is none."""
+    table = table_of(tables, name)
+    rows = [] if table is None else plain_rows(table)
+    return {row["layer"]: form.format(row[column]) for row in rows if row.get(column) is not None}
 
 
 def head_map(
@@ -101,13 +105,6 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def needed_table(tables: Tables, name: str) -> pd.DataFrame:
-    """The table, which has to be there."""
-    if name not in tables:
-        raise InputError(f"no table '{name}'; there are: {', '.join(sorted(tables)) or 'none'}")
-    return tables[name]
 
 
 def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:

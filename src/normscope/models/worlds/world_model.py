@@ -1,13 +1,14 @@
 """A constructed world as a ``Model``, so that every measure can be compared with theory."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
+from normscope.models.observe import Rotation
 from normscope.models.worlds.world import World, update_at
 from normscope.schemes import Scheme, scheme_values
 
@@ -85,11 +86,7 @@ class WorldModel(Model):
         return HeadProjections(*self._projections, none, none, none, torch.zeros(self.dim, dtype=torch.float64))
 
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Those of q, k and v of what the layer reads."""
         q, k, v = (project(x, W) for W in self._projections[:3])
@@ -128,27 +125,9 @@ class WorldModel(Model):
         """The tokens of the world."""
         return self.world.embeddings
 
-    @property
-    def positions(self) -> Float[Tensor, "positions dim"] | None:
-        """None: a world has no positions."""
-        return None
-
-    @property
-    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
-        """None: it predicts nothing."""
-        return None
-
     def sample(self, text: str | None = None, size: int | None = None, seed: int = 0) -> Sample:
         """Every token once."""
         if text is not None:
             raise InputError("a constructed world has its own tokens and reads no text")
         tokens = torch.arange(self.vocabulary if size is None else min(size, self.vocabulary))[None]
         return Sample.of(tokens)
-
-    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
-        """Their numbers."""
-        return [str(number) for number in tokens.tolist()]
-
-    def token_of(self, text: str) -> int | None:
-        """The token of a number."""
-        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
