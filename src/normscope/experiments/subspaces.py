@@ -39,12 +39,12 @@ _RECORDS = {"rank": "rank", "spheres": "sphere", "angles": "angle", "interferenc
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _SCHEMES, _TYPES = "none,pre,qkv", 12
 _WIDTHS, _TOKENS, _DIM = (3, 4, 5), 64, 32  # of the constructed worlds
-_CLOSEST = {"angle": 0.5, "spread": 0.005}  # to what Pre-Norm needs, where curves begin
+_CLOSEST = {"angle": 0.5, "spread": 0.005}  # to what Pre-LN needs, where curves begin
 _CURVE = 61  # points of a curve
 _KNOBS = {
     "angle": ("Without orthogonality", "degrees away from orthogonal", 90.0, -1.0),
     "spread": ("Without constant norm", "spread of norms", 0.0, 1.0),
-}  # title, label, the value that Pre-Norm needs, and the direction in which it changes
+}  # title, label, the value that Pre-LN needs, and the direction in which it changes
 _AGREES = 1e-9  # measured and computed values differ by rounding
 
 
@@ -203,7 +203,7 @@ def circuit_tables(
     """The induction circuit under every scheme: ``points``, ``curves`` and ``selections``.
 
     ``points``: where each head and the circuit break as a knob is turned, predicted by Theorem 7 and observed; NaN for never.
-    ``curves``: the share of correct predictions, by how far the knob is from what Pre-Norm needs.
+    ``curves``: the share of correct predictions, by how far the knob is from what Pre-LN needs.
     ``selections``: the key that each query of the prefix-matching head selects, in three worlds.
 
     Args:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, layers_named, statistic
-from normscope.measures.head_rows import HeadRows, head_name, layer_means
+from normscope.measures.head_rows import HeadRows, head_name
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
 from normscope.results.findings import Finding
@@ -74,14 +74,18 @@ class Interference(Measure):
         return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
-        """The change of logits and the share of queries whose top key changes, means over the heads of a layer."""
+        """The share of queries whose top key changes when keys are ablated, and the change of logits: median head of a layer."""
         table = table_of(tables, "interference")
         if table is None:
             return {}
-        both = _before(table, "both")
-        percents = both.assign(change=100 * both["change"], moved=100 * both["moved"])
-        titles = {"change of logits": "change", "top key changes": "moved"}
-        return {title: layer_means(percents, column, "{:.3g} %") for title, column in titles.items()}
+        shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
+        medians = {
+            title: _before(table, exchanged).groupby("layer")[column].median() for title, (exchanged, column) in shares.items()
+        }
+        return {
+            title: {int(layer): f"{100 * value:.3g} %" for layer, value in median.dropna().items()}
+            for title, median in medians.items()
+        }
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers' attention depends on content that their heads cannot read."""
@@ -98,7 +102,7 @@ class Interference(Measure):
                 title="Heads do not interfere",
                 severity="ok",
                 number=largest,
-                comparison="Pre-Norm models: 18–20 % in the median head.",
+                comparison="Pre-LN models: 18–20 % in the median head.",
                 weight=90,
             )
             return

@@ -110,9 +110,9 @@ class Speed(Measure):
     order: ClassVar[int | None] = 30
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
-            "speed", "Speed factor of attention", LAYER, "s",
+            "speed", "Damping of attention", LAYER, "s",
             "The larger, the more a token resists a rotation.",
-            "writes", _curve, "speed factor in the last third", late,
+            "writes", _curve, "damping s in the last third", late,
         ),
     )  # fmt: skip
 
@@ -124,10 +124,13 @@ class Speed(Measure):
         """Measured and by theory."""
         writes = table_of(tables, "writes")
         rows = [] if writes is None else plain_rows(writes)
-        headings = {"damping s": "speed", "damping s, theory": "theory"}
+        cells = {row["layer"]: [row.get("speed"), row.get("theory")] for row in rows}
         return {
-            heading: {row["layer"]: f"{row[column]:.3g}" for row in rows if row.get(column) is not None}
-            for heading, column in headings.items()
+            "damping s / theory": {
+                layer: " / ".join("–" if value is None else f"{value:.3g}" for value in values)
+                for layer, values in cells.items()
+                if values != [None, None]
+            }
         }
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
@@ -146,8 +149,8 @@ class Speed(Measure):
                 f"in the median layer the measured s is {ratio:.3g} times that of theory."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the speed "
-            f"factor s (damping): s = {number:.3g} in the last third of layers.",
+            "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
+            f"s = {number:.3g} in the last third of layers.",
             "speed", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -163,17 +166,17 @@ class Speed(Measure):
             *replayed_lines(table_of(tables, "replay"), "speed"),
         ]
         chart = Chart(
-            "Speed factor of attention",
+            "Damping of attention",
             "layer",
             "s",
             tuple(lines),
-            "The larger s, the more a token resists a rotation, θ̇ = (1/s) P A; measured beside what slots give.",
+            "The larger s, the less an update rotates a token, θ̇ = (1/s) P A; measured, and as theory gives it for a scheme.",
             settings,
             log_y=spans_decades([value for line in lines for value in line.y]),
         )
         text = (
-            "The speed factor s is the divisor between an update and the rotation it causes: a perpendicular update of 5 at s "
-            "= 500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the "
+            "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
+            "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the "
             "forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is the residual norm.",
         )
         return Section(self.title, text, (), {"speed": chart}, name=self.name)
