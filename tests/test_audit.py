@@ -72,7 +72,7 @@ def reused(subject: Subject, saved: KeptTables) -> list[str]:
     """The measures that come from the cache."""
     progress = Recorded()
     audit_tables(subject, measures_of(subject), saved, progress)
-    told = [text for text in progress.messages if "not measured again" in text]
+    told = [text for text in progress.messages if "from the cache" in text]
     return told[0].partition(": ")[2].partition(" (")[0].split(", ") if told else []
 
 
@@ -272,7 +272,7 @@ def test_an_audit_ends_with_cards_and_a_page_that_has_them(here: Path, capsys: p
     assert folder.description["configuration"]["scheme"] == "pre"
     status, _, err = run(capsys, "audit", OURS, *FEW)
     assert status == 0
-    assert "not measured again: growth, rotation, speed, clustering" in err
+    assert "from the cache of an earlier audit: growth, rotation, speed, clustering" in err
     assert "--fresh, or fresh=True, measures everything" in err
 
 

@@ -28,7 +28,7 @@ OutOption = Annotated[
 SeedOption = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of everything random.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 FormatOption = Annotated[
-    str, typer.Option("--format", help="What to write, with commas: html or md pages; png and csv add the figures as files.")
+    str, typer.Option("--format", help="Comma-separated: html or md for pages; png and csv add the figures as files.")
 ]
 
 _WIDTH_OF_A_FILE = 160

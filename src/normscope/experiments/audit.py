@@ -1,4 +1,4 @@
-"""audit: Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference."""
+"""audit: Run every analysis on one model, with findings and advice."""
 
 import os
 import time
@@ -32,8 +32,9 @@ _SAVED_SETS = 400  # tables of measures that stay in the cache
 
 
 class Audit(OnModel):
-    """Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference.
+    """Run every analysis on one model, with findings and advice.
 
+    The scheme of the model and what it does to tokens: growth, rotation, clustering, collapse, interference.
     Measured values stand beside theory for the model's scheme and beside other schemes. Measures that were taken before, of
     the same weights, text, settings and code, come from a cache.
 
@@ -63,7 +64,7 @@ class Audit(OnModel):
     sentence: str | None = setting(
         None, "A sentence whose last token but one is followed through the layers.", shown=f"'{SENTENCE}'"
     )
-    fresh: bool = setting(False, "Take all measures again, also those in the cache.")
+    fresh: bool = setting(False, "Measure everything again, without the cache.")
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], device: str) -> Experiment:

@@ -1,4 +1,4 @@
-"""subspaces: What each head reads of a token, whether heads are independent, and how the rest changes its attention."""
+"""subspaces: What each head reads, and how the rest changes its attention."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,8 +53,9 @@ def _source(value: Any) -> Any:
 
 
 class Subspaces(OnModel):
-    """What each head reads of a token, whether heads are independent, and how the rest changes its attention.
+    """What each head reads, and how the rest changes its attention.
 
+    Also whether heads are independent: whether they read orthogonal parts of a token, and parts of constant norm.
     The model ``world`` stands for constructed worlds and a hand-built induction circuit, where theory gives the numbers.
 
     Example:

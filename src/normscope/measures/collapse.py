@@ -277,9 +277,10 @@ class Collapse(Measure):
         text = (
             f"An attention row is near-one-hot (sparse) if its largest weight is at least {NEAR_ONE_HOT}. Its circuit "
             "collapses if noise on the norms of q and k makes it switch to another key (loose), and be near-one-hot there too "
-            "(strict). Noise is in one layer at a time, on clean inputs, and is given as an RMS; a margin is the smallest "
-            "bound on the noise at which a row can switch at all. Published for Pre-LN: 1 % of the rows switch at 11 % RMS "
-            "noise. Bands are one standard error; a logarithmic axis leaves out points at zero.",
+            "(strict). Noise multiplies norms by 1 + κ, as quantisation or interference between heads does; it is in one layer "
+            "at a time, on clean inputs, and is given as the RMS of κ. A margin is the smallest bound on |κ| at which a row "
+            "can switch at all: logits of 10 and 8 have a margin of 2/18 = 11 %. Published for Pre-LN: 1 % of the rows switch "
+            "at 11 % RMS noise. Bands are one standard error; a logarithmic axis leaves out points at zero.",
         )
         if all(table is None or not table["sparse"].any() for table in (collapse, margins)):
             return Section(self.title, (*text, "No attention row was near-one-hot, so none could collapse."), name=self.name)

@@ -38,9 +38,10 @@ _TEXT = (
     "All heads share one divisor, the residual norm; they are independent only if it does not depend on what other heads "
     "read. The test is a resample ablation: the part of every token that a head cannot read is replaced by that of another "
     "token. After the norm, the replaced part lies in a null space and changes nothing. Before the norm, it changes the "
-    "residual norm, and with it everything that the head reads. Without a norm at the input, or with queries and keys "
-    "normalised per head (QK-Norm), there is no interference. If queries and keys are normalised over all heads together, "
-    "heads share that divisor as well.",
+    "residual norm, and with it everything that the head reads: if the parts that a head reads and does not read have norms 3 "
+    "and 4, the norm divides by 5; without the unread part, what the head reads grows from 0.6 to 1. Without a norm at the "
+    "input, or with queries and keys normalised per head (QK-Norm), there is no interference. If queries and keys are "
+    "normalised over all heads together, heads share that divisor as well.",
 )
 
 
@@ -74,7 +75,7 @@ class Interference(Measure):
         return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
-        """The share of queries whose top key changes when keys are ablated, and the change of logits: median head of a layer."""
+        """Of the median head: the share of queries whose top key changes when keys are ablated, and the change of logits."""
         table = table_of(tables, "interference")
         if table is None:
             return {}

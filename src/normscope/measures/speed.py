@@ -176,7 +176,8 @@ class Speed(Measure):
         )
         text = (
             "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
-            "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the "
-            "forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is the residual norm.",
+            "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before "
+            "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
+            "the residual norm.",
         )
         return Section(self.title, text, (), {"speed": chart}, name=self.name)
