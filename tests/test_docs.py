@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN = ("audit", "report")  # pages whose code needs neither downloads nor minutes
+RUN = ("dynamics", "norms", "report", "tasks", "transformer")  # pages whose code needs neither downloads nor minutes
 
 
 def anchors(text: str) -> set[str]:

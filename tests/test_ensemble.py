@@ -17,7 +17,7 @@ import torch
 from normscope import InputError
 from normscope.core import Attention
 from normscope.dynamics import PANELS, Ensemble, EnsembleRun, make_start, random_weights, simulate
-from normscope.dynamics.ensemble import chunk_seeds, plan, run_chunk
+from normscope.dynamics.ensemble import chunk_seeds, plan, run_chunk, setting_of
 from normscope.runs import Parts, open_run
 from normscope.schemes import NAMED, Scheme
 
@@ -147,18 +147,18 @@ def test_summary_is_the_mean_and_the_90_percent_band() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": 0}, "tokens is too small"),
-        ({"beta": math.inf}, "beta is a finite number"),
+        ({"tokens": 0}, "tokens=0: should be greater than or equal to 2"),
+        ({"beta": math.inf}, "beta=inf: should be a finite number"),
         ({"heads": 3}, "cannot be shared among 3 heads"),
-        ({"time": -1.0}, "time is a positive number"),
+        ({"time": -1.0}, "time=-1: should be greater than 0"),
         ({"weights": "kaming"}, "did you mean 'kaiming'"),
-        ({"solver": "rk9"}, "one of euler, midpoint"),
+        ({"solver": "rk9"}, "solver='rk9': should be 'euler' or 'midpoint'"),
         ({"redraw": math.nan}, "redraw"),
     ],
 )
 def test_wrong_settings_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        replace(SMALL, **change)
+        setting_of("4", change)
     assert message in str(caught.value)
 
 

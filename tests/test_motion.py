@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers.models import FAMILIES, OWN, untouched
-from normscope.core.norms import SphereNorm, degrees_between, length, unit, visible_part
-from normscope.dynamics.measures import mean_cosine
+from normscope.core.norms import SphereNorm, degrees_between, length, mean_cosine, unit, visible_part
 from normscope.measures.base import Subject, Tables, joined, measure_all
 from normscope.measures.clustering import Clustering, token_rank
 from normscope.measures.growth import Growth

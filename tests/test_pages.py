@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from markdown_it import MarkdownIt
 from normscope.report.stability import write_stability_report
+from normscope.report.sweep import write_sweep_report
 from normscope.stability import findings, measure_clean, measure_noise
 from normscope.stability.noise import disturbances
 from PIL import Image
@@ -18,7 +19,6 @@ from helpers.gpt2 import SENTENCE, save_gpt2
 from helpers.pages import PageTables, read_page, says
 from normscope.cli import main
 from normscope.models import open_model
-from normscope.report.sweep import write_sweep_report
 from normscope.runs import RunFolder, open_run
 
 pytestmark = pytest.mark.slow

@@ -124,8 +124,8 @@ def test_a_heat_map_holds_its_values_and_empty_cells_none() -> None:
     values = [[0.0, math.nan], [math.inf, 1 / 3]]
     heat = HeatMap("Heads", "head", "layer", "share", ["0", "1"], ["0", "1"], values, "", heads=True)
     assert points_of(heat).to_numpy().tolist() == [[0, 0, 0], [1, 1, 0.33333]]
-    assert spec_of(heat)["usermeta"] | {"columns": 2} == {
-        "layers": ["0", "1"], "heads": ["0", "1"], "label": "share", "columns": 2, "head": None,
+    assert spec_of(heat)["usermeta"] == {
+        "layers": ["0", "1"], "heads": ["0", "1"], "label": "share", "columns": 2, "rows": 2, "head": None,
     }  # fmt: skip
     rows = spec_of(heat)["layer"][0]["encoding"]["y"]["scale"]["domain"]
     assert rows == [1, 0]  # from the bottom

@@ -10,8 +10,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from helpers.pages import Reader
+from normscope.experiments.result import Result
+from normscope.experiments.simulate import Simulate
 from normscope.report import render_markdown, render_page, write_report
-from normscope.report.write import Report, findings_of
+from normscope.report.write import Report
 from normscope.results import Chart, Finding, Line, PageTable, Section
 
 ODD = [
@@ -124,8 +126,7 @@ def test_cards_come_first_with_severity_comparison_and_advice() -> None:
 
 @pytest.mark.parametrize("figure", [["spread", None], None])
 def test_findings_come_from_their_table(figure: list[str | None] | None) -> None:
-    assert findings_of({}) == ()
     table = pd.DataFrame({"text": ["Wide by 33 %.", "Sparse."]})
     tables = {"findings": table if figure is None else table.assign(figure=figure, weight=[1.0, math.nan])}
     first = Finding("Wide by 33 %.") if figure is None else Finding("Wide by 33 %.", "spread", weight=1.0)
-    assert findings_of(tables) == (first, Finding("Sparse."))
+    assert Result(Simulate, {}, tables).findings == (first, Finding("Sparse."))

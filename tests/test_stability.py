@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
+from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.experiments.on_model import findings_of
 from normscope.measures.base import Measure, Subject, joined, measure_all
@@ -29,7 +30,6 @@ from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.findings import Finding
-from normscope.training.tasks import stream_seed
 
 PRE, QKV = "builtin:addition-small-pre", "builtin:addition-small-qkv"
 LEVELS = (0.01, 0.1, 0.3)
@@ -454,7 +454,7 @@ def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
 
 
 def test_an_unknown_noise_is_refused() -> None:
-    with pytest.raises(InputError, match="noise='unifrom' is unknown"):
+    with pytest.raises(InputError, match="unknown noise 'unifrom'"):
         Collapse(noise="unifrom")
 
 

@@ -140,7 +140,10 @@ MISTAKES = [
     ('kind = "train"\npreset = "tiny"\nseed = 1\n[fixed]\nseed = 2\n[grid]\ndim = [64]\n', "both at the top and in [fixed]"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nrate = [{a = 1}]\n', "a value is a text, a number"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["~nobody-here/a.toml"]\n', "cannot read the scheme '~nobody-here"),
-    ('kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n', "point 'dim=wide': 'dim' is a whole number"),
+    (
+        'kind = "train"\npreset = "tiny"\n[grid]\ndim = [64, "wide"]\n',
+        "point 'dim=wide': dim='wide': should be a valid",
+    ),
     ('kind = "train"\npreset = "tiny"\n[grid]\nscheme = ["pre", "perl"]\n', "did you mean 'peri'?"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [1, 2, 1]\n', "two points have the name 'seed=1'"),
     (
@@ -156,7 +159,7 @@ MISTAKES = [
     ('kind = "train"\n[grid]\ndim = [64]\n', "a training needs either preset"),
     ('kind = "train"\npreset = "tinny"\n[grid]\ndim = [64]\n', "unknown preset 'tinny'"),
     ('kind = "train"\npreset = "tiny"\n[grid]\nseed = [' + "1," * 101 + "]\nwarmup = [" + "1," * 101 + "]", "at most 10,000"),
-    ('kind = "ensemble"\n[grid]\ndim = ["wide"]\n', "point 'dim=wide': dim='wide': should be a valid integer"),
+    ('kind = "ensemble"\n[grid]\ndim = ["wide"]\n', "point 'dim=wide': dim='wide': should be a valid"),
     (
         'kind = "simulate"\ngradient = true\n[grid]\nseed = [1]\n',
         "point 'seed=1': gradient=True goes back through whole layers",

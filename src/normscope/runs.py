@@ -233,12 +233,6 @@ def resumable_path(path: Path | str, configuration: Mapping[str, Any]) -> Path:
     return next(candidate for candidate in numbered(path) if not candidate.exists() and not unfinished_runs(candidate))
 
 
-def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as dictionaries, with None for what is missing."""
-    plain = table.astype(object)
-    return [{str(key): value for key, value in row.items()} for row in plain.where(plain.notna(), None).to_dict("records")]
-
-
 @dataclass(frozen=True)
 class Parts:
     """The finished parts of a long run, kept beside its final folder until the whole is there.

@@ -169,3 +169,10 @@ def hyperplane_basis(
 def _affine(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     x = x if gain is None else x * gain
     return x if bias is None else x + bias
+
+
+def mean_cosine(x: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, " *batch"]:
+    """Mean of ⟨θ_j, θ_k⟩ over pairs j ≠ k, without any n×n tensor; summed in the tokens' own precision."""
+    n = x.shape[-2]
+    total = (x / length(x)).sum(-2)
+    return (total.square().sum(-1) - n) / (n * (n - 1))

@@ -1,10 +1,11 @@
 """Tokens as particles: flows, layers, ensembles, the symmetric reduction, measures and rates, for any scheme."""
 
 from normscope.core import Attention, HeadWeights
+from normscope.core.norms import mean_cosine
 from normscope.dynamics.ensemble import PANELS, Ensemble
 from normscope.dynamics.ensemble_run import EnsembleRun
 from normscope.dynamics.gradients import gradient_by_depth
-from normscope.dynamics.measures import Measures, interaction_energy, mean_cosine, measure
+from normscope.dynamics.measures import Measures, interaction_energy, measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import SCHEDULES
 from normscope.dynamics.simulate import simulate

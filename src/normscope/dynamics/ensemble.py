@@ -5,28 +5,28 @@ Every chunk has its own seed, so a chunk's numbers do not depend on which chunks
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from normscope.core import Attention, steady_backend
-from normscope.core.norms import SphereNorm
+from normscope.core.norms import SphereNorm, mean_cosine
 from normscope.dynamics.integrators import METHODS, Advance, Outputs, Stage, advance, integrate, stages, time_grid
-from normscope.dynamics.measures import mean_cosine
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
-from normscope.dynamics.weights import WEIGHTS, random_weights
-from normscope.errors import InputError, did_you_mean
+from normscope.dynamics.weights import random_weights
+from normscope.errors import InputError, make, require_known, validate
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
 _MOST_STEPS = 1_000_000
-_METHODS = ("euler", "midpoint")
+Several = Annotated[int, Field(ge=2)]
 Cosines = npt.NDArray[np.float32]
 
 
@@ -50,40 +50,26 @@ class Ensemble:
         samples: number of times, equally spaced from 0, at which the mean cosine is taken.
     """
 
-    tokens: int = 128
-    dim: int = 512
-    heads: int = 1
+    tokens: Several = 128
+    dim: PositiveInt = 512
+    heads: PositiveInt = 1
     beta: float = math.sqrt(512)
-    weights: str = "kaiming"
-    gain: float = math.sqrt(2)
-    output_gain: float = 1.0
-    scale: float = 0.02
-    redraw: float = 0.0
-    time: float = 10.0
-    step: float = 0.1
-    solver: str = "midpoint"
-    samples: int = 101
+    weights: Literal["kaiming", "gaussian"] = "kaiming"
+    gain: PositiveFloat = 2**0.5
+    output_gain: PositiveFloat = 1.0
+    scale: PositiveFloat = 0.02
+    redraw: NonNegativeFloat = 0.0
+    time: PositiveFloat = 10.0
+    step: PositiveFloat = 0.1
+    solver: Literal["euler", "midpoint"] = "midpoint"
+    samples: Several = 101
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "dim", "heads", "samples"):
-            if getattr(self, name) < (2 if name in ("tokens", "samples") else 1):
-                raise InputError(f"{name} is too small: {getattr(self, name)}")
+        validate(self)
         if self.dim % self.heads:
             raise InputError(f"{self.dim} dimensions cannot be shared among {self.heads} heads")
-        for name in ("beta", "gain", "output_gain", "scale", "time", "step"):
-            value = getattr(self, name)
-            if not math.isfinite(value) or (name != "beta" and value <= 0):
-                raise InputError(f"{name} is a {'finite' if name == 'beta' else 'positive'} number, not {value}")
-        if not (math.isfinite(self.redraw) and self.redraw >= 0):
-            raise InputError(f"redraw is 0 or a positive time, not {self.redraw}")
-        if self.weights not in WEIGHTS:
-            raise InputError(
-                f"weights are one of {', '.join(WEIGHTS)}, not '{self.weights}'{did_you_mean(self.weights, WEIGHTS)}"
-            )
         if self.time / self.step > _MOST_STEPS or (self.redraw and self.time / self.redraw > _MOST_STEPS):
             raise InputError(f"more than {_MOST_STEPS:,} steps or redraws: choose a longer step or redraw, or a shorter time")
-        if self.solver not in _METHODS:
-            raise InputError(f"an ensemble's solver is one of {', '.join(_METHODS)}, not '{self.solver}'")
 
     @property
     def times(self) -> list[float]:
@@ -122,12 +108,11 @@ PANELS: dict[str, Ensemble] = {
 def setting_of(panel: str | None, given: Mapping[str, Any]) -> Ensemble:
     """The panel's setting, or the default one with β = √(d/heads), with what is given in its place."""
     if panel is not None:
-        if panel not in PANELS:
-            raise InputError(f"unknown panel '{panel}'; allowed: {', '.join(PANELS)}{did_you_mean(panel, PANELS)}")
-        return replace(PANELS[panel], **given)
+        require_known("panel", panel, PANELS)
+        given = asdict(PANELS[panel]) | dict(given)
     dim, heads = given.get("dim", Ensemble.dim), given.get("heads", Ensemble.heads)
     beta = {"beta": math.sqrt(dim / heads)} if dim > 0 and heads > 0 else {}
-    return Ensemble(**{**beta, **given})
+    return make(Ensemble, {**beta, **given}, "an ensemble")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """An ensemble as a job in chunks: what is done is kept, what is kept is not done again."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,12 +18,11 @@ from normscope.dynamics.ensemble import (
     chunk_sizes,
     not_finite,
     run_chunk,
-    setting_of,
     summarise,
 )
 from normscope.dynamics.motion import check_schemes
-from normscope.errors import InputError, did_you_mean
-from normscope.schemes import Scheme, find_schemes
+from normscope.errors import require_known
+from normscope.schemes import Scheme
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -68,12 +67,7 @@ class EnsembleRun:
     def __post_init__(self) -> None:
         check_schemes(self.schemes)
         chunk_sizes(self.runs, self.chunk)
-        if self.precision not in PRECISIONS:
-            allowed = tuple(PRECISIONS)
-            raise InputError(
-                f"an ensemble's precision is one of {', '.join(allowed)}, not '{self.precision}'"
-                f"{did_you_mean(self.precision, allowed)}"
-            )
+        require_known("precision", self.precision, PRECISIONS)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -132,23 +126,3 @@ class EnsembleRun:
     def table(self, cosines: Cosines) -> pd.DataFrame:
         """Mean and 90% band for each scheme and time."""
         return summarise(self.setting, self.schemes, cosines)
-
-
-SETTING_FIELDS = tuple(f.name for f in fields(Ensemble))
-
-
-def ensemble_from(values: Mapping[str, Any], device: str) -> EnsembleRun:
-    """The job of those fields: ``scheme`` (with commas), ``runs``, and what else is not to be the default.
-
-    That is any of ``panel``, ``norm``, ``chunk``, ``precision``, ``seed`` and the fields of a setting.
-    """
-    on_gpu = device.startswith("cuda")
-    return EnsembleRun(
-        setting=setting_of(values.get("panel"), {name: values[name] for name in SETTING_FIELDS if name in values}),
-        schemes=tuple(find_schemes(values["scheme"], values.get("norm"))),
-        runs=values["runs"],
-        chunk=values.get("chunk", 256 if on_gpu else 16),
-        precision=values.get("precision", "bfloat16" if on_gpu else "float32"),
-        seed=values.get("seed", 0),
-        device=device,
-    )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from normscope.dynamics.motion import Motion, settled, total_velocity
 from normscope.dynamics.trajectory import NotFiniteError
-from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.errors import InputError, MissingExtraError, require_known
 from normscope.schemes.update import Update
 
 Tokens = Float[Tensor, "*batch tokens dim"]
@@ -145,8 +145,7 @@ def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: 
 
 def check_solver(solver: str, step: float) -> None:
     """Refuse an unknown solver, one whose package is missing, and a step that leads nowhere."""
-    if solver not in SOLVERS:
-        raise InputError(f"unknown solver '{solver}'; allowed: {', '.join(SOLVERS)}{did_you_mean(solver, SOLVERS)}")
+    require_known("solver", solver, SOLVERS)
     if solver in ADAPTIVE and find_spec("torchdiffeq") is None:
         raise MissingExtraError(f"solver '{solver}' needs torchdiffeq; pip install 'normscope[flows]'")
     if not (math.isfinite(step) and step > 0):

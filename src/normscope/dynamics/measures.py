@@ -53,13 +53,6 @@ def measure(x: Tokens, velocity: Tokens) -> Measures:
     )
 
 
-def mean_cosine(x: Tokens) -> Number:
-    """Mean of ⟨θ_j, θ_k⟩ over pairs j ≠ k, without speeds; summed in the tokens' own precision."""
-    n = x.shape[-2]
-    total = (x / length(x)).sum(-2)
-    return (total.square().sum(-1) - n) / (n * (n - 1))
-
-
 def interaction_energy(x: Tokens, beta: float) -> Number:
     """E(Θ) = −(1/2β) Σ_{j,k} exp(β⟨θ_j, θ_k⟩), of which the flow with identity weights is a gradient flow."""
     theta = x / length(x)

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import Attention
+from normscope.core.norms import mean_cosine
 from normscope.dynamics.integrators import solve
-from normscope.dynamics.measures import Measures, mean_cosine, measure
+from normscope.dynamics.measures import Measures, measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.starts import check_start

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import tangent, unit
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 
 STARTS = ("orthogonal", "uniform", "gaussian", "cone")
 Start = Float[Tensor, "*runs tokens dim"]
@@ -96,8 +96,7 @@ def _read_array(path: Path) -> Tensor:
 
 
 def _check_sizes(kind: str, tokens: int, dim: int, delta: float, radius: float) -> None:
-    if kind not in STARTS:
-        raise InputError(f"unknown start '{kind}'; allowed: {', '.join(STARTS)}{did_you_mean(kind, STARTS)}")
+    require_known("start", kind, STARTS)
     if tokens < 1 or dim < 1:
         raise InputError(f"tokens and dim are at least 1, not {tokens} and {dim}")
     if kind == "orthogonal" and tokens > dim:

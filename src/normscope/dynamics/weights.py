@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from normscope.core import HeadWeights
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 
 WEIGHTS = ("kaiming", "gaussian")
 
@@ -27,8 +27,7 @@ def random_weights(
 
     ``kaiming`` is N(0, gain²/fan_in), with ``output_gain`` for W_O; ``gaussian`` is N(0, scale²).
     """
-    if kind not in WEIGHTS:
-        raise InputError(f"unknown weights '{kind}'; allowed: {', '.join(WEIGHTS)}{did_you_mean(kind, WEIGHTS)}")
+    require_known("weights", kind, WEIGHTS)
     if heads < 1 or dim % heads:
         raise InputError(f"{dim} dimensions cannot be shared among {heads} heads")
 

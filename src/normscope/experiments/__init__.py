@@ -7,7 +7,7 @@ from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import require_known
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
@@ -63,8 +63,7 @@ def kind_of(command: str) -> "type[Experiment]":
     from normscope.experiments.experiment import Experiment
 
     names = summaries()
-    if command not in names:
-        raise InputError(f"unknown experiment '{command}'; there are: {', '.join(names)}{did_you_mean(command, names)}")
+    require_known("experiment", command, names)
     module = import_module(_modules()[command][0])
     kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Experiment)]
     return next(kind for kind in kinds if kind.__module__ == module.__name__ and kind.__dict__.get("command") == command)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from pydantic import BeforeValidator, model_validator
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -24,8 +24,7 @@ from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import cell, floats, spans_decades
-from normscope.runs import plain_rows
+from normscope.results.tables import cell, floats, plain_rows, spans_decades
 from normscope.schemes import NAMED, Scheme, find_scheme
 
 if TYPE_CHECKING:
@@ -126,8 +125,7 @@ def as_weights(value: Any) -> dict[str, float]:
     weights: dict[str, float] = {}
     for name, given in pairs:
         if name not in _NAMES:
-            allowed = [criterion.name for criterion in CRITERIA]
-            raise InputError(f"unknown criterion '{name}'; allowed: {', '.join(allowed)}{did_you_mean(name, allowed)}")
+            require_known("criterion", name, [criterion.name for criterion in CRITERIA])
         try:
             weight = float(given)
         except (TypeError, ValueError):

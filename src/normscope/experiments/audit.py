@@ -20,7 +20,8 @@ from normscope.experiments.settings import setting
 from normscope.results.figures import Blocks
 from normscope.results.findings import card_text, most_important
 from normscope.results.sections import PageTable, Section
-from normscope.runs import KeptTables, code_fingerprint, plain_rows
+from normscope.results.tables import plain_rows
+from normscope.runs import KeptTables, code_fingerprint
 from normscope.schemes.drawing import draw_records
 
 if TYPE_CHECKING:

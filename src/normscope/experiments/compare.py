@@ -24,8 +24,8 @@ from normscope.measures.base import LAYER, Quantity, quantities_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import cell, floats, spans_decades
-from normscope.runs import is_run, plain_rows, run_path
+from normscope.results.tables import cell, floats, plain_rows, spans_decades
+from normscope.runs import is_run, run_path
 
 if TYPE_CHECKING:
     from normscope.measures.base import Subject

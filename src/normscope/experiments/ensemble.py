@@ -18,7 +18,8 @@ from normscope.measures.base import Quantity
 from normscope.measures.curves import by_scheme, last
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
-from normscope.runs import Parts, plain_rows
+from normscope.results.tables import plain_rows
+from normscope.runs import Parts
 
 if TYPE_CHECKING:
     from normscope.dynamics import EnsembleRun

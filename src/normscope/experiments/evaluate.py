@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pandas as pd
 from rich.text import Text
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import require_known
 from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -17,7 +17,7 @@ from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import PageTable, Section
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from normscope.training import Evaluation
@@ -71,9 +71,7 @@ class Evaluate(Seeded):
         task, offsets = task_of(saved.about.get("recipe", {}))
         splits = list(self.split or task.splits)
         for name in splits:
-            if name not in task.splits:
-                allowed = ", ".join(task.splits)
-                raise InputError(f"unknown split='{name}'; allowed: {allowed}{did_you_mean(name, task.splits)}")
+            require_known("split", name, task.splits)
         advance = progress.stage("testing", len(splits) * self.examples)
         evaluation = evaluate(
             saved.model, task, splits, self.examples, seed=self.seed, offsets=offsets, worked=self.show, progress=advance

@@ -12,12 +12,13 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, did_you_mean, explain
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
-from normscope.runs import fingerprint, fresh_path, plain_rows, resumable_path
+from normscope.results.tables import plain_rows
+from normscope.runs import fingerprint, fresh_path, resumable_path
 from normscope.schemes.files import scheme_values
 from normscope.schemes.scheme import Scheme
 
@@ -228,13 +229,8 @@ def _explain(kind: type[Experiment], error: ValidationError) -> str:
     """The first mistake in one line that names the parameter."""
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
-    cause = first.get("ctx", {}).get("error")
     if first["type"] == "extra_forbidden":
         return f"{kind.command} has no setting '{name}'{did_you_mean(name, kind.fields())}"
     if first["type"] == "missing":
         return f"{kind.command} needs {name}="
-    if isinstance(cause, InputError):
-        message = str(cause)
-        return message if not name or f"{name}=" in message else f"{name}= {message}"
-    problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{name}={first['input']!r}: {problem}" if name else problem
+    return explain(error)

@@ -13,7 +13,8 @@ from normscope.errors import InputError, did_you_mean
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.runs import grown_run, new_run, open_run, plain_rows, run_path
+from normscope.results.tables import plain_rows
+from normscope.runs import grown_run, new_run, open_run, run_path
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from normscope.core.devices import chosen_device
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.schemes import Scheme, find_scheme
 
 SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
@@ -69,8 +69,7 @@ def one_of(*allowed: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         for name in (value,) if isinstance(value, str) else value or ():
-            if name not in allowed:
-                raise InputError(f"unknown name '{name}'; allowed: {', '.join(allowed)}{did_you_mean(str(name), allowed)}")
+            require_known("name", name, allowed)
         return value
 
     return AfterValidator(check)

@@ -18,7 +18,8 @@ from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, Numbers, one_of, setting
 from normscope.results.findings import card_text
 from normscope.results.sections import PageTable, Section
-from normscope.runs import fingerprint, plain_rows
+from normscope.results.tables import plain_rows
+from normscope.runs import fingerprint
 
 if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject

@@ -18,8 +18,7 @@ from normscope.experiments.settings import Names, Schemes, as_schemes, one_of, s
 from normscope.results.figures import Chart, Figure, Line, Panels
 from normscope.results.findings import Finding, card_text
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import floats
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows
 from normscope.schemes import Scheme
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from normscope.measures.base import Quantity
 from normscope.measures.curves import columns, last
 from normscope.results.figures import Chart, Line
 from normscope.results.sections import Section
-from normscope.runs import fingerprint, plain_rows, unfinished_runs
+from normscope.results.tables import plain_rows
+from normscope.runs import fingerprint, unfinished_runs
 from normscope.schemes import Scheme
 
 if TYPE_CHECKING:

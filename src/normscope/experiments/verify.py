@@ -17,7 +17,7 @@ from normscope.results.conventions import FAILS, HOLDS, IN_RANGE
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pandas as pd
 from pydantic import BeforeValidator, model_validator
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import WithModel, measure_sections
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, as_list, setting
 from normscope.results.sections import Section
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from normscope.measures.tokens import TokenMeasure
@@ -84,17 +84,15 @@ class Words(WithModel):
         from normscope.measures.singular import MATRICES
 
         kinds = probes()
-        if self.probe not in kinds:
-            raise InputError(f"unknown probe '{self.probe}'; allowed: {', '.join(kinds)}{did_you_mean(self.probe, kinds)}")
+        require_known("probe", self.probe, kinds)
         for name in dict.fromkeys(name for kind in kinds.values() for name in uses(kind)):
             if getattr(self, name) is not None and name not in uses(kinds[self.probe]):
                 users = ", ".join(other for other, kind in kinds.items() if name in uses(kind))
                 what = f"'{self.text}'" if name == "text" else f"{name}="
                 raise InputError(f"{what} has no meaning for {self.probe}; it belongs to {users}")
         for name, allowed in (("matrix", MATRICES), ("map", MAPS)):
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                raise InputError(f"unknown {name} '{value}'; allowed: {', '.join(allowed)}{did_you_mean(value, allowed)}")
+            if getattr(self, name) is not None:
+                require_known(name, getattr(self, name), allowed)
         if self.distance is not None and self.matrix is not None and self.matrix != "qk":
             raise InputError("distance= has a meaning for matrix=qk alone: values do not depend on positions")
         if "text" in uses(kinds[self.probe]) and self.text is None:

@@ -20,8 +20,7 @@ from normscope.measures.head_spaces import (
 )
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, head_map, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import figures_section, head_map, plain_rows, table_of
 
 _ABOVE_CHANCE = 1.1
 

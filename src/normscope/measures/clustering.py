@@ -9,16 +9,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import unit
-from normscope.dynamics.measures import mean_cosine
+from normscope.core.norms import mean_cosine, unit
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, last
 from normscope.measures.states import Tokens, TokenStates
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
-from normscope.results.tables import floats, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows, table_of
 
 _ALIGNED, _COLLAPSED = 0.5, 0.9  # mean cosines from which tokens are called aligned, and collapsed
 _SAME = 0.05  # mean cosines closer than this are told as one

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import require_known
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.curves import at_noise, columns, percent, statistic
@@ -19,8 +19,7 @@ from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import banded, floats, head_map, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import banded, floats, head_map, plain_rows, spans_decades, table_of, together
 
 Row = dict[str, Any]
 _PUBLISHED = 0.01, 0.11  # share of the rows that switch in the published Pre-LN model, and the RMS noise at which they do
@@ -212,8 +211,7 @@ class Collapse(Measure):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.noise not in NOISES:
-            raise InputError(f"noise='{self.noise}' is unknown; allowed: {', '.join(NOISES)}{did_you_mean(self.noise, NOISES)}")
+        require_known("noise", self.noise, NOISES)
 
     def observer(self, subject: Subject) -> PassObserver:
         """Attention scores of every layer."""

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.threads import one_thread
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 
 NOISES = ("uniform", "gaussian")
 
@@ -172,8 +172,7 @@ def _largest_weight(scores: Tensor, softcap: float | None) -> Tensor:
 
 def _sizes(levels: Sequence[float], noise: str) -> list[float]:
     """What z is multiplied with at each level: the bound of uniform noise, the deviation of Gaussian noise."""
-    if noise not in NOISES:
-        raise InputError(f"unknown noise {noise!r}{did_you_mean(noise, NOISES)}; it may be {' or '.join(NOISES)}")
+    require_known("noise", noise, NOISES)
     for level in levels:
         if not 0 <= level < math.inf:
             raise InputError(f"a level of noise is an RMS, 0 or more; {level} is not")

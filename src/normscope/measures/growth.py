@@ -15,8 +15,7 @@ from normscope.measures.states import TokenStates
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, spans_decades, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows, spans_decades, table_of
 
 
 class _Observer(PassObserver):

@@ -22,8 +22,7 @@ from normscope.results.conventions import TOKEN_LENGTH
 from normscope.results.figures import Chart, Cloud, Figure, Line, Point, Scene, Trail
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import cell, floats, spans_decades, table_of, token_name
-from normscope.runs import plain_rows
+from normscope.results.tables import cell, floats, plain_rows, spans_decades, table_of, token_name
 
 _WHOLE = 0.5  # of a landmark's squared norm, if a scene is to show the sphere
 _BEFORE = "hidden state before layer"

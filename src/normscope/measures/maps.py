@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normscope.core.norms import SphereNorm, length, unit
-from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.errors import MissingExtraError, require_known
 from normscope.measures.readout import OutputNorm
 from normscope.models import Model
 
@@ -33,8 +33,7 @@ def places(model: Model, trajectory: "Trajectory", method: str, seed: int = 0) -
     Returns:
         Rows with kind (cloud, path or word), layer, text, x, y, z and shown, the share of the squared norm that is shown.
     """
-    if method not in MAPS:
-        raise InputError(f"unknown map '{method}'; allowed: {', '.join(MAPS)}{did_you_mean(method, MAPS)}")
+    require_known("map", method, MAPS)
     tokens = SphereNorm(OutputNorm.of(model).kind)(model.embeddings[: min(_FITTED, model.vocabulary)])
     finite = torch.linalg.vector_norm(tokens, dim=-1).isfinite()
     landmarks = [(trajectory.word, trajectory.start)]

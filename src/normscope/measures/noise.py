@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Measure, Subject, Tables
 from normscope.measures.curves import percent
@@ -19,9 +20,7 @@ from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
-from normscope.results.tables import banded, floats, spans_decades, table_of
-from normscope.runs import plain_rows
-from normscope.training.tasks import stream_seed
+from normscope.results.tables import banded, floats, plain_rows, spans_decades, table_of
 
 PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")

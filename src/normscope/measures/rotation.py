@@ -17,8 +17,7 @@ from normscope.measures.states import Tokens, TokenStates, output_norm
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
-from normscope.results.tables import floats, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows, table_of
 from normscope.schemes import NAMED
 
 Row = dict[str, Any]

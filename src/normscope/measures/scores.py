@@ -14,7 +14,7 @@ from normscope.measures.reference import Reference, read_alone
 from normscope.measures.search import distinct
 from normscope.measures.vocabulary import Word, plain_word, texts_of, tokens_of
 from normscope.models import Model
-from normscope.runs import plain_rows
+from normscope.results.tables import plain_rows
 
 FEWEST = 20  # words that a score needs
 DRAWS = 3  # of random weights

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import position_rotations, reader
 from normscope.measures.readout import output_rows
@@ -22,8 +22,7 @@ from normscope.results.conventions import DRAWN_HEADS
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import a_few, cell, floats, joined_tokens, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import a_few, cell, floats, joined_tokens, plain_rows, spans_decades, table_of, together
 
 MATRICES = {"vo": "W_VO", "qk": "W_QK"}
 _VECTORS = 5  # of each head in a table
@@ -101,8 +100,7 @@ def head_factors(
     model: Model, layer: int, matrix: str, distance: int = 0
 ) -> tuple[Float[Tensor, "heads dim rank"], Float[Tensor, "heads rank dim"]]:
     """The two thin factors of W_VO = W_V W_O or W_QK = W_Q W_Kᵀ, the latter for keys ``distance`` positions before q."""
-    if matrix not in MATRICES:
-        raise InputError(f"unknown matrix '{matrix}'; allowed: {', '.join(MATRICES)}{did_you_mean(matrix, MATRICES)}")
+    require_known("matrix", matrix, MATRICES)
     weights = model.projections(layer)
     if matrix == "vo":
         return weights.W_V, weights.W_O

@@ -17,8 +17,7 @@ from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, grid, head_map, spans_decades, table_of, token_name
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, grid, head_map, plain_rows, spans_decades, table_of, token_name
 
 Row = dict[str, Any]
 _BINS = 20

@@ -19,8 +19,7 @@ from normscope.models import SublayerStep
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, spans_decades, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows, spans_decades, table_of
 
 
 def effective_speed(

@@ -18,8 +18,7 @@ from normscope.measures.head_spaces import PLACES, SIDES, layer_input
 from normscope.results.conventions import NORM_BAND
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, head_map, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import figures_section, head_map, plain_rows, table_of
 
 _MATRICES = {"queries": "W_Q", "keys": "W_K"}
 

@@ -15,8 +15,7 @@ from normscope.results.conventions import DRAWN_HEADS, NORM_BAND
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, spans_decades, table_of, together
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, plain_rows, spans_decades, table_of, together
 
 _INTERVALS = {"50": (0.25, 0.75), "90": (0.05, 0.95), "99": (0.005, 0.995)}
 _POINTS = [0.5, *(point for ends in _INTERVALS.values() for point in ends)]

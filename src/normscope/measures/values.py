@@ -17,8 +17,7 @@ from normscope.models import Model
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable
-from normscope.results.tables import floats, head_map, spans_decades, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import floats, head_map, plain_rows, spans_decades, table_of
 
 
 @dataclass(frozen=True)

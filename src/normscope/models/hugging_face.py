@@ -54,12 +54,6 @@ class HuggingFaceModel(Model):
         self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
         self.scheme, self.scheme_note = self._common_scheme()
 
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
     @cached_property
     def checksum(self) -> str:
         """The same for the same weights, configuration and words."""
@@ -72,11 +66,6 @@ class HuggingFaceModel(Model):
         """The precision of its weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
-
-    @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """The forward pass of the library, with hooks for the observer."""
@@ -277,13 +266,13 @@ class HuggingFaceModel(Model):
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their numbers without a tokenizer."""
         if self.tokenizer is None:
-            return [str(number) for number in tokens.tolist()]
+            return super().words(tokens)
         return [self.tokenizer.decode([number]) for number in tokens.tolist()]
 
     def token_of(self, text: str) -> int | None:
         """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
         if self.tokenizer is None:
-            return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
+            return super().token_of(text)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
         return ids[0] if known else None

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -69,6 +70,7 @@ class Model(ABC):
 
     Attributes:
         name: what it was opened by.
+        model: the module that has its weights.
         schemes: the placement of norms of every layer; None for a layer whose placement is unknown.
         scheme: the scheme of all layers; None if they differ or a placement is unknown.
         scheme_note: remarks on the scheme, or why there is none.
@@ -80,6 +82,7 @@ class Model(ABC):
     """
 
     name: str
+    model: Any
     schemes: tuple[Scheme | None, ...]
     scheme: Scheme | None
     scheme_note: str
@@ -95,9 +98,10 @@ class Model(ABC):
     _captures: tuple[Captured, ...] = ()
 
     @property
-    @abstractmethod
     def device(self) -> torch.device:
         """The device of its weights."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     @abstractmethod
@@ -105,9 +109,9 @@ class Model(ABC):
         """The same for the same weights and configuration."""
 
     @property
-    @abstractmethod
     def parameters(self) -> int:
         """The number of its parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def __call__(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor | Sample") -> Tensor:
         """Logits (rows, tokens, vocabulary) of a text, of token ids or of a sample; see ``forward``."""
@@ -260,14 +264,14 @@ class Model(ABC):
         """The vector of each token before the first layer."""
 
     @property
-    @abstractmethod
     def positions(self) -> Float[Tensor, "positions dim"] | None:
         """What each position adds to a token; None where positions enter in another way."""
+        return None
 
     @property
-    @abstractmethod
     def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
         """The matrix of the logits; None if the model predicts no tokens, or not by one matrix."""
+        return None
 
     @property
     @abstractmethod
@@ -278,13 +282,13 @@ class Model(ABC):
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """A batch to read: the first ``size`` tokens of a text, or ``size`` examples of the task of the model."""
 
-    @abstractmethod
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
-        """Tokens as texts."""
+        """Tokens as texts; their ids where there is no tokenizer."""
+        return [str(token) for token in tokens.tolist()]
 
-    @abstractmethod
     def token_of(self, text: str) -> int | None:
-        """The id of the token that equals a text, blanks included; None if there is none."""
+        """The id of the token that ``words`` gives as a text, blanks included; None if there is none."""
+        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The token ids before and after one that follows a text, special tokens included."""

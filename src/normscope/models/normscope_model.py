@@ -29,7 +29,7 @@ _EXAMPLES = 256
 class NormscopeModel(Model):
     """A decoder that ``normscope train`` saved, or one of the package."""
 
-    causal, position_kind, scheme_note, context = True, "cyclic", "", None
+    causal, position_kind, scheme_note, context, predicts = True, "cyclic", "", None, True
 
     def __init__(self, name: str, saved: SavedModel) -> None:
         config = saved.model.config
@@ -41,21 +41,10 @@ class NormscopeModel(Model):
         self.kv_heads = self.heads
         self.schemes = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
 
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
-
     @cached_property
     def checksum(self) -> str:
         """The same for the same weights, shape and task."""
         return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
-
-    @property
-    def parameters(self) -> int:
-        """The number of its parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """Logits of the next character at every position."""
@@ -153,18 +142,6 @@ class NormscopeModel(Model):
         embed = self.model.embed
         types: Tensor = embed.scale(embed.type_scale(embed.types))
         return types.detach()
-
-    @property
-    def positions(self) -> Float[Tensor, "positions dim"] | None:
-        """None: positions are waves of learned frequencies, not a table."""
-        return None
-
-    @property
-    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
-        """None: the readout has hidden layers."""
-        return None
-
-    predicts = True
 
     def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row."""

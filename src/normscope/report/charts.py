@@ -43,7 +43,7 @@ def draw_chart(chart: Chart, *, interactive: bool = False, width: float = WIDTH)
     rows = list(_rows(chart, names))
     height = min(_HIGHEST, width * _ratio(rows)) if chart.equal else width * _HEIGHT / WIDTH
     width = height / _ratio(rows) if chart.equal else width
-    look = _Look(names, {row[0] for row in rows if row[2] == _LINE}, dots=all(row[2] == _DOT for row in rows))
+    look = _Look(names, {row[0] for row in rows if row[2] == _LINE}, dots=all(row[2] == _DOT for row in rows), width=width)
     base = alt.Chart().encode(x=_axis(chart, "x", rows), y=_axis(chart, "y", rows), color=look.colour, detail="g:N")
     layers = _marks(base, look, rows, interactive)
     if interactive:
@@ -51,7 +51,7 @@ def draw_chart(chart: Chart, *, interactive: bool = False, width: float = WIDTH)
     drawn: Any = alt.layer(*layers, data=_csv(_COLUMNS, rows)).properties(width=width, height=height)
     drawn = drawn.transform_calculate(n=f"{json.dumps(names)}[datum.i]").transform_window(o="row_number()")
     if interactive:
-        meta = {"names": names, "dashes": look.dashes, "ratio": height / width if chart.equal else 0}
+        meta = {"names": names, "dashes": look.dashes, "dots": look.dots, "ratio": height / width if chart.equal else 0}
         drawn = drawn.add_params(alt.param(name="only", value=None)).properties(usermeta=meta)
     return cast("alt.LayerChart", drawn)
 
@@ -106,13 +106,15 @@ def _heat_layers(heat: HeatMap, few: bool, interactive: bool) -> "list[alt.Chart
 
 
 def draw_panels(panels: Panels) -> "alt.ConcatChart":
-    """The figures in rows, each with its title, its own axes and its own colours."""
+    """The figures in rows, each with its title and its own axes; charts of the same lines share one legend."""
     import altair as alt
 
     width = 1.4 * WIDTH / panels.columns - 60
     charts = [draw(figure, width=width).properties(title=_panel_title(figure, width)) for figure in panels.figures]
     drawn: Any = alt.concat(*charts, columns=panels.columns)
-    return cast("alt.ConcatChart", drawn.resolve_scale(color="independent", strokeDash="independent"))
+    alike = {tuple(line.name for line in figure.lines) if isinstance(figure, Chart) else None for figure in panels.figures}
+    scales = "shared" if len(alike) == 1 and None not in alike else "independent"
+    return cast("alt.ConcatChart", drawn.resolve_scale(color=scales, strokeDash=scales))
 
 
 def _panel_title(figure: Chart | HeatMap, width: float) -> "alt.TitleParams":
@@ -228,6 +230,7 @@ class _Look:
     names: list[str]
     dashed: set[int]
     dots: bool
+    width: float
 
     @property
     def colour(self) -> "alt.Color":
@@ -252,7 +255,7 @@ class _Look:
     def _legend(self) -> "alt.Legend | None":
         import altair as alt
 
-        columns = max(1, int(WIDTH // (max((text_width(name, 11) for name in self.names), default=0.0) + 45)))
+        columns = max(1, int(self.width // (max((text_width(name, 11) for name in self.names), default=0.0) + 45)))
         symbol: dict[str, Any] = {"symbolType": "circle" if self.dots else "stroke", "symbolSize": 70 if self.dots else 260}
         style = {"symbolStrokeWidth": 2.2, "symbolOpacity": 1.0, **symbol}
         return alt.Legend(title=None, orient="bottom", columns=columns, **style) if self.names else None
@@ -322,11 +325,16 @@ def _band_axis(channel: Any, field: str, label: str, names: Sequence[str], backw
     axis: dict[str, Any] = {} if numbered else {"labelExpr": f"{json.dumps(list(names))}[datum.value]"}
     if field == "x":
         axis["labelAngle"] = 0 if all(len(name) <= 3 for name in names) else -90
-    scale = alt.Scale(domain=places[::-1] if backwards else places, paddingInner=0, paddingOuter=0)
+    scale = alt.Scale(domain=places[::-1] if backwards else places, paddingInner=0, paddingOuter=0, round=True)
     return channel(f"{field}:O", title=label, scale=scale, axis=alt.Axis(grid=False, ticks=False, **axis))
 
 
 def _meta(heat: HeatMap) -> dict[str, Any]:
     """What a page needs to link heads: names of layers and heads, or the head that a map belongs to."""
     names = {"layers": list(heat.y_names), "heads": list(heat.x_names), "label": heat.value_label} if heat.heads else {}
-    return {**names, "columns": len(heat.x_names), "head": list(heat.of_head) if heat.of_head else None}
+    return {
+        **names,
+        "columns": len(heat.x_names),
+        "rows": len(heat.y_names),
+        "head": list(heat.of_head) if heat.of_head else None,
+    }

@@ -13,7 +13,7 @@ _Numbers = npt.NDArray[np.float64]
 _ANGLES = 16
 _RINGS = (5.0, 9.0, 15.0, 23.0, 33.0, 45.0, 60.0, 80.0, 105.0)
 _DOT = 3.0  # radius of a dot
-_LEADER = 8  # points of the line from a label to its anchor that are looked at
+_LEADER = 8  # points of the line from a label to its anchor that are checked
 _INWARD = 3.0  # what a label costs that stands on the side of the others
 _COVERS, _OUTSIDE, _CROSSES, _HIDES = 1000.0, 300.0, 20.0, 15.0
 

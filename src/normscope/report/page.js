@@ -40,6 +40,7 @@
     } else {
       Object.assign(config.legend, { orient: "top", direction: "horizontal", gradientLength: Math.min(180, room - 90), titleLimit: room - 20 });
       made.width = Math.min(room, Math.max(300, 48 * meta.columns + 70));
+      if (meta.columns > 20) made.height = Math.min(made.height, Math.max(120, (made.width - 90) * meta.rows / meta.columns));
     }
     if (meta.ratio) {
       const side = Math.min(room - 60, 420, 420 / meta.ratio);
@@ -105,20 +106,24 @@
   addEventListener("beforeprint", print);
   addEventListener("afterprint", () => { printed = false; redraw(); });
 
-  // Legends: buttons that show one line alone.
+  // Legends: buttons that show one line alone, in all panels of a figure that have the same lines.
+  const svg = (mark, style) => `<svg viewBox="0 0 26 8" aria-hidden="true">${mark.replace("STYLE", `style="${style}"`)}</svg>`;
   for (const figure of plots.values()) {
-    const names = figure.spec?.usermeta.names ?? [], { dashes } = figure.spec?.usermeta ?? {};
-    const legend = figure.plot.parentElement.querySelector(".legend");
-    if (!legend || !names.length || !dashes) continue;
-    names.forEach((name, i) => {
+    const meta = figure.spec?.usermeta, legend = figure.plot.parentElement.querySelector(".legend");
+    if (!meta?.names?.length) continue;
+    const group = [...figure.plot.closest("figure").querySelectorAll(".plot")].map(plot => plots.get(plot))
+      .filter(other => other.spec?.usermeta.names?.join("\n") === meta.names.join("\n"));
+    if (group[0] !== figure) continue;
+    meta.names.forEach((name, i) => {
       const button = element("button", undefined, { type: "button", ariaPressed: "false" });
-      const colour = `var(--line-${i % page.light.config.range.category.length})`;
-      button.innerHTML = `<svg viewBox="0 0 26 8" aria-hidden="true"><path d="M0 4H26" style="stroke:${colour}" stroke-width="2.5" stroke-dasharray="${dashes[i].join(" ")}"/></svg>`;
+      const colour = `var(--line-${i % page.light.config.range.category.length})`, dash = meta.dashes[i].join(" ");
+      button.innerHTML = meta.dots ? svg('<circle cx="13" cy="4" r="4" STYLE/>', `fill:${colour}`)
+        : svg(`<path d="M0 4H26" stroke-width="2.5" stroke-dasharray="${dash}" STYLE/>`, `stroke:${colour}`);
       button.append(element("span", name));
       button.addEventListener("click", () => {
-        figure.only = figure.only === name ? null : name;
-        for (const other of legend.children) other.ariaPressed = String(other === button && figure.only !== null);
-        figure.view?.signal("only", figure.only).run();
+        const only = figure.only === name ? null : name;
+        for (const other of legend.children) other.ariaPressed = String(other === button && only !== null);
+        for (const other of group) { other.only = only; other.view?.signal("only", only).run(); }
       });
       legend.append(button);
     });

@@ -80,7 +80,7 @@ def compact(value: Any) -> str:
 
 @cache
 def vega_script() -> str:
-    """Vega and Vega-Lite as one script; making it takes seconds, so it is kept in the user's cache."""
+    """Vega and Vega-Lite as one script; making it takes seconds, so it is cached."""
     import vl_convert
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope"
@@ -88,7 +88,9 @@ def vega_script() -> str:
     try:
         return stored.read_text(encoding="utf-8")
     except OSError:
-        script = "(() => {" + vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") + "})();"  # its names stay its own
+        script = (
+            "(() => {" + vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") + "})();"
+        )  # with names of its own scope
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{stored.name}.{os.getpid()}"

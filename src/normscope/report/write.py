@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, require_known
 from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import Tables, table_of
-from normscope.runs import RunFolder, plain_rows
 
 FIGURES = "figures"
 FORMATS = ("html", "md", "png", "csv")
@@ -47,8 +43,7 @@ def chosen_formats(text: str) -> tuple[str, ...]:
     """Formats from a text with commas; unknown ones raise ``InputError``."""
     formats = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"unknown format '{name}'; allowed: {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+        require_known("format", name, FORMATS)
     return formats
 
 
@@ -61,9 +56,7 @@ def write_report(folder: Path, report: Report, formats: Sequence[str] = ("html",
         formats: ``html`` is ``report.html``, ``md`` is ``report.md`` with its pictures, ``png`` and ``csv`` add the figures
             and their numbers as files; with neither page the HTML one is written.
     """
-    for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"unknown format '{name}'; allowed: {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
+    formats = chosen_formats(",".join(formats))
     wanted = {*formats} | ({"png"} if "md" in formats else set()) | ({"html"} if not {"html", "md"} & {*formats} else set())
     suffixes = [name for name in ("png", "csv") if name in wanted]
     texts: dict[str, Any] = {"facts": report.facts, "findings": report.findings, "footer": report.footer}
@@ -94,14 +87,3 @@ def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def tables_of(run: RunFolder) -> dict[str, pd.DataFrame]:
-    """All tables of a run."""
-    return {name: run.table(name) for name in run.tables}
-
-
-def findings_of(tables: Tables) -> tuple[Finding, ...]:
-    """The rows of the table ``findings``, if there is one."""
-    table = table_of(tables, "findings")
-    return () if table is None else tuple(Finding.of(row) for row in plain_rows(table))

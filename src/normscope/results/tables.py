@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normscope.errors import InputError
 from normscope.results.figures import Figure, HeatMap, Line
 from normscope.results.sections import PageTable, Section
 
@@ -15,6 +15,12 @@ Tables = Mapping[str, pd.DataFrame]
 _NAME = 12  # characters of a token that a label shows
 _LAYERS = 3  # that have tables of tokens
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\r": "⏎", "\t": "⇥"})
+
+
+def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as dictionaries, with None for what is missing."""
+    plain = table.astype(object)
+    return [{str(key): value for key, value in row.items()} for row in plain.where(plain.notna(), None).to_dict("records")]
 
 
 def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
@@ -101,13 +107,6 @@ def token_name(text: object, longest: int = _NAME) -> str:
         return "–"
     shown = "".join(letter if letter.isprintable() else "□" for letter in str(text).translate(_BLANKS))
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
-
-
-def needed_table(tables: Tables, name: str) -> pd.DataFrame:
-    """The table, which has to be there."""
-    if name not in tables:
-        raise InputError(f"no table '{name}'; there are: {', '.join(sorted(tables)) or 'none'}")
-    return tables[name]
 
 
 def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:

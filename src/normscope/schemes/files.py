@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, did_you_mean, require_keys
 from normscope.schemes.expressions import Expression
 from normscope.schemes.named import NAMED
 from normscope.schemes.scheme import Scheme, Slots
@@ -58,7 +58,7 @@ def scheme_from(values: dict[str, Any]) -> Scheme:
     """The scheme that ``scheme_values`` wrote down."""
     if not isinstance(values, dict):
         raise InputError(f"a scheme is a table of slots, not {values!r}")
-    _check_keys(values, _SCHEME_KEYS, "a scheme")
+    require_keys(values, _SCHEME_KEYS, "a scheme")
     if not isinstance(values.get("name"), str):
         raise InputError(f"a scheme's name is a text, not {values.get('name')!r}")
     then = values.get("then")
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> Scheme:
-    _check_keys(content, _SCHEME_KEYS, "a scheme")
+    require_keys(content, _SCHEME_KEYS, "a scheme")
     if "attention" not in content:
         raise InputError(f"a scheme needs the table [attention] with some of {', '.join(_SLOT_KEYS)}")
     given = {"name": path.stem, **content}
@@ -114,14 +114,8 @@ def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> S
 def _slots(content: Any, where: str) -> Slots:
     if not isinstance(content, dict):
         raise InputError(f"[{where}] is a table of slots, not {content!r}")
-    _check_keys(content, _SLOT_KEYS, f"[{where}]")
+    require_keys(content, _SLOT_KEYS, f"[{where}]")
     for key in ("input", "heads", "output", "stream"):
         if not isinstance(content.get(key, ""), str):
             raise InputError(f"slot '{key}' in [{where}] is a text such as \"none\", not {content[key]!r}")
     return Slots(**content)
-
-
-def _check_keys(content: dict[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    for key in content:
-        if key not in allowed:
-            raise InputError(f"unknown key '{key}' in {where}{did_you_mean(key, allowed)} (allowed: {', '.join(allowed)})")

@@ -16,8 +16,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from normscope.experiments.train import block_means
 from normscope.results.figures import Chart, Figure, HeatMap, Line, Panels
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import Tables, cell, floats, spans_decades, table_of
-from normscope.runs import plain_rows
+from normscope.results.tables import Tables, cell, floats, plain_rows, spans_decades, table_of
 
 SEED = "seed"
 ACROSS, UP = "dim", "rate"  # the axes of a map where these vary

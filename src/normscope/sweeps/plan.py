@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.core.devices import devices_elsewhere
-from normscope.errors import InputError, did_you_mean
+from normscope.errors import InputError, did_you_mean, require_keys
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.experiment import Experiment
 from normscope.runs import fingerprint
@@ -141,7 +141,7 @@ def _plan(content: Mapping[str, Any], device: str, checkpoint_every: float, fold
     kind = _kind(content.get("kind"))
     context = _Context(kind, device, checkpoint_every, folder, elsewhere)
     fixed = {key: value for key, value in content.items() if key not in _TABLES}
-    _check_fields(fixed, (*_TABLES, *context.fields), "at the top of a plan")
+    require_keys(fixed, (*_TABLES, *context.fields), "a plan", "field")
     also = _table(content, "fixed", context.fields)
     for name in fixed.keys() & also.keys():
         raise InputError(f"'{name}' is both at the top and in [fixed]")
@@ -166,17 +166,11 @@ def _kind(name: Any) -> type[Experiment]:
     return kind_of(name)
 
 
-def _check_fields(given: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    for name in given:
-        if name not in allowed:
-            raise InputError(f"unknown field '{name}' {where}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)})")
-
-
 def _table(content: Mapping[str, Any], name: str, fields: tuple[str, ...]) -> dict[str, Any]:
     table = content.get(name, {})
     if not isinstance(table, Mapping):
         raise InputError(f"[{name}] is a table of fields, not {table!r}")
-    _check_fields(table, fields, f"in [{name}]")
+    require_keys(table, fields, f"[{name}]", "field")
     return dict(table)
 
 
@@ -201,7 +195,7 @@ def _explicit(content: Mapping[str, Any], fields: tuple[str, ...]) -> list[dict[
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise InputError("explicit points are written as [[points]], each with its fields")
     for number, point in enumerate(points, 1):
-        _check_fields(point, ("name", *fields), f"in point {number}")
+        require_keys(point, ("name", *fields), f"point {number}", "field")
         if not set(point) - {"name"}:
             raise InputError(f"point {number} of [[points]] is empty: give it some fields")
     return points

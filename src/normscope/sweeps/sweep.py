@@ -22,7 +22,8 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import setting
 from normscope.results.sections import PageTable, Section
-from normscope.runs import numbered, plain_rows
+from normscope.results.tables import plain_rows
+from normscope.runs import numbered
 from normscope.sweeps.folder import STATES, SweepFolder
 from normscope.sweeps.plan import Plan, read_plan
 

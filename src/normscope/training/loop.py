@@ -13,13 +13,13 @@ import pandas as pd
 import torch
 
 from normscope.core import tile_for
+from normscope.core.seeds import stream_seed
 from normscope.core.threads import one_thread
 from normscope.training.batches import Batches, Feed, PackedFeed, draw_batches, feed_for, one_batch
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe
 from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
-from normscope.training.tasks import stream_seed
 from normscope.transformer import Transformer, calibrating
 
 _EXAMPLES_A_BLOCK = {"cpu": 2048, "cuda": 1 << 16}

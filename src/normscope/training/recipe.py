@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from normscope.errors import InputError, did_you_mean
-from normscope.schemes import Scheme, find_scheme
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from normscope.errors import InputError, make, require_known, validate
+from normscope.schemes import NormKind, Scheme, find_scheme
 from normscope.training.tasks import CHARACTERS, AdditionTask
 from normscope.transformer import TransformerConfig
 
 PRESETS = ("tiny", "small", "baseline", "alternative", "large")
-SCHEDULES = ("constant", "plateau", "linear", "cosine")
-PRECISIONS = ("auto", "float32", "bfloat16")
-_MOST_OFFSETS = 1_000_000
 _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in ("scheme", "vocabulary"))
 
 
@@ -26,13 +25,13 @@ class Recipe:
 
     scheme: str | Scheme = "pre"
     norm: str | None = None
-    seed: int = 100
+    seed: NonNegativeInt = 100
 
     integers: tuple[int, ...] = (3, 4, 6)
     interpolation: tuple[int, ...] = (5,)
     extrapolation: tuple[int, ...] = (7, 8, 9)
     digits: tuple[int, ...] = (2, 3)
-    offsets: int = 50
+    offsets: Annotated[int, Field(ge=0, le=1_000_000)] = 50
 
     layers: int = 10
     encoder_layers: int = 0
@@ -42,41 +41,26 @@ class Recipe:
     feedforward: int = 512
     readout: tuple[int, ...] = (512, 512)
     frequencies: int = 32
-    feedforward_norm: str | None = None
-    final_norm: str = "layer"
+    feedforward_norm: NormKind | None = None
+    final_norm: NormKind = "layer"
     shared_gains: bool = False
     calibrate: bool = True
 
-    examples: int = 110_000_000
-    batch: int = 128
-    epoch: int = 2000
-    rate: float = 3e-4
-    schedule: str = "plateau"
-    warmup: int = 0
-    patience: int = 3
-    weight_decay: float = 0.01
-    beta2: float = 0.999
-    clip: float = 0.0
-    precision: str = "auto"
-    test_examples: int = 128_000
+    examples: PositiveInt = 110_000_000
+    batch: PositiveInt = 128
+    epoch: PositiveInt = 2000
+    rate: NonNegativeFloat = 3e-4
+    schedule: Literal["constant", "plateau", "linear", "cosine"] = "plateau"
+    warmup: NonNegativeInt = 0
+    patience: PositiveInt = 3
+    weight_decay: NonNegativeFloat = 0.01
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    clip: NonNegativeFloat = 0.0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    test_examples: Annotated[int, Field(ge=2)] = 128_000
 
     def __post_init__(self) -> None:
-        for name, least in (("offsets", 0), ("examples", 1), ("batch", 1), ("epoch", 1), ("warmup", 0), ("patience", 1),
-                            ("test_examples", 2), ("seed", 0)):  # fmt: skip
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is at least {least}, not {getattr(self, name)}")
-        for name in ("rate", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is a finite number, 0 or more, not {value}")
-        if not 0 <= self.beta2 < 1:
-            raise InputError(f"beta2 is from 0 to below 1, not {self.beta2}")
-        for name, allowed in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise InputError(f"{name} is one of {', '.join(allowed)}, not '{value}'{did_you_mean(value, allowed)}")
-        if self.offsets > _MOST_OFFSETS:
-            raise InputError(f"offsets is at most {_MOST_OFFSETS:,}, not {self.offsets}")
+        validate(self)
         if self.batch > self.examples:
             raise InputError(f"a batch of {self.batch} is more than the {self.examples} examples of the whole run")
         self.task, self.model  # noqa: B018  # refuse what they refuse
@@ -143,30 +127,26 @@ class Recipe:
 
 def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A preset by its name, or a TOML file, with ``changes`` in place of some of its values."""
-    if name_or_path in PRESETS:
-        text = files("normscope.training").joinpath("presets", f"{name_or_path}.toml").read_text(encoding="utf-8")
-    elif "." in name_or_path or "/" in name_or_path:
+    if name_or_path not in PRESETS and ("." in name_or_path or "/" in name_or_path):
         text = _read(Path(name_or_path))
     else:
-        raise InputError(f"unknown preset '{name_or_path}'; allowed: {', '.join(PRESETS)}{did_you_mean(name_or_path, PRESETS)}")
+        require_known("preset", name_or_path, PRESETS)
+        text = files("normscope.training").joinpath("presets", f"{name_or_path}.toml").read_text(encoding="utf-8")
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"'{name_or_path}' is not valid TOML: {error}") from error
+    parts = ((content, Path(name_or_path).parent), (changes or {}, Path()))
+    values = {key: _located(key, value, folder) for part, folder in parts for key, value in part.items()}
     try:
-        given = recipe_values(content)
+        return recipe_from(values)
     except InputError as error:
-        raise InputError(f"in '{name_or_path}': {error}") from error
-    changed = recipe_values(changes or {})
-    for values, folder in ((given, Path(name_or_path).parent), (changed, Path())):
-        if "scheme" in values:
-            values["scheme"] = _scheme_from(values["scheme"], folder)
-    return recipe_from({**given, **changed})
+        raise InputError(str(error) if changes else f"in '{name_or_path}': {error}") from error
 
 
 def recipe_from(values: Mapping[str, Any]) -> Recipe:
     """The recipe with those values, checked one by one; what is left out has its default."""
-    return Recipe(**recipe_values(values))
+    return make(Recipe, values, "a recipe")
 
 
 def task_of(values: Mapping[str, Any]) -> tuple[AdditionTask, int]:
@@ -176,18 +156,6 @@ def task_of(values: Mapping[str, Any]) -> tuple[AdditionTask, int]:
         return AdditionTask.of(*counts), int(values["offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the recipe of this model has no task that can be read: {error}") from error
-
-
-def recipe_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with lists as tuples; unknown keys and wrong types are refused."""
-    types = get_type_hints(Recipe)
-    allowed = [f.name for f in fields(Recipe)]
-    checked = {}
-    for key, value in values.items():
-        if key not in allowed:
-            raise InputError(f"unknown key '{key}' in a recipe{did_you_mean(key, allowed)} (allowed: {', '.join(allowed)})")
-        checked[key] = checked_value(key, value, types[key])
-    return checked
 
 
 def parse_change(text: str) -> tuple[str, Any]:
@@ -201,35 +169,10 @@ def parse_change(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def checked_value(key: str, value: Any, wanted: Any) -> Any:
-    """The value as the type that is wanted; another is refused."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is None and type(None) in get_args(wanted):
-        return None
-    if wanted is bool and isinstance(value, bool):
-        return value
-    if wanted is int and (whole or (isinstance(value, float) and value.is_integer())):
-        return int(value)  # 1e8 is a whole number too
-    if wanted is float and (whole or isinstance(value, float)):
-        return float(value)
-    if (wanted is str or str in get_args(wanted)) and isinstance(value, str):
-        return value
-    if isinstance(value, Scheme) and Scheme in get_args(wanted):
-        return value
-    if isinstance(value, Path) and Scheme in get_args(wanted):
-        return str(value)
-    if wanted == tuple[int, ...] and isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
-        return tuple(value)
-    names = {bool: "true or false", int: "a whole number", float: "a number", tuple[int, ...]: "a list of whole numbers"}
-    raise InputError(f"'{key}' is {names.get(wanted, 'a text')}, not {value!r}")
-
-
-def _scheme_from(scheme: str | Scheme, folder: Path) -> str | Scheme:
-    """A scheme or its name as it is; the path of its file as an absolute one, if it was written from ``folder``."""
-    if isinstance(scheme, Scheme):
-        return scheme
-    is_file = scheme.endswith(".toml") or "/" in scheme
-    return str((folder / Path(scheme).expanduser()).resolve()) if is_file else scheme
+def _located(key: str, value: Any, folder: Path) -> Any:
+    """The path of a scheme's file as an absolute one, if it was written from ``folder``; other values as they are."""
+    is_file = key == "scheme" and isinstance(value, str | Path) and (str(value).endswith(".toml") or "/" in str(value))
+    return str((folder / Path(value).expanduser()).resolve()) if is_file else value
 
 
 def _read(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, HeadNorm, HeadWeights, unproject
+from normscope.core import AttentionMask, HeadNorm, unproject
 from normscope.core.norms import EPSILON, NORMS
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
@@ -247,12 +247,6 @@ class Attention(nn.Module):
                 self._calibrate(mask, q, k)
             mixed = mask(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
         return unproject(mixed, self.W_O)
-
-    @property
-    def head_weights(self) -> HeadWeights:
-        """The weights by head under their usual names, without the gains before them."""
-        W_Q, W_K, W_V = self.W_QKV.permute(1, 2, 0, 3).unbind()
-        return HeadWeights(W_Q, W_K, W_V, self.W_O)
 
     @property
     def head_norm(self) -> HeadNorm | None:

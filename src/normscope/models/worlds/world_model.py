@@ -1,7 +1,7 @@
 """A constructed world as a ``Model``, so that every measure can be compared with theory."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import normalise_heads, project, unproject
@@ -128,27 +128,9 @@ class WorldModel(Model):
         """The tokens of the world."""
         return self.world.embeddings
 
-    @property
-    def positions(self) -> Float[Tensor, "positions dim"] | None:
-        """None: a world has no positions."""
-        return None
-
-    @property
-    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
-        """None: it predicts nothing."""
-        return None
-
     def sample(self, text: str | None = None, size: int | None = None, seed: int = 0) -> Sample:
         """Every token once."""
         if text is not None:
             raise InputError("a constructed world has its own tokens and reads no text")
         tokens = torch.arange(self.vocabulary if size is None else min(size, self.vocabulary))[None]
         return Sample.of(tokens)
-
-    def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
-        """Their numbers."""
-        return [str(number) for number in tokens.tolist()]
-
-    def token_of(self, text: str) -> int | None:
-        """The token of a number."""
-        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
