@@ -84,7 +84,11 @@ class Interference(Measure):
             title: _before(table, exchanged).groupby("layer")[column].median() for title, (exchanged, column) in shares.items()
         }
         return {
-            title: {int(layer): f"{100 * value:.3g} %" for layer, value in median.dropna().items()}
+            title: {
+                layer: f"{100 * value:.3g} %"
+                for layer, value in zip(median.index, median, strict=True)
+                if not math.isnan(value)
+            }
             for title, median in medians.items()
         }
 
