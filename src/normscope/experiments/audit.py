@@ -201,9 +201,7 @@ def audit_tables(
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
         names = f"{', '.join(tables)} (--fresh, or fresh=True, measures everything)"
-        progress.message(
-            f"unchanged since an earlier audit, and not measured again: {names} (--fresh, or fresh=True, measures everything)"
-        )
+        progress.message(f"unchanged since an earlier audit, and not measured again: {names}")
     for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
         tables[measure.name] = found
         if saved:
