@@ -6,33 +6,17 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
-import transformers as library
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import normscope as ns
 from helpers.cli import run
+from helpers.gpt2 import NOUNS, SENTENCE, save_gpt2
 from normscope.experiments.result import load
-from normscope.measures.vocabulary import common_nouns
-
-NOUNS = common_nouns()[:40]
-SENTENCE = "the time of the world"
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with a GPT-2 of random weights that knows some nouns, with a blank before them and some without."""
-    words = ["<|endoftext|>", "the", " the", " of", *(f" {noun}" for noun in NOUNS), *NOUNS[:5], "?"]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="merged_with_next")
-    made.decoder = decoders.Fuse()
-    folder = tmp_path_factory.mktemp("gpt2")
-    config = library.GPT2Config(vocab_size=len(words), n_embd=16, n_layer=3, n_head=2, n_positions=32)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        library.GPT2LMHeadModel(config).save_pretrained(folder)
-    library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?").save_pretrained(folder)
-    return str(folder)
+    return save_gpt2(tmp_path_factory.mktemp("gpt2"))
 
 
 @pytest.fixture

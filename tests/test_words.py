@@ -581,7 +581,7 @@ def test_random_weights_return_other_tokens() -> None:
     view, words = untouched("gpt2").view, [Word(str(t), t, (t,)) for t in range(1, 41)]
     same, one, other = torch.eye(32), haar(32, 0), haar(32, 1)
     own, turned, only_queries, only_keys = (
-        Queries().returned(view, 1, words, 1, rotations)["heads"].tokens
+        Queries().returned(view, 1, words, 1, rotations, lambda share: None)["heads"].tokens
         for rotations in (None, (one, other), (one, same), (same, other))
     )
     for different in (turned, only_queries, only_keys):
@@ -780,7 +780,7 @@ def test_notes_say_what_does_not_apply() -> None:
 def test_characters_of_our_own_models_are_words_too(name: str) -> None:
     view = open_model(name)
     words = probe_words(view, ["1", "2", "+"])
-    found = Queries().returned(view, 0, words, 3)["heads"]
+    found = Queries().returned(view, 0, words, 3, None, lambda share: None)["heads"]
     _, read = reader(view, 0)(view.embeddings)
     q, k, _ = view.heads_of(0, read[None])
     chosen = torch.tensor([word.token for word in words])
@@ -844,7 +844,7 @@ def test_some_heads_of_smollm2_look_for_the_word_itself() -> None:
     view = opened_smollm2()
     words = probe_words(view)
     assert len(words) == 100
-    found = Queries().returned(view, 5, words, 1)["heads"]
+    found = Queries().returned(view, 5, words, 1, None, lambda share: None)["heads"]
     texts = [
         [plain_word(word.name) == plain_word(text) for word, text in zip(words, view.words(head[:, 0]), strict=True)]
         for head in found.tokens

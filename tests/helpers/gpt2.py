@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 import transformers as library
-from normscope.words import common_nouns
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from normscope.measures.vocabulary import common_nouns
 
 NOUNS = common_nouns()[:40]
 SENTENCE = "the time of the world"

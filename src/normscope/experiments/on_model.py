@@ -17,6 +17,7 @@ from normscope.experiments.result import Result
 from normscope.experiments.settings import setting, text_of
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
+from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
@@ -142,6 +143,22 @@ def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[
         if section is not None:
             findings = tuple(measure.findings(result.tables, result.configuration))
             yield replace(section, findings=findings)
+
+
+def measure_records(result: Result, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """A record for every row of the named tables: its measure, layer and head, null for totals, and its other columns."""
+    return [
+        {"measure": measure, "layer": row.pop("layer", None), "head": row.pop("head", None), **row}
+        for name, measure in names.items()
+        for row in (plain_rows(result.tables[name]) if name in result.tables else ())
+    ]
+
+
+def named_measures(names: Iterable[str]) -> "list[Measure]":
+    """Measures by their names, for what follows from their tables."""
+    from normscope.measures import all_measures
+
+    return [all_measures()[name]() for name in names]
 
 
 def layer_table(measures: "Iterable[Measure]", result: Result, *, overview: bool = False) -> PageTable:

@@ -12,7 +12,14 @@ from pydantic import AfterValidator, model_validator
 
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Shown
-from normscope.experiments.on_model import OnModel, layer_table, measure_outcome, measure_sections
+from normscope.experiments.on_model import (
+    OnModel,
+    layer_table,
+    measure_outcome,
+    measure_records,
+    measure_sections,
+    named_measures,
+)
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, Numbers, one_of, setting
@@ -158,23 +165,18 @@ class Stability(OnModel):
     @classmethod
     def outcome(cls, result: Result) -> Outcome:
         """Totals of the whole model: spread, what noise costs, collapse, sparsity."""
-        return measure_outcome(_measures(), result)
+        return measure_outcome(named_measures(_MEASURES), result)
 
     @classmethod
     def records(cls, result: Result) -> list[dict[str, Any]]:
         """A record for every row: its measure, layer and head, null for totals, and its columns."""
-        records = []
-        for name, measure in _RECORDS.items():
-            for row in plain_rows(result.tables[name]) if name in result.tables else ():
-                first = {"measure": measure, "layer": row.pop("layer", None), "head": row.pop("head", None)}
-                records.append(first | row)
-        return records
+        return measure_records(result, _RECORDS)
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
         """The model, a row for each layer, the noise curve, and the findings."""
         yield f"{result.configuration['description']}\n"
-        table = layer_table(_measures(), result)
+        table = layer_table(named_measures(_MEASURES), result)
         if table.rows:
             yield table
         if "noise" in result.tables:
@@ -184,14 +186,7 @@ class Stability(OnModel):
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
         """The sections of the measures."""
-        yield from measure_sections(_measures(), result)
-
-
-def _measures() -> "list[Measure]":
-    """The measures of stability, for what follows from their tables."""
-    from normscope.measures import all_measures
-
-    return [all_measures()[name]() for name in _MEASURES]
+        yield from measure_sections(named_measures(_MEASURES), result)
 
 
 def _noise_table(table: pd.DataFrame) -> PageTable:

@@ -11,7 +11,15 @@ from pydantic import AfterValidator, model_validator
 
 from normscope.errors import InputError
 from normscope.experiments.experiment import Shown
-from normscope.experiments.on_model import MODEL_HELP, OnModel, as_model, layer_table, measure_sections
+from normscope.experiments.on_model import (
+    MODEL_HELP,
+    OnModel,
+    as_model,
+    layer_table,
+    measure_records,
+    measure_sections,
+    named_measures,
+)
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, Schemes, as_schemes, one_of, setting
@@ -22,7 +30,6 @@ from normscope.results.tables import floats, plain_rows
 from normscope.schemes import Scheme
 
 if TYPE_CHECKING:
-    from normscope.measures.base import Measure
     from normscope.models.worlds import InductionCircuit
 
 WORLD = "world"
@@ -116,7 +123,7 @@ class Subspaces(OnModel):
         if self.constructed:
             return self._of_world(progress)
         started, subject = datetime.now(UTC), self.subject(progress)
-        measures = [measure for measure in _measures() if measure.name in (self.measures or MEASURES)]
+        measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
         tables = joined(measure_all(subject, measures, progress).values())
         names = [measure.name for measure in measures]
         return self.measured_result(subject, measures, tables, started, {"measures": names})
@@ -132,12 +139,7 @@ class Subspaces(OnModel):
     @classmethod
     def records(cls, result: Result) -> list[dict[str, Any]]:
         """A record for every row: its measure, layer and head where it has them, and its other fields."""
-        names = _WORLD_RECORDS if "worlds" in result.tables else _RECORDS
-        return [
-            {"measure": measure, "layer": row.pop("layer", None), "head": row.pop("head", None), **row}
-            for name, measure in names.items()
-            for row in (plain_rows(result.tables[name]) if name in result.tables else ())
-        ]
+        return measure_records(result, _WORLD_RECORDS if "worlds" in result.tables else _RECORDS)
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
@@ -148,7 +150,7 @@ class Subspaces(OnModel):
             yield _points_table(result.tables["points"])
         else:
             yield f"{result.configuration['description']}\n"
-            yield layer_table(_measures(), result)
+            yield layer_table(named_measures(MEASURES), result)
         yield from map(card_text, result.findings)
 
     @classmethod
@@ -158,13 +160,7 @@ class Subspaces(OnModel):
             yield _circuit_section(result)
             yield _worlds_section(result)
         else:
-            yield from measure_sections(sorted(_measures(), key=lambda measure: measure.order or 0), result)
-
-
-def _measures() -> "list[Measure]":
-    from normscope.measures import all_measures
-
-    return [all_measures()[name]() for name in MEASURES]
+            yield from measure_sections(sorted(named_measures(MEASURES), key=lambda measure: measure.order or 0), result)
 
 
 def interference_table(schemes: Sequence[Scheme], seed: int = 0) -> pd.DataFrame:

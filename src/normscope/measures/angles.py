@@ -20,7 +20,7 @@ from normscope.measures.head_spaces import (
 )
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, head_map, plain_rows, table_of
+from normscope.results.tables import head_map, plain_rows, table_of
 
 _ABOVE_CHANCE = 1.1
 
@@ -67,7 +67,7 @@ class Angles(Measure):
             )
             for side, rows in table.groupby("side", sort=False)
         }  # fmt: skip
-        return figures_section(self.title, text, maps, name=self.name)
+        return self.page(text, maps)
 
 
 class _AngleRows(HeadRows):

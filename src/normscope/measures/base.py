@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
+from normscope.results.figures import Figure
 from normscope.results.findings import Finding
-from normscope.results.sections import Section
+from normscope.results.sections import PageTable, Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,6 +207,13 @@ class Measure(ABC):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Text and figures; None where the tables have nothing to show."""
 
+    def page(
+        self, text: Sequence[str], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = ()
+    ) -> Section | None:
+        """Its section of text, tables and the figures that there are; None without any."""
+        drawn = {name: figure for name, figure in figures.items() if figure is not None}
+        return Section(self.title, tuple(text), tuple(tables), drawn, name=self.name) if drawn or tables else None
+
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Columns of the table by layer that a terminal shows, the most important first: heading → layer → cell."""
         return {}
@@ -302,23 +310,3 @@ def joined(tables: Iterable[Tables]) -> Tables:
 def quantities_of(measures: Iterable[type[Measure]]) -> tuple[Quantity, ...]:
     """The quantities of measures, in order."""
     return tuple(quantity for measure in measures for quantity in measure.quantities)
-
-
-__all__ = [
-    "LAYER",
-    "Advance",
-    "Finding",
-    "LayerAttention",
-    "Measure",
-    "PassObserver",
-    "Quantity",
-    "Section",
-    "Stages",
-    "Subject",
-    "Tables",
-    "joined",
-    "measure_all",
-    "measured",
-    "observe_pass",
-    "quantities_of",
-]

@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from normscope.core.norms import mean_cosine, unit
-from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
+from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, last
-from normscope.measures.states import Tokens, TokenStates
+from normscope.measures.states import Counted, StateRows, Tokens
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
-from normscope.results.tables import floats, plain_rows, table_of
+from normscope.results.tables import by_layer, floats, plain_rows, table_of
 
 _ALIGNED, _COLLAPSED = 0.5, 0.9  # mean cosines from which tokens are called aligned, and collapsed
 _SAME = 0.05  # mean cosines closer than this are told as one
@@ -28,26 +27,10 @@ def token_rank(x: Tokens) -> float:
     return float(squares.sum().square() / squares.square().sum())
 
 
-class _Observer(PassObserver):
-    def __init__(self, subject: Subject) -> None:
-        self.states = TokenStates(subject)
-        self.rows: list[dict[str, float]] = []
-
-    def state(self, layer: int, x: Tensor) -> None:
-        every = self.states(x)
-        some = every[self.states.counted]
-        self.rows.append(
-            {
-                "layer": layer,
-                "cosine": float(mean_cosine(some)),
-                "rank": token_rank(some),
-                "cosine_all": float(mean_cosine(every)),
-                "rank_all": token_rank(every),
-            }
-        )
-
-    def tables(self) -> Tables:
-        return {"motion": pd.DataFrame(self.rows)}
+def _row(every: Tokens, counted: Counted) -> dict[str, float]:
+    groups = {"": counted, "_all": every}
+    cosines = {f"cosine{name}": float(mean_cosine(tokens)) for name, tokens in groups.items()}
+    return cosines | {f"rank{name}": token_rank(tokens) for name, tokens in groups.items()}
 
 
 @dataclass(frozen=True)
@@ -71,13 +54,11 @@ class Clustering(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Hidden states before every layer."""
-        return _Observer(subject)
+        return StateRows(subject, "motion", _row)
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The mean cosine."""
-        motion = table_of(tables, "motion")
-        rows = [] if motion is None else plain_rows(motion)
-        return {"mean cosine before": {row["layer"]: f"{row['cosine']:.2f}" for row in rows if "cosine" in row}}
+        return {"mean cosine before": by_layer(tables, "motion", "cosine", "{:.2f}")}
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         """Mean cosine and effective rank after the last layer."""
@@ -132,7 +113,7 @@ class Clustering(Measure):
             "Tokens cluster if they point the same way: their mean pairwise cosine goes to 1 (rank collapse). The effective "
             "rank is the participation ratio (Σσ²)²/Σσ⁴ of the directions; with a mean cosine c it is at most about 1/c².",
         )
-        return Section(self.title, text, (), figures, name=self.name)
+        return self.page(text, figures)
 
 
 def place(layer: int, about: Mapping[str, Any]) -> str:

@@ -295,8 +295,7 @@ class Collapse(Measure):
                 settings,
                 log=spans_decades(floats(margins["margin"])),
             )
-        shown = {name: figure for name, figure in figures.items() if figure is not None}
-        return Section(self.title, text, (), shown, name=self.name)
+        return self.page(text, figures)
 
 
 def _small(share: float) -> str:

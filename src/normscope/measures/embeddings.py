@@ -78,7 +78,7 @@ class Embeddings(TokenMeasure):
                 "single out."
             )
             shown.append(_extreme_table(extremes))
-        return Section(self.title, tuple(text), tuple(shown), name=self.name) if shown else None
+        return self.page(text, {}, shown)
 
 
 def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, eps: float = 0.0) -> pd.DataFrame:

@@ -93,13 +93,11 @@ class Geometry(TokenMeasure):
             "norm-curves": None if curves is None else _curves_chart(curves, settings),
             "head-update": None if update is None else _update_chart(update, settings),
         }
-        drawn = {name: figure for name, figure in figures.items() if figure is not None}
         text = (
             "LayerNorm subtracts the mean, which projects a token onto the plane orthogonal to (1, 1, …, 1), and scales it to "
             "the norm √d. RMSNorm only scales. The gain turns the sphere into an ellipsoid, the bias moves its centre.",
         )
-        shown = () if update is None else (_update_table(update),)
-        return Section(self.title, text, shown, drawn, name=self.name) if drawn else None
+        return self.page(text, figures, () if update is None else (_update_table(update),))
 
 
 def norm_points(seed: int = 0) -> pd.DataFrame:

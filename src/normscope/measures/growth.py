@@ -6,30 +6,21 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from normscope.core.norms import length
-from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
+from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, growth
-from normscope.measures.states import TokenStates
+from normscope.measures.states import Counted, StateRows, Tokens
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, plain_rows, spans_decades, table_of
+from normscope.results.tables import by_layer, floats, spans_decades, table_of
 
 
-class _Observer(PassObserver):
-    def __init__(self, subject: Subject) -> None:
-        self.states = TokenStates(subject)
-        self.rows: list[dict[str, float]] = []
-
-    def state(self, layer: int, x: Tensor) -> None:
-        radius = length(self.states(x)[self.states.counted]).squeeze(-1)
-        low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
-        self.rows.append({"layer": layer, "radius": float(radius.mean()), "radius_low": low, "radius_high": high})
-
-    def tables(self) -> Tables:
-        return {"motion": pd.DataFrame(self.rows)}
+def _row(every: Tokens, counted: Counted) -> dict[str, float]:
+    radius = length(counted).squeeze(-1)
+    low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
+    return {"radius": float(radius.mean()), "radius_low": low, "radius_high": high}
 
 
 @dataclass(frozen=True)
@@ -50,13 +41,11 @@ class Growth(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Hidden states before every layer."""
-        return _Observer(subject)
+        return StateRows(subject, "motion", _row)
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The mean norm."""
-        motion = table_of(tables, "motion")
-        rows = [] if motion is None else plain_rows(motion)
-        return {"residual norm before": {row["layer"]: f"{row['radius']:.3g}" for row in rows if "radius" in row}}
+        return {"residual norm before": by_layer(tables, "motion", "radius", "{:.3g}")}
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         """The norm after the last layer over that before layer 0."""
@@ -93,4 +82,4 @@ class Growth(Measure):
             "Means over tokens without the first of every row, which many models use as an attention sink. The last point is "
             "the residual stream after the last layer.",
         )
-        return Section(self.title, text, (), {"radius": chart}, name=self.name)
+        return self.page(text, {"radius": chart})

@@ -1,7 +1,7 @@
 """Measures that send words through single heads: nearest tokens, scores of heads over all words, and their figures."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +10,7 @@ import pandas as pd
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import Returned, Rotations
-from normscope.measures.scores import FEWEST, LABELS, NONE, head_scores
+from normscope.measures.scores import FEWEST, LABELS, NONE, Share, head_scores
 from normscope.measures.tokens import TokenMeasure
 from normscope.measures.vocabulary import Word, probe_words, texts_of
 from normscope.models import Model
@@ -69,13 +69,7 @@ class HeadProbe(TokenMeasure):
 
     @abstractmethod
     def returned(
-        self,
-        model: Model,
-        layer: int,
-        words: list[Word],
-        count: int,
-        rotated: Rotations | None = None,
-        progress: Callable[[float], None] = lambda share: None,
+        self, model: Model, layer: int, words: list[Word], count: int, rotated: Rotations | None, progress: Share
     ) -> dict[str, Returned]:
         """The nearest tokens of a layer's ``heads`` and, where it means something, of their ``sum``."""
 
@@ -99,9 +93,7 @@ class HeadProbe(TokenMeasure):
             advance(number + 1)
         return {name: pd.concat(parts, ignore_index=True) for name, parts in tables.items()}
 
-    def layer_tables(
-        self, model: Model, layer: int, words: list[Word], scored: bool, seed: int, progress: Callable[[float], None]
-    ) -> Tables:
+    def layer_tables(self, model: Model, layer: int, words: list[Word], scored: bool, seed: int, progress: Share) -> Tables:
         """The tables of one layer; ``progress`` takes the share that is done."""
         first = 0.2 if scored else 1.0  # the share of the work that the heads themselves are
         returned = self.returned(model, layer, words, self.nearest, None, lambda share: progress(first * share))
@@ -109,7 +101,7 @@ class HeadProbe(TokenMeasure):
         tables = {"nearest": pd.concat(parts, ignore_index=True)}
         if scored:
 
-            def probe(count: int, rotated: Rotations | None, share: Callable[[float], None]) -> Returned:
+            def probe(count: int, rotated: Rotations | None, share: Share) -> Returned:
                 return self.returned(model, layer, words, count, rotated, share)["heads"]
 
             scores = head_scores(
@@ -145,13 +137,13 @@ class HeadProbe(TokenMeasure):
         if nearest is not None:
             shown += _nearest_tables(nearest)
         shown += self.further_tables(tables)
-        return Section(self.title, tuple(text), tuple(shown), figures, name=self.name) if shown or figures else None
+        return self.page(text, figures, shown)
 
     def further_tables(self, tables: Mapping[str, pd.DataFrame]) -> list[PageTable]:
         """Further tables for people."""
         return []
 
-    def figures(self, tables: Mapping[str, pd.DataFrame], settings: str) -> dict[str, Figure]:
+    def figures(self, tables: Mapping[str, pd.DataFrame], settings: str) -> dict[str, Figure | None]:
         """Further figures."""
         return {}
 
@@ -202,7 +194,7 @@ def dots(name: str, x: list[float], table: pd.DataFrame, columns: tuple[str, str
     return Line(name, x, value, low, high, dots=True)
 
 
-def _score_figures(probe: str, heads: pd.DataFrame, settings: str) -> dict[str, Figure]:
+def _score_figures(probe: str, heads: pd.DataFrame, settings: str) -> dict[str, Figure | None]:
     """For each score maps of the heads and of random weights; with one layer, both in one chart."""
     figures: dict[str, Figure | None] = {}
     for score in (score for score in _SCORES if heads[score].notna().any()):
@@ -221,7 +213,7 @@ def _score_figures(probe: str, heads: pd.DataFrame, settings: str) -> dict[str, 
                     "The same for random weights with the same singular values: the baseline.",
                     settings, limits=(0.0, 1.0), chosen=True,
                 )  # fmt: skip
-    return {name: figure for name, figure in figures.items() if figure is not None}
+    return figures
 
 
 def _score_chart(probe: str, score: str, heads: pd.DataFrame, settings: str) -> Chart:

@@ -27,7 +27,7 @@ from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, floats, head_map, spans_decades, table_of
+from normscope.results.tables import floats, head_map, spans_decades, table_of
 
 EXCHANGED = ("queries", "keys", "both")
 ROUNDING = 1e-4  # a change of logits that float32 rounding may cause; what a norm causes is far larger
@@ -139,7 +139,7 @@ class Interference(Measure):
                 settings, log=spans_decades(floats(keys["kappa"])),
             ),
         }  # fmt: skip
-        return figures_section(self.title, _TEXT, maps, name=self.name)
+        return self.page(_TEXT, maps)
 
 
 def _before(table: pd.DataFrame, exchanged: str) -> pd.DataFrame:

@@ -131,9 +131,7 @@ class Journey(TokenMeasure):
         )
         if table is not None:
             figures |= _charts(table, settings)
-        drawn = {name: figure for name, figure in figures.items() if figure is not None}
-        shown = () if table is None else (journey_table(table),)
-        return Section(self.title, text, shown, drawn, name=self.name) if drawn or shown else None
+        return self.page(text, figures, () if table is None else (journey_table(table),))
 
 
 @dataclass(frozen=True)

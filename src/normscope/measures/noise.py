@@ -239,8 +239,7 @@ class Noise(Measure):
             f"only in diffuse ones (below {DIFFUSE}). Published for Pre-LN: 1 % RMS noise everywhere costs 10 points of "
             "accuracy or more. Bands are one standard error.",
         )
-        shown = {name: figure for name, figure in figures.items() if figure is not None}
-        return Section(self.title, text, (), shown, name=self.name)
+        return self.page(text, figures)
 
 
 def _rows(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:

@@ -1,11 +1,11 @@
 """Queries: the tokens whose keys a word attends to most, head by head."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from normscope.measures.head_probes import HeadProbe
 from normscope.measures.probes import Returned, Rotations, nearest_keys
+from normscope.measures.scores import Share
 from normscope.measures.tokens import head_notes, position_notes, precedence_notes
 from normscope.measures.vocabulary import Word, tokens_of
 from normscope.models import Model
@@ -23,13 +23,7 @@ class Queries(HeadProbe):
     distance: int = 0
 
     def returned(
-        self,
-        model: Model,
-        layer: int,
-        words: list[Word],
-        count: int,
-        rotated: Rotations | None = None,
-        progress: Callable[[float], None] = lambda share: None,
+        self, model: Model, layer: int, words: list[Word], count: int, rotated: Rotations | None, progress: Share
     ) -> dict[str, Returned]:
         """The tokens with the largest q·k."""
         return {"heads": nearest_keys(model, layer, tokens_of(model, words), count, self.distance, rotated, progress)}

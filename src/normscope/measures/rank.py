@@ -11,7 +11,7 @@ from normscope.measures.head_rows import HeadRows, head_name, layer_means
 from normscope.measures.head_spaces import effective_rank, factors
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, head_map, table_of
+from normscope.results.tables import head_map, table_of
 
 _NAMED = 5  # heads that a finding lists
 
@@ -75,7 +75,7 @@ class Rank(Measure):
             table, "effective_rank", "Participation ratio of W_QK", "(Σσ²)²/Σσ⁴",
             "How many directions carry a head's attention logits.", settings,
         )  # fmt: skip
-        return figures_section(self.title, text, {"qk-rank": chart}, name=self.name)
+        return self.page(text, {"qk-rank": chart})
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:

@@ -13,11 +13,11 @@ from normscope.core.norms import degrees_between, length, visible_part
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, late, late_layers, layers_named
 from normscope.measures.replay import replay_table
-from normscope.measures.states import Tokens, TokenStates, output_norm
+from normscope.measures.states import Tokens, TokenStates
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
-from normscope.results.tables import floats, plain_rows, table_of
+from normscope.results.tables import by_layer, floats, plain_rows, table_of
 from normscope.schemes import NAMED
 
 Row = dict[str, Any]
@@ -54,7 +54,7 @@ class _Observer(PassObserver):
         step, model = attention.step, self.subject.model
         mixed = (attention.weights @ step.v).transpose(1, 2)[self.subject.counted]
         A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
-        norm = output_norm(model, step.layer)
+        norm = model.norm_at(step.layer, "attention", "output")
         before, after = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
         self.outputs.append((before, after))
 
@@ -105,9 +105,7 @@ class Rotation(Measure):
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The mean angle."""
-        motion = table_of(tables, "motion")
-        rows = [] if motion is None else plain_rows(motion)
-        return {"rotation by layer": {row["layer"]: f"{row['angle']:.3g}°" for row in rows if row.get("angle") is not None}}
+        return {"rotation by layer": by_layer(tables, "motion", "angle", "{:.3g}°")}
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Whether late layers still rotate tokens, and what other schemes would do with the same updates."""
@@ -145,7 +143,7 @@ class Rotation(Measure):
             "updates have the mean length, with a stream norm the residual norm stays what it is before layer 0. Trained "
             "models of these schemes would learn other updates; this is what the norm placement alone makes of these.",
         )
-        return Section(self.title, text, (), {"angle": chart}, name=self.name)
+        return self.page(text, {"angle": chart})
 
 
 def replayed_lines(replay: pd.DataFrame | None, column: str) -> list[Line]:

@@ -81,9 +81,7 @@ class SingularVectors(TokenMeasure):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Singular values of a few layers, and the tokens nearest to their first vectors."""
         spectrum, singular = table_of(tables, "spectrum"), table_of(tables, "singular")
-        if spectrum is None and singular is None:
-            return None
-        figures: dict[str, Figure] = {}
+        figures: dict[str, Figure | None] = {}
         if spectrum is not None:
             for (layer, matrix), rows in _by_matrix(spectrum).items():
                 figures[f"spectrum-{layer}-{matrix}"] = _spectrum_chart(rows, layer, matrix, settings)
@@ -93,7 +91,7 @@ class SingularVectors(TokenMeasure):
             "A head's matrix W = Σ σ u vᵀ stores pairs: tokens near the left vector σu are what it reads, tokens near the "
             "right vector v are what it then writes (for W_QK: the queries, and the keys that they attend to).",
         )
-        return Section(self.title, text, shown, figures, name=self.name)
+        return self.page(text, figures, shown)
 
 
 def head_factors(

@@ -182,9 +182,7 @@ class Sparsity(Measure):
         if maxima is not None:
             figures["maxima"] = _maxima_chart(maxima[maxima["layer"].isna() & maxima["head"].isna()], settings)
         figures |= _map_figures(table_of(tables, "maps"), table_of(tables, "tokens"), settings)
-        shown = {name: figure for name, figure in figures.items() if figure is not None}
-        text = () if sparsity is None else _shares(sparsity)
-        return Section(self.title, text, (), shown, name=self.name) if shown else None
+        return self.page(() if sparsity is None else _shares(sparsity), figures)
 
 
 def _shares(table: pd.DataFrame) -> tuple[str, ...]:

@@ -14,12 +14,12 @@ from normscope.core.norms import length, tangent, unit, visible_part
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import late, late_layers
 from normscope.measures.rotation import replayed_lines
-from normscope.measures.states import Tokens, norm_kind, output_norm, stream_norm
+from normscope.measures.states import Tokens, norm_kind
 from normscope.models import SublayerStep
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import floats, plain_rows, spans_decades, table_of
+from normscope.results.tables import by_layer, floats, plain_rows, spans_decades, table_of
 
 
 def effective_speed(
@@ -52,7 +52,7 @@ class _Observer(PassObserver):
         if step.sublayer != "attention":
             return
         x, A, update = (y[self.counted] for y in (step.before, step.output, step.update))
-        stream = stream_norm(self.model, step.layer)
+        stream = self.model.norm_at(step.layer, "attention", "stream")
         unmoved = step.carry * x
         if stream is not None:
             unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
@@ -85,7 +85,7 @@ class _Observer(PassObserver):
 
     def _written(self, step: SublayerStep) -> Float[Tensor, " tokens"]:
         """The length of what attention writes after its output norm, before its step."""
-        norm, output = output_norm(self.model, step.layer), step.output[self.counted]
+        norm, output = self.model.norm_at(step.layer, "attention", "output"), step.output[self.counted]
         written: Tokens = output if norm is None else norm(output)
         return length(visible_part(written, self.kind).double()).squeeze(-1)
 
@@ -121,16 +121,9 @@ class Speed(Measure):
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Measured and by theory."""
-        writes = table_of(tables, "writes")
-        rows = [] if writes is None else plain_rows(writes)
-        cells = {row["layer"]: [row.get("speed"), row.get("theory")] for row in rows}
-        return {
-            "damping s / theory": {
-                layer: " / ".join("–" if value is None else f"{value:.3g}" for value in values)
-                for layer, values in cells.items()
-                if values != [None, None]
-            }
-        }
+        measured, theory = (by_layer(tables, "writes", column, "{:.3g}") for column in ("speed", "theory"))
+        layers = sorted({*measured, *theory})
+        return {"damping s / theory": {layer: f"{measured.get(layer, '–')} / {theory.get(layer, '–')}" for layer in layers}}
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much tokens resist in late layers, beside theory."""
@@ -179,4 +172,4 @@ class Speed(Measure):
             "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
             "the residual norm.",
         )
-        return Section(self.title, text, (), {"speed": chart}, name=self.name)
+        return self.page(text, {"speed": chart})

@@ -18,7 +18,7 @@ from normscope.measures.head_spaces import PLACES, SIDES, layer_input
 from normscope.results.conventions import NORM_BAND
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
-from normscope.results.tables import figures_section, head_map, plain_rows, table_of
+from normscope.results.tables import head_map, plain_rows, table_of
 
 _MATRICES = {"queries": "W_Q", "keys": "W_K"}
 
@@ -69,7 +69,7 @@ class Spheres(Measure):
             )
             for side, rows in table[table["place"] == "before"].groupby("side", sort=False)
         }  # fmt: skip
-        return figures_section(self.title, text, maps, name=self.name)
+        return self.page(text, maps)
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:

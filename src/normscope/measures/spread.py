@@ -148,7 +148,7 @@ class Spread(Measure):
             "depend on what other heads read. Norms are divided by their median; each token counts by the attention that it "
             "receives, without the first token of a row. Published for Pre-LN: 90 % within ±20 % of the median.",
         )
-        return Section(self.title, text, (), {"spread": _chart(table, settings)}, name=self.name)
+        return self.page(text, {"spread": _chart(table, settings)})
 
 
 def _chart(table: pd.DataFrame, settings: str) -> Chart:

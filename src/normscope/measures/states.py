@@ -1,34 +1,24 @@
 """Hidden states as measures take them: the part that the model's norm keeps, token by token."""
 
+from collections.abc import Callable
+
+import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.norms import visible_part
-from normscope.measures.base import Subject
-from normscope.models import BlockNorm, Model
+from normscope.measures.base import PassObserver, Subject, Tables
+from normscope.models import Model
 from normscope.schemes import NormKind
 
 Tokens = Float[Tensor, "tokens dim"]
+Counted = Float[Tensor, "counted dim"]  # those of them that means are taken over
 
 
 def norm_kind(model: Model) -> NormKind:
     """The kind of the norm that reads the last hidden states: directions are those that it keeps."""
     norm = model.final_norm or model.read_norm(model.layers)
     return "layer" if norm is not None and norm.kind == "layer" else "rms"
-
-
-def output_norm(model: Model, layer: int) -> BlockNorm | None:
-    """The norm of what a layer's attention computes, if it has one."""
-    return _norm(model, layer, "output")
-
-
-def stream_norm(model: Model, layer: int) -> BlockNorm | None:
-    """The norm of the residual stream after a layer's attention, if it has one."""
-    return _norm(model, layer, "stream")
-
-
-def _norm(model: Model, layer: int, slot: str) -> BlockNorm | None:
-    return next((n for n in model.norms if (n.layer, n.sublayer, n.slot) == (layer, "attention", slot)), None)
 
 
 class TokenStates:
@@ -46,3 +36,20 @@ class TokenStates:
     def __call__(self, x: Float[Tensor, "rows positions dim"]) -> Tokens:
         """All tokens; index with ``counted`` to leave out the first of every row."""
         return visible_part(x, self.kind)[self._mask].double().cpu()
+
+
+class StateRows(PassObserver):
+    """A table with a row for the hidden states before every layer, from all tokens and from those that are counted."""
+
+    def __init__(self, subject: Subject, table: str, row: Callable[[Tokens, Counted], dict[str, float]]) -> None:
+        self.states, self.table, self.row = TokenStates(subject), table, row
+        self.rows: list[dict[str, float]] = []
+
+    def state(self, layer: int, x: Tensor) -> None:
+        """Add the row of a layer."""
+        every = self.states(x)
+        self.rows.append({"layer": layer, **self.row(every, every[self.states.counted])})
+
+    def tables(self) -> Tables:
+        """The table under its name."""
+        return {self.table: pd.DataFrame(self.rows)}

@@ -1,6 +1,6 @@
 """Values: the tokens nearest to a word after a head's update of it, and the norms of these updates."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from normscope.core.norms import length
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.head_probes import HeadProbe, dots, of_heads
 from normscope.measures.probes import Returned, Rotations, Updates, nearest_values, updates_of
+from normscope.measures.scores import Share
 from normscope.measures.tokens import head_notes, logit_notes, precedence_notes
 from normscope.measures.vocabulary import Word, probe_words, tokens_of
 from normscope.models import Model
@@ -41,13 +42,7 @@ class Values(HeadProbe):
         return {"nearest": tables["nearest"], "updates": updates, **tables}
 
     def returned(
-        self,
-        model: Model,
-        layer: int,
-        words: list[Word],
-        count: int,
-        rotated: Rotations | None = None,
-        progress: Callable[[float], None] = lambda share: None,
+        self, model: Model, layer: int, words: list[Word], count: int, rotated: Rotations | None, progress: Share
     ) -> dict[str, Returned]:
         """The tokens with the largest logits after the update of each head, and of their sum."""
         by_head, of_sum = nearest_values(model, layer, updates_of(model, layer, tokens_of(model, words), rotated), count)
@@ -93,11 +88,10 @@ class Values(HeadProbe):
         )
         return [PageTable("Norm of updates, median over words", ("layer", "head", "|update|", "|update| / |token|"), rows)]
 
-    def figures(self, tables: Mapping[str, pd.DataFrame], settings: str) -> dict[str, Figure]:
+    def figures(self, tables: Mapping[str, pd.DataFrame], settings: str) -> dict[str, Figure | None]:
         """The norms of updates."""
         updates = table_of(tables, "updates")
-        figure = None if updates is None else _update_figure(updates, settings)
-        return {} if figure is None else {"updates": figure}
+        return {"updates": None if updates is None else _update_figure(updates, settings)}
 
 
 def update_table(layer: int, words: list[Word], updates: Updates) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import norm_of, width_of
-from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
 from normscope.models.probe import Probe, run
 from normscope.schemes import Scheme
@@ -134,11 +134,7 @@ class HuggingFaceModel(Model):
 
     @torch.no_grad()
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Q, k and v of the input of a layer's attention: product, bias, norm, rotation."""
         weights, norms = self.projections(layer), self.placements[layer].head_norms

@@ -14,7 +14,7 @@ from normscope.core.norms import NORMS
 from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.describe import as_html, as_text
-from normscope.models.observe import AttentionStep, Observer, Sample, combine
+from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
@@ -231,11 +231,7 @@ class Model(ABC):
 
     @abstractmethod
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Those of q, k and v (rows, heads, tokens, head) of the input of a layer's attention, norms and rotation applied."""
 

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, as_text
@@ -99,11 +99,7 @@ class NormscopeModel(Model):
 
     @torch.no_grad()
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Q, k and v of the input of a layer's attention."""
         weights, norm = self.projections(layer), self._attention(layer).head_norm

@@ -36,6 +36,9 @@ class Sample:
         return cls(tokens, torch.full_like(tokens, NOTHING), torch.ones_like(tokens, dtype=torch.bool))
 
 
+Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary positions
+
+
 @dataclass(frozen=True)
 class AttentionStep:
     """The attention of one layer during a forward pass.

@@ -1,14 +1,13 @@
 """Figures and cells from tables: columns as numbers, lines, maps of heads, texts of tokens."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from normscope.results.figures import Figure, HeatMap, Line
-from normscope.results.sections import PageTable, Section
+from normscope.results.figures import HeatMap, Line
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -29,12 +28,11 @@ def table_of(tables: Tables, name: str) -> pd.DataFrame | None:
     return None if table is None or table.empty else table
 
 
-def figures_section(
-    title: str, text: tuple[str, ...], figures: Mapping[str, Figure | None], tables: Sequence[PageTable] = (), name: str = ""
-) -> Section:
-    """The text, the tables, and the figures that there are."""
-    there = {key: figure for key, figure in figures.items() if figure is not None}
-    return Section(title, text, tuple(tables), there, name=name)
+def by_layer(tables: Tables, name: str, column: str, form: str) -> dict[int, str]:
+    """A column of a table as texts by layer; nothing where there is none."""
+    table = table_of(tables, name)
+    rows = [] if table is None else plain_rows(table)
+    return {row["layer"]: form.format(row[column]) for row in rows if row.get(column) is not None}
 
 
 def head_map(

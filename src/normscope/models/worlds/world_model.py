@@ -8,6 +8,7 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
+from normscope.models.observe import Rotation
 from normscope.models.worlds.world import World, update_at
 from normscope.schemes import Scheme, scheme_values
 
@@ -85,11 +86,7 @@ class WorldModel(Model):
         return HeadProjections(*self._projections, none, none, none, torch.zeros(self.dim, dtype=torch.float64))
 
     def heads_of(
-        self,
-        layer: int,
-        x: Float[Tensor, "rows tokens dim"],
-        rotation: tuple[Tensor, Tensor] | None = None,
-        letters: str = "qkv",
+        self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Those of q, k and v of what the layer reads."""
         q, k, v = (project(x, W) for W in self._projections[:3])
