@@ -110,6 +110,7 @@ def test_a_scheme_that_the_model_has_is_replayed_as_it_was_measured(report: Resu
 def test_every_measure_has_a_section_and_every_finding_a_figure(report: Result) -> None:
     assert {finding.figure for finding in report.findings} - {None} <= set(report.figures)
     assert {"block", "radius", "angle", "speed", "cosine", "rank", "spread", "collapse", "sparsity"} <= set(report.figures)
+    assert sum(len(section.figures) for section in report.sections) == len(report.figures)  # no two share a name
     measured = {"growth", "rotation", "speed", "clustering", "spread", "collapse", "sparsity"}
     assert measured <= {section.name for section in report.sections}
     assert report["collapse"].findings
