@@ -22,7 +22,7 @@ from helpers.models import (
 )
 from normscope.core import CausalMask
 from normscope.errors import InputError
-from normscope.models import Model, Observer, Sample, SublayerStep, open_model
+from normscope.models import Model, Observer, Sample, SublayerStep
 from normscope.models.hugging_face import HuggingFaceModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.transformer import Row
@@ -274,14 +274,3 @@ def test_a_forward_pass_has_no_gradients_and_leaves_the_model_as_it_was() -> Non
     assert plain.bert.encoder.layer[0].training
     assert plain.config._attn_implementation == implementation != "normscope"
     assert all(parameter.requires_grad for parameter in plain.parameters())
-
-
-@pytest.mark.parametrize("layer", [1.5, "first", slice(0, 2)])
-def test_a_layer_that_is_no_number_of_one_is_refused(layer: Any) -> None:
-    model = open_model("builtin:addition-small-pre")
-    with model.capture("resid_mid") as captured:
-        model("[1+2=")
-    with pytest.raises(InputError, match="the model has layers 0 to 3"):
-        captured["resid_mid", layer]
-    with pytest.raises(InputError, match="a model takes a text"):
-        model(None)  # type: ignore[arg-type]
