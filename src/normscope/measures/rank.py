@@ -25,6 +25,7 @@ class Rank(Measure):
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
     asks: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[int | None] = 63
+    overview: ClassVar[int] = 0
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head."""
