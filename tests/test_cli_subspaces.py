@@ -65,7 +65,7 @@ def test_a_model_leaves_tables_findings_and_figures(model_run: Run) -> None:
     assert {name: result.configuration[name] for name in expected} == expected
     assert [section.name for section in result.sections] == ["interference", "spheres", "angles", "rank"]
     maps = ["interference-moved", "interference", "interference-keys", "spheres-queries", "spheres-keys"]
-    assert list(result.figures) == [*maps, "angles-keys", "angles-queries", "rank"]
+    assert list(result.figures) == [*maps, "angles-keys", "angles-queries", "qk-rank"]
     assert all(isinstance(figure, HeatMap) and figure.heads for figure in result.figures.values())
     assert all(finding.figure in result.figures for finding in result.findings)
     assert result["interference"].findings

@@ -177,7 +177,7 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_table(tmp_path: Path) -
     assert 0 < len(finished) < 12
     assert not (tmp_path / "killed").exists()
     again = subprocess.run([*command, str(tmp_path / "killed")], capture_output=True, text=True, check=True)
-    assert "going on" in again.stderr
+    assert "resuming" in again.stderr
     subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, check=True)
     tables = [open_run(tmp_path / name).table("cosines") for name in ("killed", "whole")]
     pd.testing.assert_frame_equal(*tables)

@@ -33,6 +33,7 @@ def test_every_experiment_is_found_by_its_file_and_documented(name: str) -> None
     kind = kind_of(name)
     assert kind.command == name
     assert kind.usage
+    assert len(summaries()[name]) <= 63, "the list of commands cuts longer summaries"
     assert "Example:" in (kind.__doc__ or "")
     for field, about in kind.fields().items():
         assert about.description, f"{name}: {field} has no help"

@@ -64,7 +64,7 @@ def test_nothing_of_the_users_is_replaced(tmp_path: Path) -> None:
         pass
     with new_run(tmp_path / "run", "demo", {}):
         pass
-    with pytest.raises(InputError, match="--overwrite"), new_run(tmp_path / "run", "demo", {}):
+    with pytest.raises(InputError, match="overwrite=True"), new_run(tmp_path / "run", "demo", {}):
         pass
     with pytest.raises(InputError, match="not a run folder"):
         open_run(tmp_path / "thesis")

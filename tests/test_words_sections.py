@@ -249,14 +249,14 @@ def test_the_journey_is_listed_from_the_embeddings_to_the_last_layer() -> None:
     assert [row[listed.columns.index("rank of target")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
     assert listed.rows[0][listed.columns.index("rotation")] == "–"
     moved, reached = Journey().findings(content, {"sentence": "To kill"})
-    assert "'To kill' moves from ␣one to ␣stone" in moved.text
-    assert "after layer 5" in reached.text
+    assert "is nearest to the embedding of ␣one before layer 0 and of ␣stone after" in moved.text
+    assert "from layer 5 on" in reached.text
 
 
 @pytest.mark.parametrize(
     ("ranks", "reached"),
     [
-        ([5, 1, 1, 3, 2, 1, 1, 1, 1], "after layer 4 (layers 0 to 7)"),
+        ([5, 1, 1, 3, 2, 1, 1, 1, 1], "from layer 4 on (of layers 0–7)"),
         ([5, 1, 1, 3, 2, 1, 1, 1, 1200], "rank 1,200 after the last layer"),
         ([1] * 9, "from the embeddings on"),
     ],

@@ -10,7 +10,7 @@ from normscope.cli.output import examples
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 
-SCHEMES = "Show all schemes with their slots, update and law, or some of them in full."
+SCHEMES = "Show all schemes (norm placements), or some of them in full."
 
 
 def app(wanted: str | None = None) -> typer.Typer:
@@ -21,8 +21,8 @@ def app(wanted: str | None = None) -> typer.Typer:
     commands = typer.Typer(
         name="normscope",
         help="What normalization does to a transformer's geometry: in theory, in simulation, in training, and in the "
-        "models people already have.",
-        epilog=examples("normscope schemes", "normscope schemes peri", "normscope demo"),
+        "models people already have. A scheme is where a block puts its norms, and how it scales branch and residual.",
+        epilog=examples("normscope audit", "normscope schemes peri", "normscope demo"),
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},

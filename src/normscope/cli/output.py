@@ -21,7 +21,7 @@ OutOption = Annotated[
     typer.Option("--out", help="The run folder to write.", show_default="runs/COMMAND, or the next free number"),
 ]
 FormatOption = Annotated[
-    str, typer.Option("--format", help="What to write, with commas: html or md pages; png and csv add the figures as files.")
+    str, typer.Option("--format", help="Comma-separated: html or md for pages; png and csv add the figures as files.")
 ]
 
 _WIDTH_OF_A_FILE = 160

@@ -19,8 +19,10 @@ EXAMPLES = examples(
 )
 _WIDE = 130
 _LEGEND = (
-    "x ← stream(carry·x + step·output(f(input(x)))), and q, k, v ← heads(q, k, v) inside attention; t is the layer, "
-    "0 the first, T their number. Directions θ_j = x_j/r_j follow θ̇_j = (1/s_j) P_θj A_j with A_j = A_j(Θ), except:"
+    "x ← stream(carry·x + step·output(f(input(x)))), and q, k, v ← heads(q, k, v) inside attention: carry is the residual "
+    "scale, step the branch scale; t is the layer, 0 the first, T their number. Token j has the norm r_j, the direction "
+    "θ_j = x_j/r_j, and A_j is what attention computes for it; θ̇_j = (1/s_j) P_θj A_j, so a large s_j slows it down. "
+    "A_j = A_j(Θ), except:"
 )
 
 
@@ -40,7 +42,10 @@ def schemes(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show all schemes with their slots and what follows from them, or some of them in full."""
+    """Show all schemes (norm placements), or some of them in full.
+
+    A scheme consists of slots: the norms of a block, and how it scales branch and residual. Update and theory follow from them.
+    """
     from normscope.schemes import NAMED, find_scheme, scheme_record
 
     chosen = [find_scheme(name) for name in names] if names else list(NAMED.values())
@@ -74,7 +79,7 @@ def _print_all(chosen: "list[Scheme]") -> None:
             remarks.append(f"{scheme.name}: A_j is {record['attention']}")
         if not same_feedforward(scheme):
             remarks.append(f"{scheme.name}: feed-forward {record['feedforward']['update']}")
-    columns = ("scheme", *chosen[0].attention.texts, "speed s_j", "radial ṙ_j", "who uses it")
+    columns = ("scheme", *chosen[0].attention.texts, "damping s_j", "radial ṙ_j", "who uses it")
     if console().width >= _WIDE:
         print_table(columns, rows)
     else:

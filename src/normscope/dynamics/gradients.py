@@ -36,7 +36,7 @@ def gradient_by_depth(
         scheme: what the slots say.
         attention: A(X).
         layers: L, at least 1.
-        late: the token whose final direction is looked at.
+        late: the token whose final direction is differentiated.
         early: the token whose state is moved.
         probes: random orthonormal directions to estimate the norm with; None takes all coordinates, which is exact.
         feedforward: F(X), if a block has a feed-forward layer too.

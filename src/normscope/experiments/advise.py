@@ -1,4 +1,4 @@
-"""advise: Rank schemes for a model of that shape by movement, diversity, gradients and noise, in simulation beside theory."""
+"""advise: Rank schemes for a new model of a given shape."""
 
 import math
 import tomllib
@@ -154,8 +154,9 @@ def _advised(criterion: Criterion) -> Quantity:
 
 
 class Advise(Seeded):
-    """Rank schemes for a model of that shape by movement, diversity, gradients and noise, in simulation beside theory.
+    """Rank schemes for a new model of a given shape.
 
+    Schemes are ranked by movement, diversity, gradients and noise, in simulation beside theory.
     Every scheme goes through the same random layers. The simulation shows how training starts, not what a model learns.
 
     Example:
@@ -200,7 +201,7 @@ class Advise(Seeded):
         0.0, "Hidden width of a random feed-forward layer in every block, in widths; 0 for none.", ge=0, allow_inf_nan=False
     )
     causal: bool = setting(False, "Use a causal mask.")
-    radius: float = setting(1.0, "Norm of the initial states; norms give 1.", gt=0, allow_inf_nan=False)
+    radius: float = setting(1.0, "Norm of the initial states; the output of a norm has 1.", gt=0, allow_inf_nan=False)
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""audit: Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference."""
+"""audit: Run every analysis on one model, with findings and advice."""
 
 import os
 import time
@@ -33,8 +33,9 @@ _SAVED_SETS = 400  # tables of measures that stay in the cache
 
 
 class Audit(OnModel):
-    """Which scheme a model uses and what it does to tokens: growth, rotation, clustering, collapse, interference.
+    """Run every analysis on one model, with findings and advice.
 
+    The scheme of the model and what it does to tokens: growth, rotation, clustering, collapse, interference.
     Measured values stand beside theory for the model's scheme and beside other schemes. Measures that were taken before, of
     the same weights, text, settings and code, come from a cache.
 
@@ -64,7 +65,7 @@ class Audit(OnModel):
     sentence: str | None = setting(
         None, "A sentence whose last token but one is followed through the layers.", shown=f"'{SENTENCE}'"
     )
-    fresh: bool = setting(False, "Take all measures again, also those in the cache.")
+    fresh: bool = setting(False, "Measure everything again, without the cache.")
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], device: str) -> Experiment:
@@ -167,7 +168,7 @@ class Audit(OnModel):
         if "blocks" in result.tables:
             yield f"{draw_records(plain_rows(result.tables['blocks']))}\n"
         yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
-        yield layer_table(audit_measures(), result)
+        yield layer_table(audit_measures(), result, overview=True)
         yield from map(card_text, most_important(result.findings))
         others = len(result.findings) - len(most_important(result.findings))
         if others:
@@ -200,8 +201,8 @@ def audit_tables(
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
-        names = f"{', '.join(tables)} (--fresh, or fresh=True, measures everything)"
-        progress.message(f"unchanged since an earlier audit, and not measured again: {names}")
+        names = ", ".join(tables)
+        progress.message(f"from the cache of an earlier audit: {names} (--fresh, or fresh=True, measures everything again)")
     for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
         tables[measure.name] = found
         if saved:

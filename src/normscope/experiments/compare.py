@@ -1,4 +1,4 @@
-"""compare: Put models or runs side by side: everything that two of them were measured by, in one table and one figure each."""
+"""compare: Compare models or runs side by side."""
 
 import math
 import os
@@ -101,8 +101,9 @@ def _shared(name: str) -> Any:
 
 
 class Compare(Seeded):
-    """Put models or runs side by side: everything that two of them were measured by, in one table and one figure each.
+    """Compare models or runs side by side.
 
+    Everything that two of them were measured by is put into one table and one figure each.
     Models are audited first (measures that are in the cache are not taken again); runs are read as they are, and the model of
     a training is audited too.
 

@@ -1,4 +1,4 @@
-"""demo: Audit a model, compare six schemes, train two of them briefly, check the published claims: one report page."""
+"""demo: Audit, simulate, train and verify: one report page."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +32,9 @@ _CLAIMS: tuple[str, ...] = ()  # all
 
 
 class Demo(Experiment):
-    """Audit a model, compare six schemes, train two of them briefly, check the published claims: one report page.
+    """Audit, simulate, train and verify: one report page.
 
+    Audits a model, compares six schemes, trains two of them briefly, and checks the published claims.
     The demo consists of other experiments: audit, simulate, ensemble, train (twice) and verify. Stopped at any moment, the same
     command resumes after those that are complete.
 
@@ -193,7 +194,7 @@ def _schemes_section(schemes: list[Scheme]) -> Section:
             _table(
                 "What follows from the slots", records,
                 {
-                    "name": "scheme", "update": "update", "flow": "flow", "speed": "speed s_j", "radial": "radial ṙ_j",
+                    "name": "scheme", "update": "update", "flow": "flow", "speed": "damping s_j", "radial": "radial ṙ_j",
                     "attention": "A_j taken at",
                 },
             ),

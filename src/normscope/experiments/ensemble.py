@@ -1,4 +1,4 @@
-"""ensemble: Mean cosine over time with a 90% band over random starts and weights."""
+"""ensemble: Mean cosine over time, over many random starts and weights."""
 
 import time as clock
 from collections.abc import Iterator
@@ -29,8 +29,9 @@ _SHOWN_TIMES = 5
 
 
 class Ensemble(Seeded):
-    """Mean cosine over time with a 90% band over random starts and weights.
+    """Mean cosine over time, over many random starts and weights.
 
+    The band holds 90 % of the runs.
     All schemes see the same starts and weights, so differences between them are not sampling noise. An interrupted ensemble
     resumes from its last chunk when the same command is given again, and ends with the same numbers.
 
@@ -70,7 +71,7 @@ class Ensemble(Seeded):
     scale: float | None = setting(None, "Standard deviation of gaussian weights.", shown="0.02")
     redraw: float | None = setting(None, "Draw new weights after this much time; 0 keeps them.", shown="0")
     time: float | None = setting(None, "The last time.", shown="10")
-    step: float | None = setting(None, "Longest step in time.", shown="0.1")
+    step: float | None = setting(None, "Largest time step.", shown="0.1")
     solver: str | None = setting(None, "euler or midpoint.", shown="midpoint")
     samples: int | None = setting(None, "Number of times at which the mean cosine is sampled.", shown="101")
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")

@@ -1,4 +1,4 @@
-"""evaluate: Accuracy per character with its standard error, by position in the answer, and the rate of exact answers."""
+"""evaluate: Test a trained model in distribution and out of it."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Evaluate(Seeded):
-    """Accuracy per character with its standard error, by position in the answer, and the rate of exact answers.
+    """Test a trained model in distribution and out of it.
+
+    Accuracy per character with its standard error, by position in the answer, and the rate of exact answers; on sums like
+    those of the training, and on sums of other numbers of integers.
 
     Example:
         >>> import normscope as ns
@@ -49,9 +52,7 @@ class Evaluate(Seeded):
     )  # fmt: skip
 
     model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
-    split: Names | None = setting(
-        None, "in-distribution, ood-interpolation or ood-extrapolation; several with commas.", shown="all"
-    )
+    split: Names | None = setting(None, "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation.", shown="all")
     examples: int = setting(128_000, "Examples per split.", ge=2)
     show: int = setting(4, "Worked examples of each split to print.", ge=0, le=1000)
 
@@ -121,7 +122,7 @@ def _worked(row: Mapping[str, str]) -> Text:
     line = Text(f"{row['split']:18} {row['asked']}")
     for right, given in zip(row["answer"], row["given"], strict=True):
         line.append(given, style="green" if given == right else "bold red")
-    return line if row["given"] == row["answer"] else line.append(f"   right: {row['answer']}")
+    return line if row["given"] == row["answer"] else line.append(f"   expected: {row['answer']}")
 
 
 def evaluation_section(result: Result) -> Section:

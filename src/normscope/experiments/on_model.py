@@ -161,9 +161,17 @@ def named_measures(names: Iterable[str]) -> "list[Measure]":
     return [all_measures()[name]() for name in names]
 
 
-def layer_table(measures: "Iterable[Measure]", result: Result) -> PageTable:
-    """What measures report of every layer; the last row is the residual stream after the last layer."""
-    columns = {heading: cells for measure in measures for heading, cells in measure.columns(result.tables).items() if cells}
+def layer_table(measures: "Iterable[Measure]", result: Result, *, overview: bool = False) -> PageTable:
+    """What measures report of every layer; the last row is the residual stream after the last layer.
+
+    ``overview`` leaves out the columns that measures declare as details (``Measure.overview``).
+    """
+    columns = {
+        heading: cells
+        for measure in measures
+        for heading, cells in list(measure.columns(result.tables).items())[: measure.overview if overview else None]
+        if cells
+    }
     depth = result.configuration["layers"]
     rows = tuple(
         (str(layer) if layer < depth else "output", *(cells.get(layer, "–") for cells in columns.values()))

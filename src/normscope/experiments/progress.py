@@ -89,6 +89,8 @@ def progress_bar() -> Iterator[ProgressBar]:
     finally:
         if bar.live.is_started:
             bar.live.stop()
+            if not (console.is_terminal or console.is_jupyter or bar.live.transient):
+                console.line()  # rich ends the last line on terminals only
 
 
 @contextmanager

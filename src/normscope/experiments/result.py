@@ -70,8 +70,10 @@ class Result:
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """All figures by name."""
-        return {name: figure for section in self.sections for name, figure in section.figures.items()}
+        """All figures by name; no two have the same."""
+        named = [(name, figure) for section in self.sections for name, figure in section.figures.items()]
+        assert len(dict(named)) == len(named), f"figures of one name: {sorted(name for name, _ in named)}"
+        return dict(named)
 
     @property
     def model(self) -> "Model":

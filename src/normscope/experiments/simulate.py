@@ -1,4 +1,4 @@
-"""simulate: Integrate schemes from one start: how tokens cluster, grow and slow down."""
+"""simulate: Simulate schemes: how tokens cluster, grow and slow down."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,10 @@ _EXACT_UP_TO = 64
 
 
 class Simulate(Seeded):
-    """Integrate schemes from one start: how tokens cluster, grow and slow down.
+    """Simulate schemes: how tokens cluster, grow and slow down.
+
+    All schemes start from the same tokens. By default they follow the continuous flow of theory; ``layers`` applies
+    discrete layers instead.
 
     Example:
         >>> import normscope as ns
@@ -73,7 +76,7 @@ class Simulate(Seeded):
     layers: bool = setting(False, "Apply discrete layers, one per unit of time, instead of the flow.")
     symmetric: bool = setting(False, "Solve the two-variable reduction of the orthogonal start.")
     solver: str = setting("rk4", "euler, midpoint, rk4, dopri5 or dopri8.")
-    step: float | None = setting(None, "Longest step in time.", shown="0.025; 1 with --layers")
+    step: float | None = setting(None, "Largest time step.", shown="0.025; 1 with --layers")
     samples: int = setting(201, "Number of times at which the curves are sampled.", ge=2)
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
     alpha: str | None = setting(None, "Step of nGPT: constant, root, linear, mixed, power, or a formula in t.", shown="1")
@@ -222,7 +225,9 @@ class Simulate(Seeded):
             )
             for r in cls.records(result)
         ]
-        yield PageTable("", ("scheme", "time", "mean cosine", "Var", "mean radius", "mean speed"), tuple(rows))
+        yield PageTable(
+            "", ("scheme", "time", "mean cosine", "variance of directions", "mean norm", "mean speed |θ̇|"), tuple(rows)
+        )
         yield _milestones(result.tables["milestones"])
 
     @classmethod
@@ -276,7 +281,7 @@ def _chart(
 
 def _milestones(table: pd.DataFrame) -> PageTable:
     rows = tuple((str(r.scheme), _reached(r.half), _reached(r.ninety)) for r in table.itertuples(index=False))
-    return PageTable("Time to collapse", ("scheme", "time to half of collapse", "to 90%"), rows)
+    return PageTable("Time to collapse", ("scheme", "time to half of collapse", "to 90 %"), rows)
 
 
 def _reached(time: Any) -> str:

@@ -1,4 +1,4 @@
-"""stability: Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head."""
+"""stability: Measure what norm noise does to a model's attention."""
 
 import math
 import time
@@ -55,7 +55,10 @@ Levels = Annotated[Numbers, AfterValidator(_levels)]
 
 
 class Stability(OnModel):
-    """Norm spread, noise sensitivity, circuit collapse and sparsity of a model's attention, by layer and head.
+    """Measure what norm noise does to a model's attention.
+
+    Norm spread, noise sensitivity, circuit collapse (near-one-hot attention rows that switch key) and sparsity, by layer
+    and head.
 
     Example:
         >>> import normscope as ns

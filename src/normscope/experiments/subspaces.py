@@ -1,4 +1,4 @@
-"""subspaces: What each head reads of a token, whether heads are independent, and how the rest changes its attention."""
+"""subspaces: What each head reads, and how the rest changes its attention."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,12 +45,12 @@ _RECORDS = {"rank": "rank", "spheres": "sphere", "angles": "angle", "interferenc
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _SCHEMES, _TYPES = "none,pre,qkv", 12
 _WIDTHS, _TOKENS, _DIM = (3, 4, 5), 64, 32  # of the constructed worlds
-_CLOSEST = {"angle": 0.5, "spread": 0.005}  # to what Pre-Norm needs, where curves begin
+_CLOSEST = {"angle": 0.5, "spread": 0.005}  # to what Pre-LN needs, where curves begin
 _CURVE = 61  # points of a curve
 _KNOBS = {
     "angle": ("Without orthogonality", "degrees away from orthogonal", 90.0, -1.0),
     "spread": ("Without constant norm", "spread of norms", 0.0, 1.0),
-}  # title, label, the value that Pre-Norm needs, and the direction in which it changes
+}  # title, label, the value that Pre-LN needs, and the direction in which it changes
 _AGREES = 1e-9  # measured and computed values differ by rounding
 
 
@@ -59,8 +59,9 @@ def _source(value: Any) -> Any:
 
 
 class Subspaces(OnModel):
-    """What each head reads of a token, whether heads are independent, and how the rest changes its attention.
+    """What each head reads, and how the rest changes its attention.
 
+    Also whether heads are independent: whether they read orthogonal parts of a token, and parts of constant norm.
     The model ``world`` stands for constructed worlds and a hand-built induction circuit, where theory gives the numbers.
 
     Example:
@@ -198,7 +199,7 @@ def circuit_tables(
     """The induction circuit under every scheme: ``points``, ``curves`` and ``selections``.
 
     ``points``: where each head and the circuit break as a knob is turned, predicted by Theorem 7 and observed; NaN for never.
-    ``curves``: the share of correct predictions, by how far the knob is from what Pre-Norm needs.
+    ``curves``: the share of correct predictions, by how far the knob is from what Pre-LN needs.
     ``selections``: the key that each query of the prefix-matching head selects, in three worlds.
 
     Args:

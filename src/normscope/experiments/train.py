@@ -1,4 +1,4 @@
-"""train: Train a transformer to add integers, and test it within and beyond what it saw."""
+"""train: Train a small transformer of any scheme to add integers."""
 
 import math
 import shutil
@@ -52,8 +52,9 @@ def _as_changes(value: Any) -> dict[str, Any]:
 
 
 class Train(Experiment):
-    """Train a transformer to add integers, and test it within and beyond what it saw.
+    """Train a small transformer of any scheme to add integers.
 
+    It is tested on sums like those that it was trained on, and on sums of other numbers of integers.
     The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
     with the curves. Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
 
@@ -92,7 +93,7 @@ class Train(Experiment):
         None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
     )
     set: Annotated[dict[str, Any], BeforeValidator(_as_changes)] = setting(
-        {}, "key=value in place of the recipe's; repeat for more.", shown="", option="--set", several=True
+        {}, "Override a field of the recipe, key=value; repeatable.", shown="", option="--set", several=True
     )
     seed: int | None = setting(None, "Seed of weights and data.", shown="the recipe's, 100", ge=0, le=2**63 - 1)
     device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
@@ -230,7 +231,7 @@ class Train(Experiment):
         """Metrics up to the step at which the loss became non-finite, and no model."""
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
-        hints = ["a lower rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
+        hints = ["a lower learning rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
         problem = f"{error} of {recipe.steps:,}; {last}. What may help (--set): {', '.join(hints)}"
         divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}

@@ -1,7 +1,6 @@
-"""verify: Check every published claim of the papers: at its edges, at random, and by a search for a counterexample."""
+"""verify: Check every published claim, and search for counterexamples."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _FEW = 8  # up to here every statement has its own section with all evidence
-_WIDE = 140  # columns of a terminal from which there is room for what was tested
 _SUMMARIES = {
     HOLDS: "confirmed",
     IN_RANGE: "confirmed within the tested range",
@@ -47,7 +45,9 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Verify(Experiment):
-    """Check every published claim of the papers: at its edges, at random, and by a search for a counterexample.
+    """Check every published claim, and search for counterexamples.
+
+    Every claim of the papers is checked at its edges, at random, and by a search for a counterexample.
 
     Example:
         >>> import normscope as ns
@@ -113,10 +113,7 @@ class Verify(Experiment):
         rows, groups = cls.records(result), result.tables["groups"]
         in_full = len(rows) < len(LEDGER)
         cells = [(r["id"], r["title"], f"{r['cases']:,}", f"{r['margin']:.2g}", r["verdict"]) for r in rows]
-        columns: tuple[str, ...] = ("claim", "title", "cases", "slack", "verdict")
-        if not in_full and shutil.get_terminal_size((_WIDE, 0)).columns >= _WIDE:
-            columns = (*columns, "what was tested")
-            cells = [(*cell, r["tested"]) for cell, r in zip(cells, rows, strict=True)]  # type: ignore[misc]
+        columns = ("claim", "title", "cases", "slack", "verdict")
         yield PageTable("", columns, tuple(cells))
         yield f"{count_claims([r['verdict'] for r in rows])}. {_SLACK}\n"
         for r in rows:

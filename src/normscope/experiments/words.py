@@ -1,4 +1,4 @@
-"""words: A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories."""
+"""words: Embeddings, what heads do to tokens, logit-lens trajectories."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -38,7 +38,10 @@ Places = Annotated[Any, BeforeValidator(as_places)]
 
 
 class Words(WithModel):
-    """A model's token embeddings on the sphere, what its heads do to single tokens, and logit-lens trajectories.
+    """Embeddings, what heads do to tokens, logit-lens trajectories.
+
+    Token embeddings on the sphere, queries, values and singular vectors of single heads, and the logit-lens trajectory of a
+    token through the layers.
 
     Example:
         >>> import normscope as ns
@@ -63,14 +66,14 @@ class Words(WithModel):
     layer: Places = setting(None, "Comma-separated layers; the first is 0, -1 the last; or all.", shown="0; singular: the last")
     head: Places = setting(None, "Show only these heads, comma-separated.", shown="all")
     word: Names | None = setting(
-        None, "Comma-separated words to begin with, each one token.", shown="the 100 most common nouns"
+        None, "Comma-separated words to probe, each a single token.", shown="the 100 most common nouns"
     )
     nearest: int | None = setting(None, "Number of nearest tokens.", shown="5", ge=1, le=100)
     matrix: str | None = setting(None, "singular: vo for W_V W_O, qk for W_Q W_Kᵀ.", shown="vo")
     vectors: int | None = setting(None, "singular: number of vectors of each head.", shown="5", ge=1)
     distance: int | None = setting(None, "Positions between query and key, for rotary positions.", shown="0", ge=0)
     scores: bool | None = setting(
-        None, "Score heads over all words, beside random weights.", shown="with 20 words", option="--scores/--no-scores"
+        None, "Score heads over all words, beside random weights.", shown="with 20 words or more", option="--scores/--no-scores"
     )
     token: int | None = setting(None, "journey: which token, from 0 or from the end.", shown="-2")
     map: str | None = setting(None, "journey: sphere, umap or pca.", shown="sphere")
@@ -138,7 +141,7 @@ class Words(WithModel):
         for section in result.sections:
             yield from section.tables
             for finding in section.findings:
-                yield f"{finding.text} ({finding.comparison})" if finding.comparison else finding.text
+                yield f"{finding.text} Compare: {finding.comparison}" if finding.comparison else finding.text
         yield from map(str, result.tables["notes"]["text"])
 
     @classmethod

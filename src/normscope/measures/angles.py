@@ -33,6 +33,7 @@ class Angles(Measure):
     title: ClassVar[str] = "Do heads read orthogonal subspaces?"
     needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
     order: ClassVar[int | None] = 62
+    overview: ClassVar[int] = 0
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every pair of heads and side."""

@@ -173,6 +173,7 @@ class Measure(ABC):
         passes: its cost in forward passes, for people.
         order: its place in an audit; None for a measure that audits leave out.
         large: tables for pictures, which ``--json`` leaves out.
+        overview: how many of its columns, from the first, the table by layer of an audit shows.
         quantities: the curves and numbers that comparisons, sweeps and reports share.
     """
 
@@ -183,6 +184,7 @@ class Measure(ABC):
     passes: ClassVar[str] = "1, shared"
     order: ClassVar[int | None] = None
     large: ClassVar[frozenset[str]] = frozenset()
+    overview: ClassVar[int] = 1
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
     def observer(self, subject: Subject) -> PassObserver | None:
@@ -213,7 +215,7 @@ class Measure(ABC):
         return Section(self.title, tuple(text), tuple(tables), drawn, name=self.name) if drawn or tables else None
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
-        """Columns of the table by layer that a terminal shows: heading → layer → cell."""
+        """Columns of the table by layer that a terminal shows, the most important first: heading → layer → cell."""
         return {}
 
     def totals(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from normscope.results.sections import Section
 from normscope.results.tables import banded, floats, head_map, plain_rows, spans_decades, table_of, together
 
 Row = dict[str, Any]
-_PUBLISHED = 0.01, 0.11  # share of the rows that switch in the published Pre-Norm model, and the RMS noise at which they do
+_PUBLISHED = 0.01, 0.11  # share of the rows that switch in the published Pre-LN model, and the RMS noise at which they do
 _FRAGILE = 0.03  # RMS noise: a model that loses the published share at less is fragile
 _HEAD_LOSS = 0.01  # share of a head's rows at NOISE from which it is named
 _NAMED = 5
@@ -275,9 +275,10 @@ class Collapse(Measure):
         text = (
             f"An attention row is near-one-hot (sparse) if its largest weight is at least {NEAR_ONE_HOT}. Its circuit "
             "collapses if noise on the norms of q and k makes it switch to another key (loose), and be near-one-hot there too "
-            "(strict). Noise is in one layer at a time, on clean inputs, and is given as an RMS; a margin is the smallest "
-            "bound on the noise at which a row can switch at all. Published for Pre-Norm: 1 % of the rows switch at 11 % RMS "
-            "noise. Bands are one standard error; a logarithmic axis leaves out points at zero.",
+            "(strict). Noise multiplies norms by 1 + κ, as quantisation or interference between heads does; it is in one layer "
+            "at a time, on clean inputs, and is given as the RMS of κ. A margin is the smallest bound on |κ| at which a row "
+            "can switch at all: logits of 10 and 8 have a margin of 2/18 = 11 %. Published for Pre-LN: 1 % of the rows switch "
+            "at 11 % RMS noise. Bands are one standard error; a logarithmic axis leaves out points at zero.",
         )
         if all(table is None or not table["sparse"].any() for table in (collapse, margins)):
             return Section(self.title, (*text, "No attention row was near-one-hot, so none could collapse."), name=self.name)
@@ -331,7 +332,7 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
     last = whole[-1]
     reached = _level_at([row["noise"] for row in whole], [row["probability"] for row in whole], share)
     here = f"here they do at {percent(reached)}" if reached is not None else "here fewer do at all levels measured"
-    comparison = f"Published Pre-Norm model: {percent(share)} switch at {percent(published)} RMS noise; {here}."
+    comparison = f"Published Pre-LN model: {percent(share)} switch at {percent(published)} RMS noise; {here}."
     count = f"{last['sparse']:,} near-one-hot attention rows"
     if reached is None or reached >= published:
         return Finding(

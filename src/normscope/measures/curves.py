@@ -73,7 +73,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 def layers_named(numbers: Iterable[int]) -> str:
     """``layer 3``, or ``layers 0, 2–5``."""
-    found = list(numbers)
+    found = sorted(set(numbers))
     return f"layer{'s' * (len(found) > 1)} {ranges(found)}"
 
 

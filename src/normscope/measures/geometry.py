@@ -82,7 +82,7 @@ class Geometry(TokenMeasure):
             f"The update rotates the token by {angle:.1f}°; it has {size:.2f} times the token's norm.",
             "head-update",
             number=angle,
-            comparison="unrelated directions are about 90° apart",
+            comparison="Unrelated directions are about 90° apart.",
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

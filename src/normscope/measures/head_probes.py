@@ -123,7 +123,7 @@ class HeadProbe(TokenMeasure):
             "than random weights with the same singular values.",
             f"heads-{self.name}-same",
             number=clear,
-            comparison=f"heads return the word itself in {heads['same'].mean():.1%} of cases, random weights in {random:.1%}",
+            comparison=f"Heads return the word itself in {heads['same'].mean():.1%} of cases, random weights in {random:.1%}.",
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, layers_named, statistic
-from normscope.measures.head_rows import HeadRows, head_name, layer_means
+from normscope.measures.head_rows import HeadRows, head_name
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
 from normscope.results.findings import Finding
@@ -38,9 +38,10 @@ _TEXT = (
     "All heads share one divisor, the residual norm; they are independent only if it does not depend on what other heads "
     "read. The test is a resample ablation: the part of every token that a head cannot read is replaced by that of another "
     "token. After the norm, the replaced part lies in a null space and changes nothing. Before the norm, it changes the "
-    "residual norm, and with it everything that the head reads. Without a norm at the input, or with queries and keys "
-    "normalised per head (QK-Norm), there is no interference. If queries and keys are normalised over all heads together, "
-    "heads share that divisor as well.",
+    "residual norm, and with it everything that the head reads: if the parts that a head reads and does not read have norms 3 "
+    "and 4, the norm divides by 5; without the unread part, what the head reads grows from 0.6 to 1. Without a norm at the "
+    "input, or with queries and keys normalised per head (QK-Norm), there is no interference. If queries and keys are "
+    "normalised over all heads together, heads share that divisor as well.",
 )
 
 
@@ -74,14 +75,22 @@ class Interference(Measure):
         return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
-        """The change of logits and the share of queries whose top key changes, means over the heads of a layer."""
+        """Of the median head: the share of queries whose top key changes when keys are ablated, and the change of logits."""
         table = table_of(tables, "interference")
         if table is None:
             return {}
-        both = _before(table, "both")
-        percents = both.assign(change=100 * both["change"], moved=100 * both["moved"])
-        titles = {"change of logits": "change", "top key changes": "moved"}
-        return {title: layer_means(percents, column, "{:.3g} %") for title, column in titles.items()}
+        shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
+        medians = {
+            title: _before(table, exchanged).groupby("layer")[column].median() for title, (exchanged, column) in shares.items()
+        }
+        return {
+            title: {
+                layer: f"{100 * value:.3g} %"
+                for layer, value in zip(median.index, median, strict=True)
+                if not math.isnan(value)
+            }
+            for title, median in medians.items()
+        }
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers' attention depends on content that their heads cannot read."""
@@ -98,7 +107,7 @@ class Interference(Measure):
                 title="Heads do not interfere",
                 severity="ok",
                 number=largest,
-                comparison="Pre-Norm models: 18–20 % in the median head.",
+                comparison="Pre-LN models: 18–20 % in the median head.",
                 weight=90,
             )
             return

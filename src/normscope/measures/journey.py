@@ -106,12 +106,14 @@ class Journey(TokenMeasure):
         first, last = rows[0], rows[-1]
         most = max(rows[1:], key=lambda row: float(row["angle"]))
         yield Finding(
-            f"One token of '{about['sentence']}' moves from {token_name(first['nearest_text'], TOKEN_LENGTH)} to "
-            f"{token_name(last['nearest_text'], TOKEN_LENGTH)} (nearest tokens), {last['from_start']:.0f}° apart; rotations "
-            f"add up to {last['travelled']:.0f}°. Layer {most['layer'] - 1} rotates it most, by {most['angle']:.0f}°.",
+            f"The hidden state of one token of '{about['sentence']}' is nearest to the embedding of "
+            f"{token_name(first['nearest_text'], TOKEN_LENGTH)} before layer 0 and of "
+            f"{token_name(last['nearest_text'], TOKEN_LENGTH)} after the last layer; the two states are "
+            f"{last['from_start']:.0f}° apart, and the rotations between add up to {last['travelled']:.0f}°. "
+            f"Layer {most['layer'] - 1} rotates it most, by {most['angle']:.0f}°.",
             "journey-angle",
             number=last["from_start"],
-            comparison="unrelated directions are about 90° apart",
+            comparison="Unrelated directions are about 90° apart.",
         )
         reached = reached_after(rows)
         if reached:
@@ -250,10 +252,10 @@ def reached_after(rows: list[dict[str, Any]]) -> str:
     if last["rank"] != 1:
         return f"the target token has rank {last['rank']:,} after the last layer (probability {last['probability']:.3f})"
     others = [row["layer"] for row in rows if row["rank"] != 1]
-    since = f"after layer {others[-1]}" if others else "from the embeddings on"
+    since = f"from layer {others[-1]} on" if others else "from the embeddings on"
     return (
-        f"the logit lens predicts the target token {since} (layers 0 to {last['layer'] - 1}), after the last with "
-        f"probability {last['probability']:.3f}"
+        f"the logit lens predicts the target token {since} (of layers 0–{last['layer'] - 1}), with probability "
+        f"{last['probability']:.3f} after the last layer"
     )
 
 

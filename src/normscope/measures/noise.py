@@ -27,7 +27,7 @@ PARTS = ("qkm", "qk")
 _FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
 _CLEAR = 2.0  # standard errors
 _NAMED = 5
-_PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-Norm model
+_PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-LN model
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
 
 
@@ -236,7 +236,7 @@ class Noise(Measure):
         text = (
             "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the "
             f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
-            f"only in diffuse ones (below {DIFFUSE}). Published for Pre-Norm: 1 % RMS noise everywhere costs 10 points of "
+            f"only in diffuse ones (below {DIFFUSE}). Published for Pre-LN: 1 % RMS noise everywhere costs 10 points of "
             "accuracy or more. Bands are one standard error.",
         )
         return self.page(text, figures)
@@ -262,7 +262,7 @@ def _cost(rows: list[dict[str, Any]]) -> Finding:
         f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
         severity,
         row["accuracy_change"],
-        f"Published Pre-Norm model: {percent(published)} RMS noise costs {100 * drop:g} points or more."
+        f"Published Pre-LN model: {percent(published)} RMS noise costs {100 * drop:g} points or more."
         f"{f' Other levels here: {listed}.' if listed else ''}",
         "" if severity == "ok" else "Keep norms and attention scores in full precision; QKV-Norm removes this in a new model.",
         weight=95,

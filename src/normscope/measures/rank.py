@@ -25,6 +25,7 @@ class Rank(Measure):
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
     asks: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[int | None] = 63
+    overview: ClassVar[int] = 0
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head."""
@@ -47,13 +48,13 @@ class Rank(Measure):
         )
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
-            yield Finding(text, "rank", severity="ok", number=float(width), comparison=half)
+            yield Finding(text, "qk-rank", severity="ok", number=float(width), comparison=half)
             return
         listed = ", ".join(f"{head_name(row)} ({row['rank']})" for row in lacking.head(_NAMED).to_dict("records"))
         yield Finding(
             f"W_QK has a rank below {width}, the width of a head, in {len(lacking)} of {len(table)} heads: {listed}"
             f"{', …' * (len(lacking) > _NAMED)}.",
-            "rank",
+            "qk-rank",
             title="Heads with unused query and key dimensions",
             number=float(len(lacking)),
             comparison=half,
@@ -74,7 +75,7 @@ class Rank(Measure):
             table, "effective_rank", "Participation ratio of W_QK", "(Σσ²)²/Σσ⁴",
             "How many directions carry a head's attention logits.", settings,
         )  # fmt: skip
-        return self.page(text, {"rank": chart})
+        return self.page(text, {"qk-rank": chart})
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:

@@ -160,7 +160,8 @@ def _verdict(angles: list[float], radius: list[float]) -> Finding:
     title = {"warning": "Late layers hardly move tokens", "notice": "Late layers move tokens little", "ok": "Late layers work"}
     start = max(1, late_third.start - len(late_third))
     middle = angles[start : late_third.start]
-    compared = [f"{min(middle):.3g}–{max(middle):.3g}° in {layers_named(range(start, late_third.start))}"] if middle else []
+    ends = list(dict.fromkeys(f"{angle:.3g}" for angle in (min(middle, default=0.0), max(middle, default=0.0))))
+    compared = [f"{'–'.join(ends)}° in {layers_named(range(start, late_third.start))}"] if middle else []
     compared.append(f"{angles[0]:.3g}° in layer 0")
     if radius:
         compared.append(f"the residual norm grows {radius[-1] / radius[min(1, len(radius) - 2)]:.3g} times after layer 0")

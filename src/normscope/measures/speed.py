@@ -109,9 +109,9 @@ class Speed(Measure):
     order: ClassVar[int | None] = 30
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
-            "speed", "Speed factor of attention", LAYER, "s",
+            "speed", "Damping of attention", LAYER, "s",
             "The larger, the more a token resists a rotation.",
-            "writes", _curve, "speed factor in the last third", late,
+            "writes", _curve, "damping s in the last third", late,
         ),
     )  # fmt: skip
 
@@ -121,8 +121,9 @@ class Speed(Measure):
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Measured and by theory."""
-        headings = {"damping s": "speed", "damping s, theory": "theory"}
-        return {heading: by_layer(tables, "writes", column, "{:.3g}") for heading, column in headings.items()}
+        measured, theory = (by_layer(tables, "writes", column, "{:.3g}") for column in ("speed", "theory"))
+        layers = sorted({*measured, *theory})
+        return {"damping s / theory": {layer: f"{measured.get(layer, '–')} / {theory.get(layer, '–')}" for layer in layers}}
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much tokens resist in late layers, beside theory."""
@@ -140,8 +141,8 @@ class Speed(Measure):
                 f"in the median layer the measured s is {ratio:.3g} times that of theory."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the speed "
-            f"factor s (damping): s = {number:.3g} in the last third of layers.",
+            "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
+            f"s = {number:.3g} in the last third of layers.",
             "speed", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -157,17 +158,18 @@ class Speed(Measure):
             *replayed_lines(table_of(tables, "replay"), "speed"),
         ]
         chart = Chart(
-            "Speed factor of attention",
+            "Damping of attention",
             "layer",
             "s",
             tuple(lines),
-            "The larger s, the more a token resists a rotation, θ̇ = (1/s) P A; measured beside what slots give.",
+            "The larger s, the less an update rotates a token, θ̇ = (1/s) P A; measured, and as theory gives it for a scheme.",
             settings,
             log_y=spans_decades([value for line in lines for value in line.y]),
         )
         text = (
-            "The speed factor s is the divisor between an update and the rotation it causes: a perpendicular update of 5 at s "
-            "= 500 rotates a token by 0.6°. Measured values come from the hidden states before and after attention in the "
-            "forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is the residual norm.",
+            "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
+            "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before "
+            "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
+            "the residual norm.",
         )
         return self.page(text, {"speed": chart})

@@ -31,6 +31,7 @@ class Spheres(Measure):
     title: ClassVar[str] = "Do heads read inputs of constant norm?"
     needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
     order: ClassVar[int | None] = 61
+    overview: ClassVar[int] = 0
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head, place and side."""

@@ -111,7 +111,7 @@ class Spread(Measure):
         layers = plain_rows(_whole_layers(tables["spread"]))
         outside = [row for row in layers if row["high90"] > 1 + NORM_BAND or row["low90"] < 1 - NORM_BAND]
         band = f"±{100 * NORM_BAND:g} % of the median"
-        published = f"published for Pre-Norm: {band}"
+        published = f"published for Pre-LN: {band}"
         if not outside:
             yield Finding(
                 f"Before every layer, 90 % of the attention goes to tokens whose residual norm is within {band}.",
@@ -143,9 +143,10 @@ class Spread(Measure):
         if table is None:
             return None
         text = (
+            "Before its gain, RMSNorm keeps a token's direction and fixes its norm: normalised tokens are points on a sphere. "
             "All heads of a layer share one divisor, the residual norm of the token; they are independent only if it does not "
             "depend on what other heads read. Norms are divided by their median; each token counts by the attention that it "
-            "receives, without the first token of a row. Published for Pre-Norm: 90 % within ±20 % of the median.",
+            "receives, without the first token of a row. Published for Pre-LN: 90 % within ±20 % of the median.",
         )
         return self.page(text, {"spread": _chart(table, settings)})
 
@@ -164,7 +165,7 @@ def _chart(table: pd.DataFrame, settings: str) -> Chart:
         "layer",
         "norm / median norm",
         tuple(lines),
-        "Bands hold 50, 90 and 99% of a layer's attention; where they are narrow, tokens lie on a sphere.",
+        "Bands hold 50, 90 and 99 % of a layer's attention; where they are narrow, tokens have nearly the same norm.",
         settings,
         log_y=spans_decades([value for line in lines for value in line.y]),
     )

@@ -68,7 +68,7 @@ class Values(HeadProbe):
                 f"The update of all heads together has {size:.2f} times the norm of the token that it is added to (median).",
                 "updates",
                 number=size,
-                comparison="below 1 the token outweighs what is added to it",
+                comparison="Below 1 the token outweighs what is added to it.",
             )
 
     def further_tables(self, tables: Mapping[str, pd.DataFrame]) -> list[PageTable]:

@@ -314,10 +314,11 @@ class Model(ABC):
         if self.scheme is None:
             return f"{self.name}: no common scheme: {self.scheme_note}."
         note = f" ({self.scheme_note})" if self.scheme_note else ""
+        shared = f" ({self.kv_heads} KV heads)" if self.kv_heads != self.heads else ""
         return (
-            f"{self.name} places its norms as {self.scheme.name}, {self.scheme.title}{note}: "
-            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)} of {self.head_dim}, "
-            f"width {self.dim}."
+            f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: "
+            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)}{shared} of "
+            f"{self.head_dim}, width {self.dim}."
         )
 
     @property

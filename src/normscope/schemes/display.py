@@ -54,7 +54,7 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
         ("feed-forward", feedforward),
         ("flow", record["flow"]),
         ("directions", "θ̇_j = (1/s_j) P_θj A_j"),
-        ("speed", f"s_j = {record['speed']}"),
+        ("damping", f"s_j = {record['speed']}"),
         ("radius", f"ṙ_j = {record['radial']}   (over a block: {record['radius']})"),
         ("A_j", record["attention"]),
         ("where", _SYMBOLS),

@@ -133,7 +133,7 @@ def final_section(view: View) -> Section | None:
         text += ("A run that diverged counts with its last accuracy, if it had one.",)
     if view.kind == "train" and view.axes == (ACROSS, UP):
         text += (
-            "Published for the addition task: at large width and a learning rate of 1e-3 Pre-Norm is unstable, QKV-Norm not.",
+            "Published for the addition task: at large width and a learning rate of 1e-3 Pre-LN is unstable, QKV-Norm not.",
         )
     return Section("Final numbers", text, tables, figures, name="final")
 

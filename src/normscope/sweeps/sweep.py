@@ -1,4 +1,4 @@
-"""sweep: Run an experiment for a grid and lists of points over its fields, and put all runs into one table."""
+"""sweep: Run an experiment over a grid of settings, as one table."""
 
 import os
 import time
@@ -34,8 +34,9 @@ _STATUS = "status"
 
 
 class Sweep(Experiment):
-    """Run an experiment for a grid and lists of points over its fields, and put all runs into one table.
+    """Run an experiment over a grid of settings, as one table.
 
+    A plan has a grid and lists of points over the fields of an experiment.
     The folder holds a run folder for each point, the tables runs and curves, and a page. Interrupted at any moment, the same
     command resumes: finished runs are not executed again, interrupted ones continue from their checkpoints. A run that fails is
     recorded, and the others continue. normscope sweep status FOLDER shows the status of a sweep, from any terminal.
@@ -63,14 +64,14 @@ class Sweep(Experiment):
         ..., "A plan (TOML file), scan for the one of the package, or: status FOLDER.", argument=True
     )
     folder: Path | None = setting(None, "With status: the sweep's folder.", shown="", argument=True)
-    workers: int | None = setting(None, "Runs at a time.", shown="as many as there are cores, or GPUs, for", ge=1)
+    workers: int | None = setting(None, "Runs at a time.", shown="one for each core, or for each GPU", ge=1)
     per_gpu: int = setting(1, "Runs that share a GPU.", ge=1)
     cpus: int | None = setting(None, "Cores of each run.", shown="a fair share", ge=1)
     ray: str | None = setting(
         None, "Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.", shown="no"
     )
     dry_run: bool = setting(False, "Print the plan, time a step of each shape, and stop.")
-    retry_failed: bool = setting(False, "Run those again that failed.")
+    retry_failed: bool = setting(False, "Run failed runs again.")
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints of a training.", ge=0.0)
     device: str = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
 
@@ -210,7 +211,7 @@ class Sweep(Experiment):
             done, note = (None, target.error(name)) if run is None else (run.share, run.note)
             ago = None if run is None else max(0.0, time.time() - run.at)
             rows.append({"name": name, "state": state, "done": done, "note": note, "noted_seconds_ago": ago})
-        summary = f"{status.summary}; {'running' if target.active else 'no process runs it'}"
+        summary = f"{status.summary}; {'running' if target.active else 'no process is running'}"
         return Result(type(self), plan, {"status": pd.DataFrame(rows)}, summary)
 
     @classmethod
@@ -262,7 +263,7 @@ def _shown(result: Result) -> PageTable:
     """The table of a result as texts."""
     rows, cells = Sweep.records(result), list[tuple[str, ...]]()
     if "status" in result.tables:
-        columns: tuple[str, ...] = ("run", "state", "done", "noted", "")
+        columns: tuple[str, ...] = ("run", "state", "done", "last report", "")
         cells = [(r["name"], r["state"], _percent(r["done"]), _ago(r["noted_seconds_ago"]), r["note"] or "") for r in rows]
     elif "shapes" in result.tables:
         columns = ("runs", "each", "together", "shape")

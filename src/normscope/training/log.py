@@ -11,7 +11,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoardLog:
-    """Loss, accuracy, learning rate and speed by step; a run that is taken up again writes over what it does again."""
+    """Loss, accuracy, learning rate and speed by step; a resumed run overwrites the steps that it repeats."""
 
     def __init__(self, folder: Path, from_step: int) -> None:
         try:

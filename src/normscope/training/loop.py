@@ -1,4 +1,4 @@
-"""The training loop: blocks of steps between which a run can be looked at, stopped and taken up again.
+"""The training loop: blocks of steps between which a run can be observed, stopped and resumed.
 
 The data of a block is a function of the seed and of the step at which it begins, so that weights, the optimiser's averages and
 the table of metrics are all the state there is.
@@ -76,7 +76,7 @@ class Training:
     def run(self, checkpoints: Checkpoints | None = None, every: float = 60.0) -> Iterator[Metrics]:
         """Train to the end, a row of metrics at a time, with a checkpoint at most every so many seconds and at the end.
 
-        A team goes on from where its first process is, and the first process alone is given checkpoints to write.
+        All processes continue from where the first one is, and the first process alone is given checkpoints to write.
 
         Raises:
             DivergedError: if the loss or a weight is no longer finite; the last checkpoint is from before that.

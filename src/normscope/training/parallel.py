@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normscope.errors import InputError
 
-_GO_ON = "the same command goes on from the last checkpoint"
+_GO_ON = "the same command resumes from the last checkpoint"
 Value = TypeVar("Value")
 
 

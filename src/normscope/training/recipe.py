@@ -121,7 +121,7 @@ class Recipe:
         return (
             f"{_plain(self.scheme)}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; "
             f"{_joined(self.integers)} integers of {_joined(self.digits)} digits; {self.examples:,} examples in batches of "
-            f"{self.batch}; rate {self.rate:g}, {self.schedule}; seed {self.seed}"
+            f"{self.batch}; learning rate {self.rate:g}, {self.schedule}; seed {self.seed}"
         )
 
 

@@ -28,7 +28,7 @@ from normscope.schemes.update import Update
 
 HEADS = ("previous-token", "prefix-matching")
 WIDTHS = (2, 2, 2, 3)  # position, type, previous type, and prediction: a type, and a coordinate that no head reads
-KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-Norm needs to far from it
+KNOBS = {"angle": (90.0, 5.0), "spread": (0.0, 0.99)}  # from what Pre-LN needs to far from it
 _GRID = 52
 _PRECISION = 1e-11
 

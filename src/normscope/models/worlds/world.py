@@ -93,7 +93,7 @@ class World:
     ) -> "World":
         """Parts in random directions, of norm radius·(1 + spread·u) with u uniform in −1..1.
 
-        An ``angle`` of 90 degrees and a ``spread`` of 0 give mutually orthogonal spheres, which Pre-Norm needs.
+        An ``angle`` of 90 degrees and a ``spread`` of 0 give mutually orthogonal spheres, which Pre-LN needs.
         """
         if not 0 <= spread < 1:
             raise InputError(f"spread={spread:g}: the spread of norms is at least 0 and below 1")
