@@ -1,6 +1,6 @@
 """One attention call for everyone: the fast path, the path that returns scores, weights by head, norms on q, k and v."""
 
-from normscope.core.attention import attend, attention_weights, fastest_backend, normalise_heads, steady_backend
+from normscope.core.attention import attend, attention_weights, normalise_heads, steady_backend
 from normscope.core.head_norm import HeadNorm
 from normscope.core.heads import Attention, HeadWeights, project, unproject
 from normscope.core.masks import AttentionMask, CausalMask, PackedMask, PaddingMask
@@ -16,7 +16,6 @@ __all__ = [
     "PaddingMask",
     "attend",
     "attention_weights",
-    "fastest_backend",
     "has_kernel",
     "normalise_heads",
     "pack_tiles",

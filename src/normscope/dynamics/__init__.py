@@ -1,17 +1,16 @@
 """Tokens as particles: flows, layers, ensembles, the symmetric reduction, measures and rates, for any scheme."""
 
-from normscope.core import Attention, HeadWeights
-from normscope.core.norms import mean_cosine
+from normscope.core import Attention
 from normscope.dynamics.ensemble import PANELS, Ensemble
 from normscope.dynamics.ensemble_run import EnsembleRun
 from normscope.dynamics.gradients import gradient_by_depth
-from normscope.dynamics.measures import Measures, interaction_energy, measure
+from normscope.dynamics.measures import interaction_energy, measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import SCHEDULES
 from normscope.dynamics.simulate import simulate
 from normscope.dynamics.starts import make_start, read_start
 from normscope.dynamics.symmetric import SymmetricFlow
-from normscope.dynamics.trajectory import Milestones, Trajectory
+from normscope.dynamics.trajectory import Trajectory
 from normscope.dynamics.weights import random_weights
 
 __all__ = [
@@ -21,16 +20,12 @@ __all__ = [
     "Ensemble",
     "EnsembleRun",
     "FeedForward",
-    "HeadWeights",
-    "Measures",
-    "Milestones",
     "Motion",
     "SymmetricFlow",
     "Trajectory",
     "gradient_by_depth",
     "interaction_energy",
     "make_start",
-    "mean_cosine",
     "measure",
     "random_weights",
     "read_start",

@@ -87,11 +87,6 @@ class Ensemble:
         """The times at which new weights are drawn, after 0."""
         return [i * self.redraw for i in range(1, math.ceil(self.time / self.redraw - 1e-9))] if self.redraw else []
 
-    def flops(self, schemes: int) -> int:
-        """Matrix FLOP of one run as the model is written: x W_Q, x W_K, x W_V, q kᵀ, attention · v, · W_O."""
-        n, d = self.tokens, self.dim
-        return self.evaluations * schemes * (4 * 2 * n * d * d + 2 * 2 * n * n * d)
-
 
 PANELS: dict[str, Ensemble] = {
     "4": Ensemble(),

@@ -7,6 +7,6 @@ The libraries that draw are imported when something is drawn, so importing the p
 from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
 from normscope.report.page import render_page
-from normscope.report.write import FORMATS, write_report
+from normscope.report.write import write_report
 
-__all__ = ["FORMATS", "render_markdown", "render_page", "save_figure", "write_report"]
+__all__ = ["render_markdown", "render_page", "save_figure", "write_report"]

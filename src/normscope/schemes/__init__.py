@@ -5,8 +5,7 @@ The residual update itself, which needs torch, is in ``normscope.schemes.update`
 
 from normscope.schemes.drawing import block_records
 from normscope.schemes.expressions import Expression, Product
-from normscope.schemes.files import find_scheme, find_schemes, read_scheme, scheme_from, scheme_values
-from normscope.schemes.law import Law
+from normscope.schemes.files import find_scheme, scheme_from, scheme_values
 from normscope.schemes.named import NAMED
 from normscope.schemes.records import same_feedforward, scheme_record
 from normscope.schemes.scheme import NORM_TITLES, At, NormKind, Scheme, Slots
@@ -16,15 +15,12 @@ __all__ = [
     "NORM_TITLES",
     "At",
     "Expression",
-    "Law",
     "NormKind",
     "Product",
     "Scheme",
     "Slots",
     "block_records",
     "find_scheme",
-    "find_schemes",
-    "read_scheme",
     "same_feedforward",
     "scheme_from",
     "scheme_record",

@@ -25,12 +25,6 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
     return NAMED[base].with_heads(heads) if plus else NAMED[base]
 
 
-def find_schemes(text: str, norm: str | None = None) -> list[Scheme]:
-    """Schemes written with commas, each a name or a path, with ``norm`` in every slot if one is given."""
-    found = [find_scheme(part) for part in text.split(",")]
-    return found if norm is None else [scheme.with_norm(norm) for scheme in found]
-
-
 def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
     """The scheme that a TOML file defines (docs/schemes.md shows one); ``readers`` are the files that led here."""
     if path.resolve() in readers:

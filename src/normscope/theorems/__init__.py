@@ -1,11 +1,11 @@
 """The ledger: every published statement as an executable check, with a search that tries to make it fail."""
 
 from normscope.results.conventions import FAILS, HOLDS, IN_RANGE
-from normscope.theorems.cases import Case, Choice, Range
-from normscope.theorems.check import THOROUGH, VERDICTS, Evidence, check, check_all
+from normscope.theorems.cases import Case
+from normscope.theorems.check import THOROUGH, VERDICTS, check, check_all
 from normscope.theorems.comparison import MISTAKES, Comparison
-from normscope.theorems.ledger import FAMILIES, LEDGER, find_statements, record, tables
-from normscope.theorems.statement import Correction, Curves, Statement
+from normscope.theorems.ledger import FAMILIES, LEDGER, find_statements, tables
+from normscope.theorems.statement import Statement
 
 __all__ = [
     "FAILS",
@@ -17,16 +17,10 @@ __all__ = [
     "THOROUGH",
     "VERDICTS",
     "Case",
-    "Choice",
     "Comparison",
-    "Correction",
-    "Curves",
-    "Evidence",
-    "Range",
     "Statement",
     "check",
     "check_all",
     "find_statements",
-    "record",
     "tables",
 ]
