@@ -14,7 +14,7 @@ Made = TypeVar("Made")
 
 
 class InputError(ValueError):
-    """A user's mistake, told in one line. The command line prints it and exits with status 2."""
+    """A user's mistake, in one line. The command line prints it and exits with status 2."""
 
 
 class MissingExtraError(InputError):

@@ -232,7 +232,7 @@ class Train(Experiment):
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
         hints = ["a lower learning rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
-        problem = f"{error} of {recipe.steps:,}; {last}. What may help (--set): {', '.join(hints)}"
+        problem = f"{error} of {recipe.steps:,}; {last}. What may help (set=): {', '.join(hints)}"
         divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}
         return Result(

@@ -40,7 +40,7 @@ class Metrics:
 
 
 class DivergedError(Exception):
-    """The loss, or a weight, left the finite numbers."""
+    """The loss, or a weight, became non-finite (NaN/Inf)."""
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"{what} is not a finite number at step {step:,}")

@@ -66,10 +66,10 @@ def check_devices(device: str, processes: int) -> None:
     """Refuse more processes than GPUs on this machine, and the name of one GPU for several processes."""
     wanted = torch.device(device)
     if wanted.type == "cuda" and wanted.index is not None:
-        raise InputError(f"'{device}' is one GPU, and each process takes its own; say --device cuda")
+        raise InputError(f"'{device}' is one GPU, and each process takes its own; use device=cuda")
     if wanted.type == "cuda" and processes > torch.cuda.device_count():
         raise InputError(
-            f"{processes} processes need a GPU each, and here are {torch.cuda.device_count()}; use fewer, or --device cpu"
+            f"{processes} processes need a GPU each, and here are {torch.cuda.device_count()}; use fewer, or device=cpu"
         )
 
 
