@@ -188,7 +188,7 @@ def _killed(here: Path, *command: str, wait: float = 0.0) -> Path:
         (("evaluate", "nowhere"), "'nowhere' is no folder"),
         (("evaluate", "."), "holds no trained model"),
         (("evaluate", "builtin:addition-small"), "did you mean 'builtin:addition-small-"),
-        (("evaluate", "builtin:addition-small-pre", "--split", "ood"), "unknown --split 'ood'"),
+        (("evaluate", "builtin:addition-small-pre", "--split", "ood"), "unknown split 'ood'"),
         (("evaluate", "builtin:addition-small-pre", "--examples", "1"), "greater than or equal to 2"),
     ],
 )

@@ -168,11 +168,20 @@ def check_writable(path: Path | str, *, overwrite: bool) -> None:
             if not overwrite:
                 raise InputError(f"'{path}' holds a run already; choose another out=, or overwrite=True to replace it")
         parent = next(folder for folder in final.parents if folder.exists())
-        writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+        writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) and _takes_folders(parent)
     except OSError as error:
         raise InputError(f"cannot use '{path}' as a run folder: {error.strerror}; choose another out=") from error
     if not writable:
         raise InputError(f"cannot write to '{parent}'; choose another out=")
+
+
+def _takes_folders(parent: Path) -> bool:
+    """Whether a folder can be made there; permissions alone do not say so (/proc)."""
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".normscope-", dir=parent))
+    except OSError:
+        return False
+    return True
 
 
 def is_run(folder: Path | str) -> bool:

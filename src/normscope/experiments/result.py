@@ -151,7 +151,7 @@ class Result:
             if formats:
                 from normscope.report.write import write_report
 
-                write_report(run.path, self.report, formats)
+                write_report(run.path, self.report, (formats,) if isinstance(formats, str) else formats)
         if self.kind.grows and not self.problems:
             (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder
         self.on_saved()

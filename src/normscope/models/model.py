@@ -184,7 +184,9 @@ class Model(ABC):
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
-        raise InputError(f"'{self.name}' has no tokenizer: give token ids instead of a text")
+        raise InputError(
+            f"'{self.name}' has no tokenizer: open it with one, normscope.open(model, tokenizer=...), or call it with token ids"
+        )
 
     def step(self, layer: int, sublayer: str) -> Tensor | None:
         """The realised branch scale of a sublayer, a number or one for each channel; None where it is unknown."""

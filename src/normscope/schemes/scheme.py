@@ -202,8 +202,9 @@ class Scheme:
     def on_sphere(self, feedforward: bool = True) -> bool:
         """Whether hidden states start normalised: if any sublayer of this stage normalises the stream.
 
-        Embeddings, starts of simulations and the states at a change of stage follow this one rule. ``feedforward=False`` is for
-        blocks of attention alone.
+        Embeddings of trained models and starts of simulations follow this one rule; so does a simulation, not a trained model,
+        where a stage with a free stream ends and one with a normalised stream begins. ``feedforward=False`` is for blocks of
+        attention alone.
         """
         return self.attention.stream == "norm" or (feedforward and self.feedforward.stream == "norm")
 
