@@ -47,17 +47,17 @@ def test_the_session_of_the_docs_runs(here: Path) -> None:
     assert loaded.figures.keys() == report.figures.keys()
 
 
-@pytest.mark.parametrize("name", list(summaries()))
+def documented() -> dict[str, object]:
+    """Everything public by name: classes, functions, methods with an example, and experiments."""
+    public: dict[str, object] = {name: getattr(ns, name) for name in ns.__all__ if name != "__version__"}
+    return {**public, "find_scheme": ns.find_scheme, "capture": ns.Model.capture, **{n: kind_of(n) for n in summaries()}}
+
+
+@pytest.mark.parametrize("name", list(documented()))
 def test_examples_in_docstrings_are_true(name: str, here: Path) -> None:
-    examples = doctest.DocTestParser().get_doctest(kind_of(name).__doc__ or "", {}, name, None, None)
+    thing = documented()[name]
+    names = dict(vars(sys.modules[getattr(thing, "__module__", "normscope")]))
+    examples = doctest.DocTestParser().get_doctest(thing.__doc__ or "", names, name, None, None)
     assert examples.examples
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert runner.run(examples).failed == 0
-
-
-def test_settings_by_position_are_in_the_order_of_the_signature() -> None:
-    by_name = ns.advise(depth=2, width=8, heads=2, runs=2, tokens=4, schemes="pre,post", progress=False)
-    by_position = ns.advise(2, 8, 2, runs=2, tokens=4, schemes="pre,post", progress=False)
-    assert by_position.configuration == by_name.configuration
-    with pytest.raises(TypeError, match="model= twice"):
-        ns.audit("builtin:addition-small-pre", model="builtin:addition-small-qkv", progress=False)

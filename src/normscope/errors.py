@@ -14,7 +14,14 @@ Made = TypeVar("Made")
 
 
 class InputError(ValueError):
-    """A user's mistake, in one line. The command line prints it and exits with status 2."""
+    """A user's mistake, in one line. The command line prints it and exits with status 2.
+
+    Example:
+        >>> import normscope as ns
+        >>> ns.find_scheme("perl")
+        Traceback (most recent call last):
+        normscope.errors.InputError: unknown scheme 'perl'; did you mean 'peri'? (normscope schemes lists them)
+    """
 
 
 class MissingExtraError(InputError):

@@ -22,7 +22,7 @@ from normscope.experiments.settings import Schemes, as_list, one_of, setting
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
-from normscope.results.findings import Finding
+from normscope.results.findings import Finding, cards_text
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, floats, plain_rows, spans_decades
 from normscope.schemes import NAMED, Scheme, find_scheme
@@ -327,7 +327,7 @@ class Advise(Seeded):
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
-        """The schemes, best first, and what the simulation, theory and training say."""
+        """The schemes, best first, and the findings that matter most."""
         tables = result.tables
         means = {(row.scheme, row.criterion): row for row in tables["criteria"].itertuples(index=False)}
         trained = set(tables["trained"].loc[tables["trained"]["what"] != NOT_TRAINED, "scheme"])
@@ -343,8 +343,7 @@ class Advise(Seeded):
         )
         titles = (f"{criterion.name}, {criterion.unit}" for criterion in CRITERIA)
         yield PageTable("", ("place", "scheme", "mean rank", *titles, "trained here"), rows)
-        for row in plain_rows(tables["findings"]):
-            yield " ".join(part for part in (f"[{row['basis']}]", row["text"], row["comparison"], row["advice"]) if part)
+        yield from cards_text(result.findings)
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:

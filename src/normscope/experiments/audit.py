@@ -18,7 +18,7 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import setting
 from normscope.results.figures import Blocks
-from normscope.results.findings import card_text, most_important
+from normscope.results.findings import cards_text
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.runs import KeptTables, code_fingerprint
@@ -169,10 +169,7 @@ class Audit(OnModel):
             yield f"{draw_records(plain_rows(result.tables['blocks']))}\n"
         yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
         yield layer_table(audit_measures(), result, overview=True)
-        yield from map(card_text, most_important(result.findings))
-        others = len(result.findings) - len(most_important(result.findings))
-        if others:
-            yield f"{others} more finding{'s' * (others > 1)} in the report."
+        yield from cards_text(result.findings)
         for row in plain_rows(result.tables["skipped"]) if "skipped" in result.tables else ():
             yield f"Not measured: {row['measure']}, which {row['reason']}."
 

@@ -20,7 +20,7 @@ from normscope.experiments.simulate import Simulate
 from normscope.experiments.train import Train, training_section
 from normscope.experiments.verify import Verify
 from normscope.results.figures import Blocks
-from normscope.results.findings import Finding, card_text, most_important
+from normscope.results.findings import Finding, cards_text
 from normscope.results.sections import PageTable, Section
 from normscope.runs import is_run, unfinished_folder
 from normscope.schemes import Scheme, block_records, find_scheme, scheme_record
@@ -120,7 +120,7 @@ class Demo(Experiment):
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
         """The findings that matter most."""
-        yield from map(card_text, most_important(result.findings))
+        yield from cards_text(result.findings)
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:

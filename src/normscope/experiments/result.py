@@ -27,7 +27,15 @@ PROBLEMS = "stopped.txt"
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What an experiment found.
+    """What an experiment returns: tables, findings and figures.
+
+    Example:
+        >>> import normscope as ns
+        >>> run = ns.simulate("pre", tokens=8, dim=8, time=1, progress=False)
+        >>> list(run.tables), list(run.figures)
+        (['trajectories', 'milestones'], ['cosine', 'rate', 'phase', 'radius'])
+        >>> run.plot("cosine").name
+        'cosine'
 
     Attributes:
         kind: the experiment's class.
@@ -200,7 +208,14 @@ class Plot:
 
 
 def load(path: Path | str) -> Result:
-    """A saved result: the same tables, findings and figures."""
+    """A saved result: the same tables, findings and figures.
+
+    Example:
+        >>> import normscope as ns
+        >>> run = ns.simulate("pre", tokens=8, dim=8, time=1, out="runs/mine", progress=False)
+        >>> ns.load("runs/mine").summary == run.summary
+        True
+    """
     from normscope.experiments import kind_of
 
     run = open_run(path)

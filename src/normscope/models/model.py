@@ -68,6 +68,12 @@ class BlockNorm:
 class Model(ABC):
     """A model of any architecture.
 
+    Example:
+        >>> import normscope as ns
+        >>> model = ns.open("builtin:addition-small-pre")
+        >>> model.layers, model.heads, model.dim
+        (4, 4, 128)
+
     Attributes:
         name: what it was opened by.
         model: the module that has its weights.
@@ -135,9 +141,12 @@ class Model(ABC):
         """Capture values of the forward passes in a ``with`` block, under the names of TransformerLens.
 
         Example:
+            >>> import normscope as ns
+            >>> model = ns.open("builtin:addition-small-pre")
             >>> with model.capture("resid_mid", "pattern") as c:
-            ...     model("To kill two birds with one stone")
-            >>> c["resid_mid", 3].shape
+            ...     logits = model(model.sample(None, 2, seed=0))
+            >>> c["resid_mid", 3].shape[-1], c["pattern", 0].shape[1]
+            (128, 4)
         """
         captured = Captured(names, self.layers, self._missing)
         for name in names:

@@ -1,7 +1,7 @@
 """A finding: one plain sentence with the number that matters, its severity, a comparison that gives it scale, and advice."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -12,6 +12,13 @@ SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 @dataclass(frozen=True)
 class Finding:
     """What a reader should know, and what to do about it.
+
+    Example:
+        >>> print(card_text(Finding("The residual norm grows 20 times.", title="Growth", comparison="Llama: 30 times.")))
+        NOTICE  Growth
+          The residual norm grows 20 times.
+          Compare: Llama: 30 times.
+        <BLANKLINE>
 
     Attributes:
         text: one sentence with the number that matters.
@@ -60,3 +67,12 @@ def card_text(finding: Finding, width: int = 100) -> str:
     return "\n".join(
         [f"{finding.severity.upper()}  {finding.title}" if finding.title else finding.severity.upper(), *wrapped, ""]
     )
+
+
+def cards_text(findings: Sequence[Finding]) -> Iterator[str]:
+    """The most important findings as paragraphs for a terminal, and how many more the report has."""
+    shown = most_important(findings)
+    yield from map(card_text, shown)
+    if len(findings) > len(shown):
+        others = len(findings) - len(shown)
+        yield f"{others} more finding{'s' * (others > 1)} in the report."

@@ -15,7 +15,12 @@ _SCHEME_KEYS = tuple(f.name for f in fields(Scheme))
 
 
 def find_scheme(name_or_path: str | Path) -> Scheme:
-    """The scheme of that name, or the one that a TOML file defines."""
+    """The scheme of that name, or the one that a TOML file defines.
+
+    Example:
+        >>> find_scheme("peri+qk").attention.heads
+        'qk'
+    """
     text = str(name_or_path).strip()
     if text.endswith(".toml") or "/" in text:
         return read_scheme(Path(text))

@@ -40,6 +40,10 @@ class At:
 class Slots:
     """The slots of one sublayer; every slot takes the text that a TOML file would hold.
 
+    Example:
+        >>> Slots(input="norm/sqrt(layer)").texts["input"]
+        'norm/√(t+1)'
+
     Attributes:
         input: norm of what the sublayer reads: ``none``, ``norm``, or a norm with a factor, ``norm/sqrt(layer)``.
         heads: which of q, k, v are normalised after their projections: ``none``, ``qk``, ``qkv``, ...
@@ -122,8 +126,12 @@ class Slots:
 class Scheme:
     """Slots for attention and for the feed-forward layer, and a rule for depth.
 
-    ``Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)"))`` prints its slots, update, law and block;
-    ``mine.law.speed`` is ``r_j·√(t+1)·|A_j|``.
+    A scheme prints its slots, update, law and block.
+
+    Example:
+        >>> mine = Scheme("mine", Slots(input="norm", output="norm", step="1/sqrt(layer)"))
+        >>> mine.law.speed
+        r_j·√(t+1)·|A_j|
 
     Attributes:
         name: how commands call it.
