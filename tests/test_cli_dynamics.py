@@ -31,7 +31,7 @@ def test_simulate_prints_records_and_writes_a_run_folder(here: Path, capsys: pyt
 def test_the_table_for_people_ends_with_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "simulate", *SMALL, "--scheme", "ngpt", "--alpha", "linear", "--time", "3")
     assert status == 0
-    for words in ("mean cosine", "Var", "mean radius", "mean speed", "time to half of collapse", "to 90%"):
+    for words in ("mean cosine", "variance of directions", "mean norm", "mean speed", "time to half of collapse", "to 90 %"):
         assert words in out
     assert Path(out.splitlines()[-1]) == here / "runs" / "simulate" / "report.html"
     run(capsys, "simulate", *SMALL, "--scheme", "ngpt", "--time", "1")
@@ -129,7 +129,7 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("ensemble", "--panel", "5z"), "unknown panel '5z'"),
         (("ensemble", "--runs", "0"), "greater than or equal to 1"),
         (("ensemble", "--heads", "3"), "cannot be shared among 3 heads"),
-        (("ensemble", "--precision", "float64"), "one of float32, bfloat16"),
+        (("ensemble", "--precision", "float64"), "allowed: float32, bfloat16"),
         (("ensemble", "--redraw", "-1"), "redraw"),
     ],
 )

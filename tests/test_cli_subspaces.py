@@ -256,6 +256,6 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_decoder_with_real_weights() -> None:
     result = Subspaces(model="package:smollm2", tokens=32).run()
-    assert "30 layers, 9 heads of 64" in result.configuration["description"]
+    assert "30 layers, 9 heads (3 KV heads) of 64" in result.configuration["description"]
     assert result.findings[0].title.startswith("Content that heads cannot read changes attention in layer")
     assert "of 90 KV heads" in "\n".join(finding.text for finding in result.findings)

@@ -250,7 +250,7 @@ def same(one: "pd.Series[float]", other: "pd.Series[float]") -> bool:
 def test_the_numbers_of_a_simulation_are_its_tables(runs: dict[str, RunFolder]) -> None:
     run = runs["simulate"]
     heading, *rows = PageTables(run.path / "report.html").found["Time to collapse"]
-    assert heading == ["scheme", "time to half of collapse", "to 90%"]
+    assert heading == ["scheme", "time to half of collapse", "to 90 %"]
     milestones = run.table("milestones")
     assert [row[0] for row in rows] == list(milestones["scheme"]) == ["post", "pre"]
     for row, half, ninety in zip(rows, milestones["half"], milestones["ninety"], strict=True):

@@ -319,7 +319,7 @@ def test_torchrun_goes_on_from_one_process_and_prints_once(here):
     shared = Command("torch.distributed.run", "--nproc-per-node", "2", "-m", "normscope", *command, here=here)
     status, out, err = shared.ended()
     assert status == 0, err
-    assert err.count("going on from step 10 of 20") == 1
+    assert err.count("resuming from step 10 of 20") == 1
     assert [row["split"] for row in json.loads(out)] == ["in-distribution", "ood-interpolation", "ood-extrapolation"]
     run_folder = open_run(here / "a")
     assert not begun.folder.exists()

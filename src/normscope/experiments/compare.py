@@ -5,7 +5,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -35,19 +34,16 @@ Row = dict[str, Any]
 _NOTHING = 1e-6  # smaller values are rounding, and a ratio to them has no meaning
 
 
-@cache
 def measured_quantities() -> tuple[Quantity, ...]:
     """What measures declare: an audit has their tables."""
     return quantities_of(all_measures().values())
 
 
-@cache
 def all_quantities() -> tuple[Quantity, ...]:
     """Everything that can be compared: what measures and experiments declare."""
     return (*measured_quantities(), *(q for name in summaries() for q in kind_of(name).quantities))
 
 
-@cache
 def measured_tables() -> frozenset[str]:
     """The tables of measures that are compared."""
     return frozenset(quantity.table for quantity in measured_quantities())
