@@ -192,13 +192,10 @@ def test_links_out_of_the_folder_are_refused_but_for_those_of_the_cache(folder: 
                 open_model(folder)
 
 
-def test_only_regular_files_are_weights(folder: Path) -> None:
-    """A FIFO would be read for ever."""
+def test_weights_that_are_named_are_there(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
     with pytest.raises(InputError, match="holds no weights"):
         open_model(folder)
-    (folder / "model.safetensors").rename(folder / "a.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"x": "a.safetensors"}}))
     with pytest.raises(InputError, match=r"'a\.safetensors' is missing"):
         open_model(folder)

@@ -11,6 +11,7 @@ from traceback import walk_tb
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
+from normscope.machine.files import read_json
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
@@ -98,8 +99,8 @@ def check_weights(name: str, where: str | Path, config: Any, convert: str, optio
 def _shards(name: str, index: Path) -> list[str]:
     """The files that an index of weights names."""
     try:
-        shards = sorted({str(shard) for shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        shards = sorted({str(shard) for shard in read_json(index, "index of weights")["weight_map"].values()})
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"cannot read '{index}': it is not an index of weights") from error
     for shard in shards:
         _check_name(name, shard, "index", (".safetensors",))
