@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, visible
 
 MOST_SETTINGS = 16 << 20  # bytes of a scheme, recipe or plan
 MOST_TEXT = 256 << 20
@@ -147,7 +147,7 @@ def _check_values(content: Any) -> None:
 
 def _shown(path: str | Path) -> str:
     """A path for a message: in quotes, short, without control characters."""
-    text = "".join(c if c.isprintable() else "�" for c in str(path))
+    text = visible(str(path))
     return f"'{text if len(text) <= 120 else f'{text[:60]}…{text[-50:]}'}'"
 
 
