@@ -1,6 +1,7 @@
 """The command line: a command for every experiment, and one for the table of schemes."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from normscope.cli.output import examples
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
+from normscope.interrupts import raising_signals
 
 SCHEMES = "Show all schemes (norm placements), or some of them in full."
 
@@ -77,10 +79,13 @@ def main(arguments: list[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        status = typer.main.get_command(app(wanted)).main(
-            given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
-        )
-        sys.stdout.flush()
+        with raising_signals():
+            status = typer.main.get_command(app(wanted)).main(
+                given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
+            )
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

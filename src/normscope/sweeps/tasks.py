@@ -101,7 +101,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 def has_no_space(folder: Path) -> bool:
     """Whether not even a small file can be written there."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(_PROBE))
             file.flush()
             os.fsync(file.fileno())
