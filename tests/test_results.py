@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from normscope import InputError, __version__
-from normscope.interrupts import Terminated, raising_signals
+from normscope.machine.interrupts import Terminated, raising_signals
 from normscope.runs import fresh_path, new_run, open_run, resumable_path, unfinished_folder
 
 TABLE = pd.DataFrame({"scheme": ["pre", "peri"], "speed": [1.0, float("nan")]})
@@ -114,7 +114,7 @@ def test_a_link_to_a_run_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-that-name/run"])
 def test_impossible_paths_are_input_errors(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="as a run folder"), new_run(path, "demo", {}):
+    with pytest.raises(InputError, match="cannot use the run folder"), new_run(path, "demo", {}):
         pass
     assert list(tmp_path.iterdir()) == []
 

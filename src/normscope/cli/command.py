@@ -21,7 +21,7 @@ from normscope.cli.output import (
     say,
 )
 from normscope.errors import InputError
-from normscope.interrupts import Terminated
+from normscope.machine.interrupts import Terminated
 from normscope.results.sections import PageTable
 
 if TYPE_CHECKING:

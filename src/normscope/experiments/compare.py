@@ -1,7 +1,6 @@
 """compare: Compare models or runs side by side."""
 
 import math
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
 from normscope.experiments.settings import setting
+from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
 from normscope.results.figures import Chart, HeatMap, Line
@@ -264,7 +264,7 @@ def _place(subject: Any) -> Any:
     if not isinstance(subject, str | Path):
         return id(subject)
     text = str(subject)
-    return str(run_path(text)) if os.path.exists(os.path.expanduser(text)) else text
+    return str(run_path(text)) if user_path(text, "model or run").exists() else text
 
 
 def _name_of(subject: Any) -> str:

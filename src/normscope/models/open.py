@@ -1,7 +1,6 @@
 """Open a model: a run folder, a folder or hub name of the ``transformers`` library, a GGUF file, or an object in memory."""
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
 from normscope.models.model import Model
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
@@ -87,7 +87,7 @@ def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | 
 
 def check_model(name: str | Path) -> Path:
     """The path of a model, as far as it is known without opening it; what cannot be a model is refused."""
-    text, path = str(name), Path(name).expanduser()
+    text, path = str(name), user_path(name, "model")
     if text.startswith(_PACKAGE):
         path = packaged_model(text.removeprefix(_PACKAGE))
     if text.startswith(_OWN):
@@ -96,14 +96,25 @@ def check_model(name: str | Path) -> Path:
         raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
     elif path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"'{path}' holds no model: there is no config.json in it")
+    elif path.is_dir():
+        _check_files(path)
+    elif path.exists() and not path.is_file():
+        raise InputError(f"'{path}' is not a model: it is not a regular file")
     elif not path.exists() and (text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1):
         raise InputError(f"there is no file or folder '{path}'")
     return path
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO or a link to a device where a library would read a file, and with texts of any size."""
+    for file in sorted(folder.iterdir()):
+        if not file.is_dir() and file.exists():
+            regular_file(file, "file of a model", MOST_JSON if file.suffix in (".json", ".txt") else float("inf"))
+
+
 def model_digest(name: str) -> str | None:
     """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
-    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else Path(name).expanduser()
+    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else user_path(name)
     files = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
     for file in files:
@@ -139,8 +150,8 @@ def packaged_model(name: str) -> Path:
 def _is_own(folder: Path) -> bool:
     """Whether a folder's configuration is one of ours."""
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(folder / "config.json", "configuration")
+    except InputError:
         return False
     return isinstance(content, dict) and "format" in content and isinstance(content.get("model"), dict)
 
@@ -208,8 +219,8 @@ def _check_shards(name: str, where: str | Path) -> None:
     if index is None:
         return
     try:
-        shards = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        shards = set(read_json(index, "index of weights")["weight_map"].values())
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"cannot read '{index}': it is not an index of weights") from error
     for shard in sorted(map(str, shards)):
         if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):

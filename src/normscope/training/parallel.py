@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.interrupts import ending_at_once
+from normscope.machine.interrupts import ending_at_once
 
 _GO_ON = "the same command resumes from the last checkpoint"
 Value = TypeVar("Value")
