@@ -131,6 +131,7 @@ class Compare(Seeded):
     examples: int | None = _shared("examples")
     sentence: str | None = _shared("sentence")
     fresh: bool = _shared("fresh")
+    trust_remote_code: bool = _shared("trust_remote_code")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -161,10 +162,8 @@ class Compare(Seeded):
         return Side(name, result.tables, result.configuration.get("tokens") if reads else None)
 
     def _audited(self, model: Any, name: str, tables: Mapping[str, Frame], progress: Progress) -> Side:
-        shared = {
-            field: getattr(self, field) for field in ("text", "tokens", "examples", "sentence", "fresh", "seed", "device")
-        }
-        audit = Audit(model=model, **shared)
+        shared = Audit.model_fields.keys() & type(self).model_fields.keys()
+        audit = Audit(model=model, **{field: getattr(self, field) for field in shared})
         subject = audit.subject(progress)
         return Side(name, tables, subject.about["tokens"], (audit, subject))
 
