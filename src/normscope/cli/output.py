@@ -73,7 +73,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
     from rich.cells import cell_len
     from rich.table import Table
 
-    names, cells = list(columns), [[visible(str(cell)) for cell in row] for row in rows]
+    names, *cells = [[visible(str(cell)) for cell in row] for row in (columns, *rows)]
     lines = [max(map(cell_len, name.split("\n"))) for name in names]  # a heading may have several lines
     whole = [max([head, *(cell_len(row[i]) for row in cells)]) for i, head in enumerate(lines)][:-1]
     last = max([12, *(cell_len(word) for row in cells for word in row[-1].split())])

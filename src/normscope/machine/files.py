@@ -12,15 +12,20 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError, visible
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MOST_SETTINGS = 16 << 20  # bytes of a scheme, recipe or plan
 MOST_TEXT = 256 << 20
 MOST_JSON = 256 << 20
 _DEEPEST = 64  # levels of tables and lists
 _LARGEST = 2**63  # the integers of TOML have 64 bits
+_DAMAGED = (OSError, ValueError, EOFError, TypeError, OverflowError, MemoryError, SyntaxError, RecursionError, TokenError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
@@ -86,6 +91,21 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 def read_json(path: str | Path, what: str) -> Any:
     """The content of a JSON file."""
     return _parsed(json.loads, read_text(path, what, MOST_JSON), _shown(path), "JSON")
+
+
+def read_array(path: str | Path, what: str) -> "npt.NDArray[Any]":
+    """The array of an ``.npy`` file of numbers; nothing is unpickled, and a damaged file is refused."""
+    import numpy as np
+
+    place = regular_file(path, what)
+    try:
+        array = np.load(place, allow_pickle=False)
+    except _DAMAGED as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is no array of numbers ({reason})") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":  # a ZIP archive holds several arrays
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is no array of numbers")
+    return array
 
 
 @contextmanager
