@@ -113,7 +113,7 @@ def test_a_link_to_a_run_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["x" * 300, "~nobody-of-that-name/run"])
 def test_impossible_paths_are_input_errors(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="as a run folder"), new_run(path, "demo", {}):
+    with pytest.raises(InputError, match="cannot use the run folder"), new_run(path, "demo", {}):
         pass
     assert list(tmp_path.iterdir()) == []
 

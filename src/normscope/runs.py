@@ -31,8 +31,12 @@ import pandas as pd
 
 from normscope import __version__
 from normscope.errors import InputError
+from normscope.machine.files import read_json, regular_file, user_path
+from normscope.machine.memory import require_memory
 
 _DESCRIPTION = "run.json"
+_SAVED = {"command", "configuration", "seed", "device", "summary", "tables"}  # must not change after a run was saved
+_CELL = 24  # bytes of a table's cell in memory, while it is read
 _KEPT = "tables"  # where a kept set says which tables it has
 _TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
@@ -72,13 +76,21 @@ class RunFolder:
         """Read a table back."""
         if name not in self.tables:
             raise InputError(f"no table '{name}' in '{self.path}'; it has: {', '.join(self.tables) or 'none'}")
-        return pd.read_parquet(self.path / f"{name}.parquet")
+        return _read_table(self.path / f"{name}.parquet")
+
+    def all_tables(self) -> dict[str, pd.DataFrame]:
+        """Read all tables back; those of another shape than the run was saved with are refused."""
+        shapes = self.description.get("tables")
+        tables = {name: self.table(name) for name in (self.tables if shapes is None else shapes)}
+        for name, table in tables.items():
+            if shapes is not None and list(map(str, table.columns)) != shapes[name]:
+                raise InputError(f"the table '{self.path / name}.parquet' was changed after the run was saved")
+        return tables
 
     @property
     def description(self) -> dict[str, Any]:
-        """The content of ``run.json``."""
-        content: dict[str, Any] = json.loads((self.path / _DESCRIPTION).read_text(encoding="utf-8"))
-        return content
+        """The content of ``run.json``: one that was written by something else, or changed since, is refused."""
+        return read_description(self.path)
 
 
 @contextmanager
@@ -144,18 +156,51 @@ def grown_run(
 def run_path(path: Path | str) -> Path:
     """Where a run given as ``path`` ends up: absolute, with ~ and links resolved."""
     try:
-        return Path(path).expanduser().resolve()
+        return user_path(path, "run folder").resolve()
     except (OSError, RuntimeError) as error:
-        raise InputError(f"cannot use '{path}' as a run folder: {error}") from error
+        raise InputError(f"cannot use the run folder '{path}': {error}") from error
 
 
 def open_run(path: Path | str) -> RunFolder:
     """A complete run folder, for reading."""
-    folder = Path(path).expanduser()
+    folder = user_path(path, "run folder")
     if not (folder / _DESCRIPTION).is_file():
         what = "is not a run folder (no run.json in it)" if folder.exists() else "does not exist"
         raise InputError(f"'{folder}' {what}")
     return RunFolder(folder)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """The content of ``run.json`` in a folder."""
+    path = folder / _DESCRIPTION
+    content = read_json(path, "run")
+    kinds = {"command": str, "configuration": dict, "seed": int | None, "device": str, "versions": dict}
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
+        raise InputError(f"'{path}' does not describe a run of normscope")
+    if "digest" in content and (not content.keys() >= _SAVED or content["digest"] != _description_digest(content)):
+        raise InputError(f"'{path}' was changed after the run was saved")
+    return content
+
+
+def _description_digest(content: Mapping[str, Any]) -> str:
+    """What tells whether the settings in ``run.json`` are those that were saved."""
+    return fingerprint({name: content[name] for name in _SAVED})
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """A Parquet table; a damaged one, and one that does not fit into memory, are refused."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    regular_file(path, "table")
+    try:
+        about = pq.read_metadata(path)
+        require_memory({f"the table '{path}'": _CELL * about.num_rows * about.num_columns})
+        return pd.read_parquet(path)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the table '{path}' is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def check_writable(path: Path | str, *, overwrite: bool) -> None:
@@ -187,8 +232,8 @@ def _takes_folders(parent: Path) -> bool:
 def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run of ours, by its description."""
     try:
-        return "normscope" in json.loads((Path(folder).expanduser() / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where ~NAME is nobody's home
+        return "normscope" in read_json(user_path(folder) / _DESCRIPTION, "run")["versions"]
+    except (InputError, KeyError, TypeError, IndexError):
         return False
 
 
@@ -273,7 +318,7 @@ class Parts:
     def load(self, index: int) -> npt.NDArray[Any] | None:
         """Part ``index``, or None if it is not there or cannot be read."""
         try:
-            values: npt.NDArray[Any] = np.load(self._path(index), allow_pickle=False)
+            values: npt.NDArray[Any] = np.load(regular_file(self._path(index), "part of a run"), allow_pickle=False)
         except Exception:  # whatever a damaged file makes of NumPy's reader, the part is computed again
             return None
         return values
@@ -358,9 +403,17 @@ def _write_description(
         "platform": platform.platform(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 3),
+        "tables": {path.stem: _columns(path) for path in sorted(folder.glob("*.parquet"))},
     }
-    text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+    content = json.loads(json.dumps(content, default=str))
+    text = json.dumps({**content, "digest": _description_digest(content)}, indent=2, ensure_ascii=False)
     (folder / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+
+
+def _columns(table: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return [str(name) for name in pq.read_schema(table).names]
 
 
 def _package_versions() -> dict[str, str]:

@@ -79,14 +79,17 @@ def execute(
 ) -> "Result":
     """Run an experiment; with ``out``, continue unfinished work beside it and save the result there."""
     from normscope.experiments.progress import SILENT
+    from normscope.machine.files import full_disk_explained
+    from normscope.machine.memory import out_of_memory_explained
     from normscope.runs import check_writable
 
     progress = progress or SILENT
     if out is None:
-        return experiment.run(progress)
+        with out_of_memory_explained():
+            return experiment.run(progress)
     if not experiment.grows:
         check_writable(out, overwrite=overwrite)
-    with experiment.reserve(Path(out)):
+    with out_of_memory_explained(), full_disk_explained(out), experiment.reserve(Path(out)):
         return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
 
 

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, make
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import PROBLEMS
+from normscope.machine.files import read_json, read_text
 from normscope.runs import RunFolder, open_run, run_path
 
 PLAN = "sweep.json"
@@ -98,12 +99,13 @@ class SweepFolder:
     @property
     def plan(self) -> dict[str, Any]:
         """The content of ``sweep.json``."""
-        try:
-            content: dict[str, Any] = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
-            content["points"]  # other JSON is not a plan
-        except (OSError, ValueError, KeyError, TypeError):
+        if not self.begun:
             what = f"holds no sweep (no {PLAN} of one in it)" if self.path.exists() else "does not exist"
-            raise InputError(f"'{self.path}' {what}") from None
+            raise InputError(f"'{self.path}' {what}")
+        content: dict[str, Any] = read_json(self.path / PLAN, "sweep")
+        points = content.get("points") if isinstance(content, dict) else None
+        if not isinstance(points, list) or not all(isinstance(point, dict) and _is_name(point.get("name")) for point in points):
+            raise InputError(f"'{self.path}' holds no sweep ({PLAN} describes something else)")
         return content
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
@@ -167,10 +169,9 @@ class SweepFolder:
 
     def error(self, name: str) -> str | None:
         """The first line of a failed run's error."""
-        try:
-            return self._error(name).read_text(encoding="utf-8").partition("\n")[0]
-        except FileNotFoundError:
+        if not self._error(name).exists():
             return None
+        return read_text(self._error(name), "error of a run").partition("\n")[0]
 
     def clear_error(self, name: str) -> None:
         """Remove an error, so that the run is executed again."""
@@ -190,8 +191,8 @@ class SweepFolder:
     def progress(self, name: str) -> RunProgress | None:
         """The progress of a run, as noted last."""
         try:
-            return RunProgress(**json.loads(self._noted(name, ".json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return make(RunProgress, read_json(self._noted(name, ".json"), "note on a run"), "a note on a run")
+        except (InputError, AttributeError, TypeError):  # none, or one that something else wrote
             return None
 
     def clear_progress(self, name: str) -> None:
@@ -222,6 +223,11 @@ def _locked(file: int, kind: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_name(name: Any) -> bool:
+    """Whether a value can be the name of a run's folder."""
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name and "\0" not in name
 
 
 def _is_partial(path: Path, name: str) -> bool:
