@@ -1,6 +1,7 @@
 """The command line: a command for every experiment, and one for the table of schemes."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from normscope.cli.output import examples, say
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 from normscope.machine.files import is_disk_full
+from normscope.machine.interrupts import raising_signals
 
 SCHEMES = "Show all schemes (norm placements), or some of them in full."
 
@@ -81,10 +83,13 @@ def main(arguments: list[str] | None = None) -> None:
         for argument in given:
             if not argument.isascii() and not argument.encode("utf-8", "ignore").decode() == argument:
                 raise InputError(f"an argument is text in UTF-8, which '{argument}' is not; rename the file if it is one")
-        status = typer.main.get_command(app(wanted)).main(
-            given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
-        )
-        sys.stdout.flush()
+        with raising_signals():
+            status = typer.main.get_command(app(wanted)).main(
+                given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
+            )
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -5,13 +5,13 @@ to be kept consistent with anything else, so a process may be killed at any poin
 """
 
 import fcntl
-import glob
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from normscope.errors import InputError, make
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import PROBLEMS
 from normscope.machine.files import read_json, read_text
-from normscope.runs import RunFolder, open_run, run_path
+from normscope.runs import RunFolder, locked, open_run, remove_abandoned, run_path
 
 PLAN = "sweep.json"
 STATES = ("finished", "diverged", "failed", "running", "waiting")
@@ -118,32 +118,34 @@ class SweepFolder:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep a second scheduler out, for as long as this process lives."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
-            deadline = time.monotonic() + _PATIENCE
-            while not _locked(lock.fileno(), fcntl.LOCK_EX):
-                if time.monotonic() > deadline:
-                    raise InputError(f"another process runs the sweep in '{self.path}'; normscope sweep status shows it")
-                time.sleep(0.05)
-            yield
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / "lock", _PATIENCE))
+            except BlockingIOError:
+                raise InputError(f"another process runs the sweep in '{self.path}'; normscope sweep status shows it") from None
+            try:
+                yield
+            finally:
+                if self.empty:
+                    for left in self.path.iterdir():
+                        left.unlink()
 
     @property
     def active(self) -> bool:
         """Whether a process runs the sweep now."""
         try:
             with (self.path / "lock").open() as lock:
-                return not _locked(lock.fileno(), fcntl.LOCK_SH)
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
+        except BlockingIOError:
+            return True
+        return False
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
         """One process at a time in a run: another one waits until the first has ended or was killed."""
-        self._notes.mkdir(parents=True, exist_ok=True)
-        with self._noted(name, ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in self.run(name).parent.glob(f".{glob.escape(name)}.partial-*"):
-                shutil.rmtree(left, ignore_errors=True)
+        with locked(self._noted(name, ".lock"), math.inf):
             yield
 
     def complete(self, name: str) -> RunFolder | None:
@@ -205,6 +207,9 @@ class SweepFolder:
     def tidy(self) -> None:
         """Remove all notes, and what complete runs left of their unfinished work, once no run is running."""
         shutil.rmtree(self._notes, ignore_errors=True)
+        remove_abandoned(self.path / "runs")
+        for left in (self.path / "errors").glob(".*.partial"):
+            left.unlink()
         for left in (self.path / "runs").glob(".*.unfinished-*"):
             if self.complete(left.name[1:].rpartition(".unfinished-")[0]) is not None:
                 shutil.rmtree(left, ignore_errors=True)
@@ -215,14 +220,6 @@ class SweepFolder:
 
     def _noted(self, name: str, suffix: str) -> Path:
         return self._notes / f"{name}{suffix}"
-
-
-def _locked(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _is_name(name: Any) -> bool:

@@ -90,7 +90,7 @@ def execute(task: Task) -> None:
 def has_no_space(folder: Path) -> bool:
     """Whether not even a small file can be written there."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(_PROBE))
             file.flush()
             os.fsync(file.fileno())
