@@ -1,5 +1,6 @@
 """A figure as a file: .png, .svg and .pdf without a browser, .html with one page around it, .csv and .json with its numbers."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def _content(figure: Figure, suffix: str) -> bytes:
 
         return render_page(figure.title, "", [Section(figure.title, figures={"figure": figure})]).encode()
     if suffix == ".csv":
-        return spreadsheet(figure_data(figure)).to_csv(index=False).encode()
+        return (
+            spreadsheet(figure_data(figure)).to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
+        )  # a text may end a line
     if suffix == ".json":
         return str(figure_data(figure).to_json(orient="records", force_ascii=False, double_precision=15)).encode()
     svg = figure_svg(figure)
