@@ -155,7 +155,7 @@ def run_chunk(
     kernels: Kernels = PLAIN,
 ) -> Cosines:
     """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone."""
-    check_schemes(schemes)
+    check_schemes(schemes, setting.time, setting.times)
     generator = torch.Generator(device).manual_seed(seed)
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
@@ -176,7 +176,7 @@ def run_chunk(
 
 def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[DrawingStage]:
     """Every stage of every step, with its numbers already on the device."""
-    breaks = {stage.until * setting.time for scheme in schemes for stage in scheme.stages if stage.then}
+    breaks = {stage.end(setting.time) for scheme in schemes for stage in scheme.stages if stage.then}
 
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         holding = [scheme.at(within, setting.time) for scheme in schemes]

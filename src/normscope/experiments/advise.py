@@ -208,7 +208,7 @@ class Advise(Seeded):
     def _consistent(self) -> "Advise":
         from normscope.dynamics.motion import check_schemes
 
-        check_schemes(self.schemes)
+        check_schemes(self.schemes, self.depth)
         for name, width in (("width", self.width), ("simulated_width", self.simulated_width or self.heads)):
             if width % self.heads:
                 raise InputError(
