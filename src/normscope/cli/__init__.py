@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.output import examples
+from normscope.cli.output import examples, say
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 
@@ -77,6 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
+        for argument in given:
+            if not argument.isascii() and not argument.encode("utf-8", "ignore").decode() == argument:
+                raise InputError(f"an argument is text in UTF-8, which '{argument}' is not; rename the file if it is one")
         status = typer.main.get_command(app(wanted)).main(
             given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
         )
@@ -103,5 +106,5 @@ def _explain(error: Exception) -> int:
     else:
         text, status = f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
     if text.strip():
-        sys.stderr.write(f"normscope: {' '.join(text.split())}\n")
+        say(f"normscope: {text}")
     return status
