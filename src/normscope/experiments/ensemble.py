@@ -72,7 +72,7 @@ class Ensemble(Seeded):
     redraw: float | None = setting(None, "Draw new weights after this much time; 0 keeps them.", shown="0")
     time: float | None = setting(None, "The last time.", shown="10")
     step: float | None = setting(None, "Largest time step.", shown="0.1")
-    solver: str | None = setting(None, "euler or midpoint.", shown="midpoint")
+    solver: str | None = setting(None, "midpoint or euler (the flow), or layers of the length of a step.", shown="midpoint")
     samples: int | None = setting(None, "Number of times at which the mean cosine is sampled.", shown="101")
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
     chunk: int | None = setting(None, "Runs computed and checkpointed together.", shown="16; 256 on a GPU")
