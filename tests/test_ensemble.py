@@ -157,7 +157,7 @@ def test_summary_is_the_mean_and_the_90_percent_band() -> None:
         ({"heads": 3}, "cannot be shared among 3 heads"),
         ({"time": -1.0}, "time=-1: should be greater than 0"),
         ({"weights": "kaming"}, "did you mean 'kaiming'"),
-        ({"solver": "rk9"}, "solver='rk9': should be 'euler' or 'midpoint'"),
+        ({"solver": "rk9"}, "solver='rk9': should be 'euler', 'midpoint' or 'layers'"),
         ({"redraw": math.nan}, "redraw"),
     ],
 )

@@ -151,7 +151,11 @@ class Kernels:
     @classmethod
     def compiled(cls) -> "Kernels":
         """The same functions through torch.compile, which makes one pass over the data out of a dozen."""
-        return cls(*(torch.compile(function, dynamic=False) for function in (advance_states, advance_layer, mean_cosine)))
+        return cls(
+            torch.compile(advance_states, dynamic=False),
+            torch.compile(advance_layer, dynamic=False),
+            torch.compile(mean_cosine, dynamic=False),
+        )
 
 
 PLAIN = Kernels()
