@@ -124,7 +124,7 @@ class Audit(OnModel):
             tables["skipped"] = pd.DataFrame(skipped)
         return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
 
-    def seconds(self) -> float:
+    def seconds(self, progress: Progress = SILENT) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole."""
         started = time.monotonic()
         self.model_copy(update={"fresh": True}).run()
