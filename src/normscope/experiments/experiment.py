@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from normscope.core.devices import is_elsewhere
 from normscope.errors import InputError, did_you_mean, explain
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
+from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
+_LARGEST = 2**63 - 1  # of an integer setting
 _MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
 
@@ -60,10 +63,24 @@ class Experiment(BaseModel):
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
     def __init__(self, **given: Any) -> None:
+        for name, value in given.items():
+            if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+                raise InputError(f"{name}= is at most {_LARGEST}, and the given number has {value.bit_length()} bits")
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> "Experiment":
+        """Refuse sizes that this machine cannot hold, before anything else is done with them."""
+        if not is_elsewhere():
+            require_memory(self.memory(), getattr(self, "device", "cpu"))
+        return self
+
+    def memory(self) -> dict[str, float]:
+        """Bytes that the run needs at most, about, by the settings that they follow from."""
+        return {}
 
     def begin(self, arguments: list[str]) -> str | int | None:
         """What the command does instead of running: a text to print, or the exit status of processes it launched."""
