@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    warnings.showwarning = lambda message, *where: say(f"normscope: warning: {message}")
+    warnings.showwarning = lambda message, *where: say(f"normscope: WARNING: {message}")
     try:
         for argument in given:
             if not argument.isascii() and not argument.encode("utf-8", "ignore").decode() == argument:
