@@ -25,8 +25,8 @@ tests: $(INSTALLED)
 	-@$(MAKE) --no-print-directory browser # without one page tests are skipped, or fail where CI=true
 	$(BIN)/pytest -q -rs -n 2 --dist worksteal
 
-kills: $(INSTALLED) # 126 commands killed at random moments; `make test` kills a few
-	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m helpers.kills --kills 126
+kills: $(INSTALLED) # 108 commands killed at random moments; `make test` kills a few
+	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m helpers.kills --kills 108
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

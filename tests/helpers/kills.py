@@ -320,20 +320,21 @@ def run(kills: int, commands: list[str], seed: int, report: Callable[[str], None
     draw, tallies = random.Random(seed), dict[str, Tally]()
     with tempfile.TemporaryDirectory(prefix="normscope-kills-") as root:
         killer = Killer(Path(root), draw)
-        for name, number in trials(kills, commands, draw):
+        for count, (name, number) in enumerate(trials(kills, commands, draw), 1):
             tally = tallies.setdefault(f"{name} {number.name}", Tally())
             try:
                 killer.trial(name, number, tally)
+                report(f"{count} of {kills}: {name} {number.name}")
             except Problem as problem:
                 tally.failures.append(str(problem))
-                report(f"FAILED {name} {number.name}: {problem}")
+                report(f"{count} of {kills}: {name} {number.name} FAILED: {problem}")
     return tallies
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=120)
+    parser.add_argument("--kills", type=int, default=108)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commands", default=",".join(COMMANDS))
     given = parser.parse_args()

@@ -91,12 +91,20 @@ def raising_signals() -> Iterator[None]:
 
 @contextmanager
 def holding_signals() -> Iterator[None]:
-    """Hold back the signals that end a process until a few renames are done."""
+    """Hold back the signals that end a process until a few renames are done.
+
+    A process that is started meanwhile holds them back too, until it calls ``release_signals``.
+    """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*_DEFAULTS, signal.SIGALRM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def release_signals() -> None:
+    """Take, in a process that was started within ``holding_signals``, the signals that end it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_DEFAULTS, signal.SIGALRM})
 
 
 @contextmanager
