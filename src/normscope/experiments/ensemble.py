@@ -158,7 +158,14 @@ class Ensemble(Seeded):
         """Compute a chunk and save it."""
         self.job.compute_chunk(part, Parts.of(folder, self.record))
 
-    def seconds(self) -> float:
+    @property
+    def work(self) -> float:
+        """Projections and attention of every token, scheme, run and evaluation."""
+        shape = self.job.setting
+        evaluation = 4 * shape.tokens * shape.dim**2 + 2 * shape.tokens**2 * shape.dim
+        return float(self.runs * len(self.job.schemes) * shape.evaluations * evaluation)
+
+    def seconds(self, progress: Progress = SILENT) -> float:
         """The time of a chunk of a few steps, as many times as there are steps and chunks."""
         shape = self.job.setting
         short = replace(shape, time=_TIMED_STEPS * shape.step, samples=2, redraw=0.0)
