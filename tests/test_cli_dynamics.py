@@ -155,5 +155,5 @@ def test_tokens_far_out_are_measured_and_those_without_a_speed_stop(here: Path, 
     assert [row["cosine"] for row in json.loads(out)] == pytest.approx([0.0] * 5, abs=1e-6)
     status, out, err = run(capsys, *common, "--radius", "1e-310")
     assert json.loads(out) == []
-    assert "scheme 'pre': the speed |ẋ|/|x| became non-finite (NaN/Inf) at time 0, token 0" in err
+    assert "scheme 'pre' became non-finite (NaN/Inf) at time 0, token 0: its speed |ẋ|/|x| has no value" in err
     assert open_run(here / "runs" / "simulate-2").table("trajectories").empty

@@ -67,8 +67,8 @@ def gradient_by_depth(
     for depth, (state, norms) in enumerate(zip(states, jacobians, strict=False)):
         broken = (~norms.isfinite()).nonzero()
         if len(broken):
-            where = f"layer {depth}, token {int(broken[0])}"
-            raise NotFiniteError(f"scheme '{scheme.name}': the gradient became non-finite (NaN/Inf) at {where}")
+            where = f"at layer {depth}, token {int(broken[0])}: its gradient has no value"
+            raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) {where}")
         gradient = float(norms[early])
         rows.append(
             {

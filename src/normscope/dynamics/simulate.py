@@ -101,5 +101,5 @@ def _require_speed(scheme: Scheme, t: float, x: Tensor, velocity: Tensor) -> Non
     """Stop at a token whose speed |ẋ|/|x| has no value in its precision."""
     broken = (~(length(velocity) / length(x)).squeeze(-1).isfinite()).nonzero()
     if len(broken):
-        what = f"scheme '{scheme.name}': the speed |ẋ|/|x| became non-finite (NaN/Inf)"
-        raise NotFiniteError(f"{what} at time {t:g}, token {int(broken[0, -1])}")
+        where = f"at time {t:g}, token {int(broken[0, -1])}: its speed |ẋ|/|x| has no value"
+        raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) {where}")
