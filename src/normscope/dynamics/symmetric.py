@@ -68,10 +68,7 @@ class SymmetricFlow:
         law, heads = stage.attention.law, stage.attention.heads
         n, gap, r = self.tokens, math.exp(state[0]), math.exp(state[1])
         gamma = 1 - gap
-        at = stage.place(t, self.depth)
-        values = {**at.values, "r": r}
-        if self.alpha is not None:
-            values["alpha"] = self.alpha(t)
+        values = {**stage.place(t, self.depth, self.alpha).values, "r": r}
         # Where A is taken at X, every unnormalised one of q, k, v carries the common radius.
         seen = {letter: r if law.sees_radius and letter not in heads else 1.0 for letter in "qkv"}
         w = math.exp(-self.beta * law.temperature(values) * seen["q"] * seen["k"] * gap)
@@ -113,6 +110,8 @@ class SymmetricFlow:
         """
         times = check_times(times)
         longest_step(solver, time_step)
+        if solver == "layers":
+            raise InputError("the symmetric reduction is that of the flow; solver='layers' is not one of its solvers")
         if not -1 / (self.tokens - 1) < cosine < 1:
             raise InputError(f"n tokens can have one common cosine above −1/(n−1) and below 1, not {cosine}")
         if not (math.isfinite(radius) and radius > 0):
@@ -129,7 +128,7 @@ class SymmetricFlow:
                 if t in wanted:
                     path.times.append(t)
                     path.measures.append({name: rates[name] for name in MEASURES})
-        except ArithmeticError:
+        except (ArithmeticError, InputError):  # the state, or a formula between the times that were checked
             path.stopped = (
                 f"scheme '{self.scheme.name}' became non-finite (NaN/Inf) after time {path.times[-1] if path.times else 0:g}"
             )
@@ -170,7 +169,7 @@ class SymmetricFlow:
         yield grid[-1], state, between
 
     def _breaks(self, clock: "_Clock") -> list[float]:
-        return [clock.reading(stage.until * self.depth) for stage in self.scheme.stages if stage.then]
+        return [clock.reading(stage.end(self.depth)) for stage in self.scheme.stages if stage.then]
 
     def _begun(self, state: State, within: float, clock: "_Clock") -> "tuple[State, Moving]":
         """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's reading."""

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from normscope.core.threads import usable_cores
 from normscope.errors import InputError, MissingExtraError
+from normscope.machine.interrupts import keeping_handlers
 from normscope.sweeps.folder import PLAN
 from normscope.sweeps.tasks import Failure, Task, attempt
 
@@ -68,7 +69,8 @@ class RayExecutor:
             stack.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout that a node was lost; --json is alone there
             options = stack.enter_context(_new_cluster(gpus)) if address == LOCAL else {"address": address}
             try:
-                ray.init(**options, logging_level=logging.ERROR, log_to_driver=False)
+                with keeping_handlers():
+                    ray.init(**options, logging_level=logging.ERROR, log_to_driver=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise InputError(f"cannot use {self.cluster}: {_last_line(error)}") from error
             stack.callback(ray.shutdown)
