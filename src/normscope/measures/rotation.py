@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, length, visible_part
+from normscope.core.norms import cosine, degrees_between, length, visible_part
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, late, late_layers, layers_named
 from normscope.measures.replay import replay_table
@@ -45,7 +45,7 @@ class _Observer(PassObserver):
         else:
             update = after - self.before
             self.lengths.append(length(update).squeeze(-1))
-            self.along.append(torch.cosine_similarity(update, self.before, dim=-1))
+            self.along.append(cosine(update, self.before))
             self.angles.append(float(degrees_between(self.before, after).mean()))
         self.before = after
 

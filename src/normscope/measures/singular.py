@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import unit
 from normscope.errors import InputError, require_known
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import position_rotations, reader
@@ -155,7 +156,7 @@ def singular_tables(model: Model, layer: int, matrix: str, vectors: int, count: 
     first, right_scores, right_tokens = oriented(first, read if matrix == "qk" else output_rows(model), count)
     left = (first.values[:, None] * first.left).mT
     left_scores, left_tokens = (x.view(*left.shape[:2], -1) for x in nearest(left.flatten(0, 1), read, count))
-    shares = whole.values.square() / whole.values.square().sum(-1, keepdim=True)
+    shares = unit(whole.values).square()
     spectrum = [
         {"layer": layer, "head": head, "matrix": matrix, "index": index, "value": value, "share": share}
         for head, (values, parts) in enumerate(zip(whole.values.tolist(), shares.tolist(), strict=True))

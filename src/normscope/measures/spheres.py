@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.curves import layers_named
 from normscope.measures.head_rows import HeadRows, head_name, kv_rows, needless, side_means
@@ -91,9 +92,9 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
 
 def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
     """Of one head, with its orthonormal basis."""
-    squares = (x @ basis).square().sum(1)
-    low, median, high = squares.sqrt().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
-    share = float((squares / x.square().sum(1)).mean())
+    norms = length(x @ basis).squeeze(1)
+    low, median, high = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
+    share = float((norms / length(x).squeeze(1)).square().mean())
     over = median or math.nan  # a head without weights reads nothing
     return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
