@@ -21,10 +21,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
-from normscope.measures.curves import columns, layers_named, statistic, two_digits
+from normscope.measures.curves import columns, statistic, two_digits
 from normscope.measures.head_rows import HeadRows, head_name
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
+from normscope.models.describe import layers_named
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, head_map, spans_decades, table_of
@@ -81,7 +82,8 @@ class Interference(Measure):
             return {}
         shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
         medians = {
-            title: _before(table, exchanged).groupby("layer")[column].median() for title, (exchanged, column) in shares.items()
+            title: _before(table, exchanged).dropna(subset=["change"]).groupby("layer")[column].median()
+            for title, (exchanged, column) in shares.items()
         }
         return {
             title: {
@@ -95,7 +97,7 @@ class Interference(Measure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers' attention depends on content that their heads cannot read."""
         table = table_of(tables, "interference")
-        if table is None or table["change"].isna().all():
+        if table is None or _before(table, "both")["change"].isna().all():
             return
         after = table[table["place"] == "after"]["change"].max()
         shared = bool(after > ROUNDING and about["jointly_normalised"])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.models.check import check_weights
 from normscope.models.model import Model
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
@@ -46,7 +47,7 @@ def open_model(
     Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
 
     Raises:
-        InputError: if there is no such model, or its architecture is not supported.
+        InputError: if there is no such model, its architecture is not supported, or some of its weights are NaN or infinite.
 
     Example:
         >>> from normscope.models import open_model
@@ -82,7 +83,10 @@ def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any) -
 def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
-    return NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about))
+    zeros = check_weights(name, saved.model)
+    model = NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about))
+    model.zero_weights = zeros
+    return model
 
 
 def check_model(name: str | Path) -> Path:
@@ -190,12 +194,14 @@ def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
     from normscope.models.probe import probe_tokens, run
 
     require_decoder_or_encoder(name, model.config)
-    tokens = probe_tokens(model)
+    zeros, tokens = check_weights(name, model), probe_tokens(model)
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
     with _library_errors(refused), torch.no_grad(), observable(model):
         run(model, *tokens)
     with _quietly():
-        return HuggingFaceModel(name, model, tokenizer)
+        opened = HuggingFaceModel(name, model, tokenizer)
+    opened.zero_weights = zeros
+    return opened
 
 
 def _check_shards(name: str, where: str | Path) -> None:
