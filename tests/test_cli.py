@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.cli import run
 from normscope.cli.output import print_table
 from normscope.experiments import summaries
 from normscope.schemes import NAMED
@@ -112,6 +113,23 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_written(
     assert len(result.stderr.splitlines()) == 1
     assert message in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("\x1b[2J", "'\\x1b[2J'"),
+        ("a\nb", "'a b'"),
+        ("x" * 5000, f"'{'x' * 79}…"),
+        ("\udcff", "'\\udcff' is not"),
+    ],
+)
+def test_a_message_is_one_readable_line_whatever_it_quotes(value: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "schemes", value)
+    assert (status, out) == (2, "")
+    assert shown in err
+    assert err.removesuffix("\n").isprintable()
+    assert len(err) < 300
 
 
 def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:

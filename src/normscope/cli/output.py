@@ -25,6 +25,7 @@ FormatOption = Annotated[
 ]
 
 _WIDTH_OF_A_FILE = 160
+_LONGEST_WORD, _LONGEST_LINE = 300, 1500  # characters of a message: what a user gave may be of any length
 
 
 def examples(*commands: str) -> str:
@@ -41,9 +42,16 @@ def console(*, stderr: bool = False) -> "Console":
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
+def one_line(text: str) -> str:
+    """A message in one line of readable length: what a terminal would obey is escaped, long words are cut in their middle."""
+    words = (word if len(word) <= _LONGEST_WORD else f"{word[:80]}…{word[-20:]}" for word in text.split())
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(words))
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+
+
 def say(text: str) -> None:
     """A line for people that must not mix with results: on stderr."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(one_line(text) + "\n")
 
 
 def print_json(records: Iterable[Mapping[Any, Any]]) -> None:

@@ -63,13 +63,13 @@ class Evaluate(Seeded):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The model on every split."""
-        from normscope.models.check import check_weights, named
+        from normscope.models.check import check_finite, named
         from normscope.training import evaluate
         from normscope.training.recipe import task_of
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
-        zeros = check_weights(str(self.model), saved.model)
+        zeros = check_finite(str(self.model), saved.model)
         task, offsets = task_of(saved.about.get("recipe", {}))
         splits = list(self.split or task.splits)
         for name in splits:

@@ -130,8 +130,8 @@ class Experiment(BaseModel):
 
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
-        """The fields that a sweep may set."""
-        return tuple(name for name in cls.fields() if name != "device")
+        """The fields that a sweep may set; whether code of a model is run is decided by a user, never by a file."""
+        return tuple(name for name in cls.fields() if name not in ("device", "trust_remote_code"))
 
     @property
     def field_values(self) -> dict[str, Any]:
@@ -160,10 +160,15 @@ class Experiment(BaseModel):
         """A text that two runs share only if they take the same time."""
         return fingerprint({**self.record, "seed": None})
 
-    def seconds(self) -> float:
+    @property
+    def work(self) -> float:
+        """About how many multiplications the run takes, to compare it with others of its kind; 0 where that is not known."""
+        return 0.0
+
+    def seconds(self, progress: Progress = SILENT) -> float:
         """How long the run takes on this device: timed as a whole, unless a subclass has steps to extrapolate from."""
         started = time.monotonic()
-        self.run()
+        self.run(progress)
         return time.monotonic() - started
 
     @classmethod

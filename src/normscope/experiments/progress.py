@@ -72,10 +72,10 @@ def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
     if console.is_jupyter or "ipykernel" in sys.modules:
         console = Console()
     columns = (
-        bars.TextColumn("{task.description}"),
+        bars.TextColumn("{task.description}", markup=False),  # a model may be called [/bold]
         bars.BarColumn(),
         bars.TaskProgressColumn(),
-        bars.TextColumn("{task.completed:g}/{task.total:g} {task.fields[note]}"),
+        bars.TextColumn("{task.completed:g}/{task.total:g} {task.fields[note]}", markup=False),
         bars.TimeElapsedColumn(),
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),

@@ -62,7 +62,7 @@ def weight_faults(module: nn.Module) -> Iterator[WeightFault]:
             yield WeightFault(name, layer_of(module, name), tensor.numel())
 
 
-def check_weights(name: str, module: nn.Module) -> tuple[WeightFault, ...]:
+def check_finite(name: str, module: nn.Module) -> tuple[WeightFault, ...]:
     """The matrices of zeros of a model; NaN and infinite weights are refused, with the layers that have none.
 
     Raises:

@@ -191,7 +191,8 @@ def _axis(chart: Chart, way: str, rows: Sequence[Row]) -> Any:
     limits = chart.limits if chart.limits and not across else _limits(shown, log=log)
     exact = across or bool(chart.limits) or chart.equal
     room = 8 if exact or any(row[2] == _DOT for row in rows) else 0  # so that dots at an edge are whole
-    scale = alt.Scale(type="log" if log else "linear", domain=list(limits), nice=not exact, zero=False, padding=room)
+    kind: dict[str, Any] = {"type": "log"} if log else {"type": "linear", "zero": False}
+    scale = alt.Scale(**kind, domain=list(limits), nice=not exact, padding=room)
     whole = across and bool(shown) and all(value.is_integer() for value in shown)
     ticks: dict[str, Any] = {"format": ",d", "tickMinStep": 1} if whole else {"labelExpr": _NUMBER}
     if log:
