@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
+DEGENERATE = "degenerate"  # the measure that is always taken: what others leave out
 _HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 

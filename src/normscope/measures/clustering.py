@@ -67,7 +67,7 @@ class Clustering(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Where tokens align, and what that means for their use."""
-        motion = plain_rows(tables["motion"])
+        motion = plain_rows(tables["motion"].dropna(subset="cosine"))
         peak = max(motion, key=lambda row: float(row["cosine"]))
         before, after = max(pairwise(motion), key=lambda pair: float(pair[1]["cosine"] - pair[0]["cosine"]))
         number, aligned = peak["cosine"], peak["cosine"] > _ALIGNED
@@ -82,15 +82,15 @@ class Clustering(Measure):
             title,
             severity,
             number,
-            f"{motion[0]['cosine']:.2f} before layer 0; 0 is unrelated tokens, 1 is collapse.",
+            f"{motion[0]['cosine']:.2f} {place(motion[0]['layer'], about)}; 0 is unrelated tokens, 1 is collapse.",
             "Subtract the mean hidden state before you use hidden states for similarity." if aligned else "",
             weight=80,
         )
         lowest = min(motion, key=lambda row: float(row["rank"]))
         if lowest["cosine"] <= _ALIGNED:  # at higher cosines the rank restates them: it is at most 1/cosine²
             yield Finding(
-                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} before layer 0 and "
-                f"smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
+                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} "
+                f"{place(motion[0]['layer'], about)} and smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
                 "rank", title="Effective rank of the tokens", severity="ok", number=lowest["rank"],
             )  # fmt: skip
 

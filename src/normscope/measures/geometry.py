@@ -156,6 +156,10 @@ def head_update(model: Model, layer: int, head: int, token: int) -> pd.DataFrame
     if OutputNorm.of(model).kind == "layer":
         state, update = centre(state), centre(update)
     start, moved = _in_plane(state, update)
+    if not bool(moved.isfinite().all()):
+        raise InputError(
+            f"layer={layer}: the token is 0, or it or the update of head {head} overflows: there is nothing to draw"
+        )
     parts = {"token": start, "sum": moved, "back on the sphere": unit(moved)}
     points = [{"part": part, "order": 0, "x": float(x), "y": float(y)} for part, (x, y) in parts.items()]
     return pd.concat([_curve("part", _CIRCLE, _circle()), pd.DataFrame(points)], ignore_index=True)

@@ -14,7 +14,7 @@ from normscope.core.norms import length
 from normscope.measures.attention_input import AttentionInput, attention_input
 from normscope.measures.base import LayerAttention
 from normscope.models import Model
-from normscope.models.factors import singular_factors
+from normscope.models.factors import scaled_heads, singular_factors
 
 PLACES = ("before", "after")  # the norm at the input of attention
 SIDES = ("queries", "keys")
@@ -51,7 +51,7 @@ def factors(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim 
 
 def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
     """Orthonormal bases of the column spaces of W, with columns of 0 beyond the rank."""
-    Q, R = torch.linalg.qr(W.double())
+    Q, R = torch.linalg.qr(scaled_heads(W.double())[0])
     U, singular, _ = torch.linalg.svd(R)
     above = singular > _rounding(W) * singular[:, :1]
     basis: Tensor = Q @ U * above[:, None]

@@ -22,10 +22,11 @@ from torch import Tensor
 
 from normscope.core.norms import length, unit
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
-from normscope.measures.curves import columns, layers_named, statistic, two_digits
+from normscope.measures.curves import columns, statistic, two_digits
 from normscope.measures.head_rows import HeadRows, head_name
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
+from normscope.models.describe import layers_named
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, head_map, spans_decades, table_of
@@ -82,7 +83,8 @@ class Interference(Measure):
             return {}
         shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
         medians = {
-            title: _before(table, resampled).groupby("layer")[column].median() for title, (resampled, column) in shares.items()
+            title: _before(table, resampled).dropna(subset=["change"]).groupby("layer")[column].median()
+            for title, (resampled, column) in shares.items()
         }
         return {
             title: {
@@ -96,7 +98,7 @@ class Interference(Measure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers' attention depends on content that their heads cannot read."""
         table = table_of(tables, "interference")
-        if table is None or table["change"].isna().all():
+        if table is None or _before(table, "both")["change"].isna().all():
             return
         after = table[table["place"] == "after"]["change"].max()
         shared = bool(after > ROUNDING and about["jointly_normalised"])

@@ -46,6 +46,8 @@ class Rank(Measure):
         lacking = table[table["rank"] < width].sort_values("rank")
         half = (
             f"Half of the heads use the equivalent of {typical:.3g} equally strong directions or fewer (participation ratio)."
+            if pd.notna(typical)
+            else "W_QK is 0, and its participation ratio is not defined."
         )
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from normscope.core.norms import length
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
-from normscope.measures.curves import layers_named, statistic
+from normscope.measures.curves import statistic
+from normscope.models.describe import layers_named
 from normscope.results.conventions import DRAWN_HEADS, NORM_BAND
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding

@@ -21,6 +21,11 @@ _NEAR = 1e-4
 _SMALLEST = 1e-3
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, by the name of its class; one with parts is not, whatever it is called."""
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One call of a module: its input, its output, and how many calls in the block had ended when it began."""
@@ -33,9 +38,8 @@ class Call:
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm, by the name of its class; a module with parts is not one, whatever it is called."""
-        named = "norm" in type(self.module).__name__.lower()
-        return named and self.input.shape == self.output.shape and not any(True for _ in self.module.children())
+        """Whether it is a norm that keeps the shape of its input."""
+        return is_norm(self.module) and self.input.shape == self.output.shape
 
     @property
     def is_product(self) -> bool:
