@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types tests clean
+.PHONY: demo test lint types tests fuzz clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -20,6 +20,10 @@ types: $(INSTALLED)
 
 tests: $(INSTALLED)
 	$(BIN)/pytest -q -n 2 --dist worksteal
+
+SEED ?= 0
+fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values
+	$(BIN)/pytest -q -n 2 --dist worksteal tests/test_fuzz.py --fuzz all --fuzz-seed $(SEED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
