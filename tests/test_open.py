@@ -1,19 +1,14 @@
-"""Models that are already in memory, and files that must not be trusted."""
+"""Models that are already in memory."""
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from helpers.models import COMMON, FAMILIES, GPT2, GROUPED, LAYERS, built, near, some_tokens, word_tokenizer
+from helpers.models import COMMON, FAMILIES, GROUPED, built, near, some_tokens, word_tokenizer
 from normscope.errors import InputError
 from normscope.models import open_model
-from normscope.models.hugging_face import HuggingFaceModel
 from normscope.schemes import NAMED
 from normscope.transformer import Transformer, TransformerConfig, load_model
 
@@ -84,74 +79,6 @@ def test_a_norm_or_gate_before_the_output_matrix_is_noted(config: str, note: str
         model(some_tokens())
     assert near(c["resid_pre", 0] + c["attn_out", 0], c["resid_mid", 0])
     assert near(c["pattern", 0].sum(-1), torch.ones(2, model.heads, 12))
-
-
-def sharded(folder: Path, change: dict[str, str]) -> Path:
-    """A model in two files, with other names in its index."""
-    built("GPT2Config", GPT2).save_pretrained(folder, max_shard_size="20KB")
-    index = folder / "model.safetensors.index.json"
-    content = json.loads(index.read_text())
-    content["weight_map"] |= dict.fromkeys(list(content["weight_map"])[:1], change["to"]) if change else {}
-    index.write_text(json.dumps(content))
-    return folder
-
-
-def test_a_model_in_several_files_is_opened(tmp_path: Path) -> None:
-    model = open_model(sharded(tmp_path, {}))
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert near(model(some_tokens()), HuggingFaceModel("gpt2", built("GPT2Config", GPT2))(some_tokens()))
-
-
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", "..\\x.safetensors"]
-)
-def test_an_index_that_names_other_files_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="no safetensors file beside it"):
-        open_model(sharded(tmp_path, {"to": name}))
-
-
-def test_an_index_that_is_none_is_refused(tmp_path: Path) -> None:
-    folder = sharded(tmp_path, {})
-    (folder / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(InputError, match="not an index of weights"):
-        open_model(folder)
-
-
-def test_code_beside_weights_is_not_run_and_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked whether to run code"))
-    ran = tmp_path / "ran"
-    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
-    code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\n"
-    for name in ("configuration_evil", "modeling_evil", "tokenization_evil"):
-        (tmp_path / f"{name}.py").write_text(code)
-    config = json.loads((tmp_path / "config.json").read_text())
-    evil = {"AutoConfig": "configuration_evil.Config", "AutoModelForCausalLM": "modeling_evil.Model"}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": evil}))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_evil.T", None]}}))
-    assert open_model(tmp_path).layers == LAYERS  # the library has code of its own for a Llama
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": evil}))
-    with pytest.raises(InputError, match="cannot open"):
-        open_model(tmp_path)
-    assert not ran.exists()
-
-
-def test_a_kernel_that_a_configuration_names_is_not_loaded(tmp_path: Path) -> None:
-    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for key in ("attn_implementation", "_attn_implementation"):
-        (tmp_path / "config.json").write_text(json.dumps({**config, key: "evil/kernel"}))
-        assert open_model(tmp_path).layers == LAYERS
-
-
-def test_weights_are_the_files_and_not_what_lies_beside_them(tmp_path: Path) -> None:
-    """A pickle beside safetensors is never read."""
-    built("LlamaConfig", GROUPED).save_pretrained(tmp_path)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"not a pickle")
-    assert open_model(tmp_path).layers == LAYERS
-    shutil.copy(tmp_path / "model.safetensors", tmp_path / "other.safetensors")
-    save_file(load_file(tmp_path / "other.safetensors"), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert open_model(tmp_path).layers == LAYERS
 
 
 @pytest.mark.parametrize("html", [True, False])

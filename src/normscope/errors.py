@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 Made = TypeVar("Made")
+_LONGEST = 200  # characters of a wrong value that a message repeats
 
 
 class InputError(ValueError):
@@ -104,4 +105,13 @@ def explain(error: "ValidationError") -> str:
     problem = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
     if first["type"] == "literal_error":
         problem += did_you_mean(str(first["input"]), re.findall(r"'([^']*)'", first["ctx"]["expected"]))
-    return f"{name}={first['input']!r}: {problem}" if name else problem
+    return f"{name}={_short(first['input'])}: {problem}" if name else problem
+
+
+def _short(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = hex(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

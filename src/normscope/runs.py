@@ -4,26 +4,26 @@ A folder holds ``run.json`` (command, configuration, versions, device, seed, tim
 figures and pages belong to the run. Under its final name it is complete or absent.
 """
 
+import errno
 import fcntl
 import glob
 import hashlib
 import json
+import math
 import os
 import platform
 import re
+import secrets
 import shutil
-import signal
-import sys
 import tempfile
-import threading
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,18 @@ import pandas as pd
 
 from normscope import __version__
 from normscope.errors import InputError
+from normscope.machine.files import read_json, regular_file, user_path
+from normscope.machine.interrupts import holding_signals, raising_signals
+from normscope.machine.memory import require_memory
 
 _DESCRIPTION = "run.json"
+_SAVED = {"command", "configuration", "seed", "device", "summary", "tables"}  # must not change after a run was saved
+_CELL = 24  # bytes of a table's cell in memory, while it is read
 _KEPT = "tables"  # where a kept set says which tables it has
-_TERMINATION = (signal.SIGTERM, signal.SIGHUP)
+_LONGEST_NAME, _LONGEST_PATH = 200, 3_500  # bytes; names beside a run folder and paths inside are longer (255 and 4,096)
+_ABANDONED = re.compile(r"\.(?P<run>.+)\.partial-[0-9a-f]{8}")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_RETRY = 0.05  # seconds between two attempts at a lock
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
 
 
@@ -72,13 +80,21 @@ class RunFolder:
         """Read a table back."""
         if name not in self.tables:
             raise InputError(f"no table '{name}' in '{self.path}'; it has: {', '.join(self.tables) or 'none'}")
-        return pd.read_parquet(self.path / f"{name}.parquet")
+        return _read_table(self.path / f"{name}.parquet")
+
+    def all_tables(self) -> dict[str, pd.DataFrame]:
+        """Read all tables back; those of another shape than the run was saved with are refused."""
+        shapes = self.description.get("tables")
+        tables = {name: self.table(name) for name in (self.tables if shapes is None else shapes)}
+        for name, table in tables.items():
+            if shapes is not None and list(map(str, table.columns)) != shapes[name]:
+                raise InputError(f"the table '{self.path / name}.parquet' was changed after the run was saved")
+        return tables
 
     @property
     def description(self) -> dict[str, Any]:
-        """The content of ``run.json``."""
-        content: dict[str, Any] = json.loads((self.path / _DESCRIPTION).read_text(encoding="utf-8"))
-        return content
+        """The content of ``run.json``: one that was written by something else, or changed since, is refused."""
+        return read_description(self.path)
 
 
 @contextmanager
@@ -96,21 +112,16 @@ def new_run(
     """A folder to write a run into; it appears under ``path`` when the block ends, and not at all if it fails.
 
     An existing run under ``path`` is replaced only with ``overwrite``, and only at the end; anything that is not a run
-    folder is never replaced. An interrupt or a termination signal removes what was written so far. ``started`` is when the work
-    began, if that was before.
+    folder is never replaced. An interrupt or a termination signal removes what was written so far; what a killed process left
+    goes with the next run beside it. ``started`` is when the work began, if that was before.
     """
     final = run_path(path)
     check_writable(final, overwrite=overwrite)
     started = started or datetime.now(UTC)
-    with _termination_raises():
-        partial = _partial_folder(final)
-        try:
-            yield RunFolder(partial)
-            _write_description(partial, command, configuration, seed, device, started, summary)
-            _publish(partial, final, overwrite)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+    with raising_signals(), no_empty_folders(final), _partial_folder(final) as partial:
+        yield RunFolder(partial)
+        _write_description(partial, command, configuration, seed, device, started, summary)
+        _publish(partial, final, overwrite)
 
 
 @contextmanager
@@ -131,10 +142,10 @@ def grown_run(
     final, started = run_path(path), started or datetime.now(UTC)
     for left in final.glob(".partial-*"):
         shutil.rmtree(left, ignore_errors=True)
-    with _termination_raises(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:
+    with raising_signals(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:
         yield RunFolder(Path(partial))
         _write_description(Path(partial), command, configuration, seed, device, started, summary)
-        with _signals_wait():
+        with holding_signals():
             for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == _DESCRIPTION):
                 if (final / file.name).is_dir():
                     shutil.rmtree(final / file.name)
@@ -144,51 +155,180 @@ def grown_run(
 def run_path(path: Path | str) -> Path:
     """Where a run given as ``path`` ends up: absolute, with ~ and links resolved."""
     try:
-        return Path(path).expanduser().resolve()
+        return user_path(path, "run folder").resolve()
     except (OSError, RuntimeError) as error:
-        raise InputError(f"cannot use '{path}' as a run folder: {error}") from error
+        raise InputError(f"cannot use the run folder '{path}': {error}; choose another out=") from error
 
 
 def open_run(path: Path | str) -> RunFolder:
     """A complete run folder, for reading."""
-    folder = Path(path).expanduser()
+    folder = user_path(path, "run folder")
     if not (folder / _DESCRIPTION).is_file():
         what = "is not a run folder (no run.json in it)" if folder.exists() else "does not exist"
         raise InputError(f"'{folder}' {what}")
     return RunFolder(folder)
 
 
+def read_description(folder: Path) -> dict[str, Any]:
+    """The content of ``run.json`` in a folder."""
+    path = folder / _DESCRIPTION
+    content = read_json(path, "run")
+    kinds = {"command": str, "configuration": dict, "seed": int | None, "device": str, "versions": dict}
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
+        raise InputError(f"'{path}' does not describe a run of normscope")
+    if "digest" in content and (not content.keys() >= _SAVED or content["digest"] != _description_digest(content)):
+        raise InputError(f"'{path}' was changed after the run was saved")
+    return content
+
+
+def _description_digest(content: Mapping[str, Any]) -> str:
+    """What tells whether the settings in ``run.json`` are those that were saved."""
+    return fingerprint({name: content[name] for name in _SAVED})
+
+
+def _read_table(path: Path) -> pd.DataFrame:
+    """A Parquet table; a damaged one, and one that does not fit into memory, are refused."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    regular_file(path, "table")
+    try:
+        about = pq.read_metadata(path)
+        require_memory({f"the table '{path}'": _CELL * about.num_rows * about.num_columns})
+        return pd.read_parquet(path)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the table '{path}' is damaged: {' '.join(str(error).split())[:200]}") from error
+
+
 def check_writable(path: Path | str, *, overwrite: bool) -> None:
     """Refuse, before any work, a place where the run could not be put at the end."""
     final = run_path(path)
+    with _refusing(path):
+        if final == Path.cwd() or final in Path.cwd().parents:
+            raise InputError(f"'{path}' is the working directory, or holds it; choose another out=")
+        if final.exists():
+            if final == Path(os.path.realpath(os.path.expanduser("~"))):
+                raise InputError(f"'{path}' is the home directory; choose another out=")
+            if _is_mount_point(final):
+                raise InputError(f"'{path}' is a mount point, which cannot be replaced; choose a folder in it as out=")
+            if not (final.is_dir() and not any(final.iterdir())):
+                if not is_run(final):
+                    raise InputError(f"'{path}' exists and is not a run folder; choose another out=")
+                if not overwrite:
+                    raise InputError(f"'{path}' holds a run already; choose another out=, or overwrite=True to replace it")
+        _check_takes_files(final.parent)
+
+
+def check_can_grow(path: Path | str) -> None:
+    """Refuse, before any work, a place where no folder can be made and filled."""
+    with _refusing(path):
+        _check_takes_files(run_path(path))
+
+
+@contextmanager
+def _refusing(path: Path | str) -> Iterator[None]:
+    """Refuse names that are too long, and whatever the system refuses."""
+    final = run_path(path)
+    if len(os.fsencode(final.name)) > _LONGEST_NAME or len(os.fsencode(final)) > _LONGEST_PATH:
+        longest = f"a name has at most {_LONGEST_NAME} bytes, a path {_LONGEST_PATH:,}"
+        raise InputError(f"cannot use '{final.name[:20]}…' as a run folder: {longest}; choose another out=")
     try:
-        if final.exists() and not (final.is_dir() and not any(final.iterdir())):
-            if not is_run(final):
-                raise InputError(f"'{path}' exists and is not a run folder; choose another out=")
-            if not overwrite:
-                raise InputError(f"'{path}' holds a run already; choose another out=, or overwrite=True to replace it")
-        parent = next(folder for folder in final.parents if folder.exists())
-        writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) and _takes_folders(parent)
+        yield
     except OSError as error:
         raise InputError(f"cannot use '{path}' as a run folder: {error.strerror}; choose another out=") from error
-    if not writable:
-        raise InputError(f"cannot write to '{parent}'; choose another out=")
 
 
-def _takes_folders(parent: Path) -> bool:
-    """Whether a folder can be made there; permissions alone do not say so (/proc)."""
+def _check_takes_files(folder: Path) -> None:
+    """Refuse a folder in which no file can be made; permissions alone do not decide that (/proc, /sys)."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".normscope-", dir=parent))
+        tempfile.TemporaryFile(dir=existing).close()  # without a name: a process that is killed here leaves nothing
+    except OSError as error:
+        reason = "it takes no files" if isinstance(error, FileNotFoundError) else error.strerror
+        raise InputError(f"cannot write to '{existing}': {reason}; choose another out=") from error
+
+
+def _is_mount_point(folder: Path) -> bool:
+    """Whether something is mounted there; the second question knows of folders that are mounted within their own disk."""
+    if os.path.ismount(folder):
+        return True
+    try:
+        mounted = Path("/proc/self/mountinfo").read_bytes().splitlines()
     except OSError:
         return False
-    return True
+    name = re.sub(rb"[ \t\n\\]", lambda character: b"\\%03o" % ord(character[0]), os.fsencode(folder))
+    return any(line.split()[4] == name for line in mounted)
+
+
+@contextmanager
+def no_empty_folders(path: Path | str) -> Iterator[None]:
+    """Remove, at the end of the block, those of the folders up to ``path`` that are new and empty."""
+    final = run_path(path)
+    missing = [folder for folder in (final, *final.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file, which is made, for as long as the block or this process lasts.
+
+    Raises:
+        BlockingIOError: if another process still holds it after ``patience`` seconds.
+    """
+    deadline = time.monotonic() + patience
+    while (file := _lock_file(path)) is None:
+        if time.monotonic() >= deadline:
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
+        time.sleep(_RETRY)
+    with file:
+        yield
+
+
+def _lock_file(path: Path) -> TextIO | None:
+    """The file, open and locked; None if another process has its lock or is removing it with its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return None
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        stack.pop_all()
+        return file
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove what killed processes left of runs that they were writing there; nothing that a living one writes is touched.
+
+    A run that had moved aside for the one that was to replace it is put back.
+    """
+    for lock in parent.glob(".*.partial-*.lock"):
+        partial = lock.with_suffix("")
+        name = _ABANDONED.fullmatch(partial.name)
+        if name is not None:
+            with suppress(OSError), locked(lock):
+                final, aside = parent / name["run"], _aside(partial)
+                if aside.is_dir() and not final.exists():
+                    aside.rename(final)
+                for left in (partial, aside):
+                    shutil.rmtree(left, ignore_errors=True)
+                lock.unlink()
 
 
 def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run of ours, by its description."""
     try:
-        return "normscope" in json.loads((Path(folder).expanduser() / _DESCRIPTION).read_text(encoding="utf-8"))["versions"]
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last where ~NAME is nobody's home
+        return "normscope" in read_json(user_path(folder) / _DESCRIPTION, "run")["versions"]
+    except (InputError, KeyError, TypeError, IndexError):
         return False
 
 
@@ -273,7 +413,7 @@ class Parts:
     def load(self, index: int) -> npt.NDArray[Any] | None:
         """Part ``index``, or None if it is not there or cannot be read."""
         try:
-            values: npt.NDArray[Any] = np.load(self._path(index), allow_pickle=False)
+            values: npt.NDArray[Any] = np.load(regular_file(self._path(index), "part of a run"), allow_pickle=False)
         except Exception:  # whatever a damaged file makes of NumPy's reader, the part is computed again
             return None
         return values
@@ -325,18 +465,31 @@ class KeptTables:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process writes at a time; others wait."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / "lock", math.inf):
             yield
 
 
-def _partial_folder(final: Path) -> Path:
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{final.name}.partial-", dir=final.parent))
-    except OSError as error:
-        raise InputError(f"cannot write to '{final.parent}': {error.strerror}; choose another out=") from error
+@contextmanager
+def _partial_folder(final: Path) -> Iterator[Path]:
+    """A hidden folder beside ``final``; what is left of it at the end is removed.
+
+    Its lock is a file beside it: it tells a folder that is being written from one that a killed process left.
+    """
+    remove_abandoned(final.parent)
+    partial = final.with_name(f".{final.name}.partial-{secrets.token_hex(4)}")
+    lock = partial.with_name(f"{partial.name}.lock")
+    with ExitStack() as stack:
+        stack.callback(lock.unlink, missing_ok=True)
+        with _refusing(final):
+            try:
+                stack.enter_context(locked(lock))
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                lock.unlink()  # on a disk without locks nothing is taken for abandoned
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            partial.mkdir()
+        yield partial
 
 
 def _write_description(
@@ -358,9 +511,17 @@ def _write_description(
         "platform": platform.platform(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 3),
+        "tables": {path.stem: _columns(path) for path in sorted(folder.glob("*.parquet"))},
     }
-    text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
+    content = json.loads(json.dumps(content, default=str))
+    text = json.dumps({**content, "digest": _description_digest(content)}, indent=2, ensure_ascii=False)
     (folder / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+
+
+def _columns(table: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return [str(name) for name in pq.read_schema(table).names]
 
 
 def _package_versions() -> dict[str, str]:
@@ -378,13 +539,12 @@ def _publish(partial: Path, final: Path, overwrite: bool) -> None:
 
     What may stand there is asked again, since others may have written meanwhile; signals wait until the renaming is over.
     """
-    partial.chmod(0o777 & ~_umask())
-    with _signals_wait():
+    with holding_signals():
         check_writable(final, overwrite=overwrite)
         if not is_run(final):
             os.rename(partial, final)
             return
-        aside = final.with_name(f"{partial.name}.old")
+        aside = _aside(partial)
         os.rename(final, aside)
         try:
             os.rename(partial, final)
@@ -394,35 +554,6 @@ def _publish(partial: Path, final: Path, overwrite: bool) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-@contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Hold back the signals that end a process until a few renames are done."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_TERMINATION})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit while a run is being written, so that its cleaning up happens."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        sys.exit(128 + signum)
-
-    previous = {number: signal.signal(number, leave) for number in _TERMINATION}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _aside(partial: Path) -> Path:
+    """Where a run moves that ``partial`` replaces."""
+    return partial.with_name(f"{partial.name}.old")

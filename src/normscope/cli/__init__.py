@@ -1,6 +1,7 @@
 """The command line: a command for every experiment, and one for the table of schemes."""
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -9,6 +10,8 @@ import typer
 from normscope.cli.output import examples, say
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
+from normscope.machine.files import is_disk_full
+from normscope.machine.interrupts import raising_signals
 
 SCHEMES = "Show all schemes (norm placements), or some of them in full."
 
@@ -80,16 +83,21 @@ def main(arguments: list[str] | None = None) -> None:
         for argument in given:
             if not argument.isascii() and not argument.encode("utf-8", "ignore").decode() == argument:
                 raise InputError(f"an argument is text in UTF-8, which '{argument}' is not; rename the file if it is one")
-        status = typer.main.get_command(app(wanted)).main(
-            given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
-        )
-        sys.stdout.flush()
+        with raising_signals():
+            status = typer.main.get_command(app(wanted)).main(
+                given, prog_name="normscope", standalone_mode=False, obj=given + ["--debug"] * debug
+            )
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if debug:
             raise
+        if is_disk_full(error) and not isinstance(error, InputError):  # what is printed goes into a file, which could not grow
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_explain(error))
     sys.exit(status if isinstance(status, int) else 0)
 
@@ -102,7 +110,7 @@ def _explain(error: Exception) -> int:
     elif usage_message is not None:
         text, status = usage_message(), 2
     elif isinstance(error, OSError):
-        text, status = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1
+        text, status = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
     else:
         text, status = f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
     if text.strip():

@@ -21,6 +21,7 @@ from normscope.cli.output import (
     say,
 )
 from normscope.errors import InputError
+from normscope.machine.interrupts import Terminated
 from normscope.results.sections import PageTable
 
 if TYPE_CHECKING:
@@ -79,9 +80,10 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     try:
         with progress_bar(lambda text: with_options(text, type(experiment))) as bar:
             result = execute(experiment, folder, overwrite=overwrite, formats=formats, progress=bar)
-    except KeyboardInterrupt:
-        if experiment.resumable and folder is not None:
-            say(f"interrupted; the same command with --out {folder} resumes from what is saved")
+    except (KeyboardInterrupt, Terminated) as error:
+        word = "interrupted" if isinstance(error, KeyboardInterrupt) else "terminated"
+        resumes = experiment.resumable and folder is not None
+        say(word + f"; the same command with --out {folder} resumes from what is saved" * resumes)
         raise
     for problem in result.problems:
         say(f"incomplete: {with_options(problem, result.kind)}")

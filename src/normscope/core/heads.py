@@ -10,6 +10,8 @@ from torch import Tensor
 
 from normscope.core.attention import Backend, attend, normalise_heads
 from normscope.errors import InputError
+from normscope.machine.files import regular_file
+from normscope.machine.memory import require_memory
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ class HeadWeights:
         from safetensors.torch import load_file
 
         names = ("W_Q", "W_K", "W_V", "W_O")
+        file = regular_file(path, "weights file")
+        require_memory({f"the weights file '{path}'": 3 * file.stat().st_size})
         try:
-            found = load_file(path)
-        except FileNotFoundError:
-            raise InputError(f"no weights file '{path}'") from None
+            found = load_file(file)
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read the weights file '{path}': {error}") from error
         for name, weight in found.items():

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from normscope.core.norms import tangent, unit
 from normscope.errors import InputError, require_known
+from normscope.machine.files import regular_file
+from normscope.machine.memory import require_memory
 
 STARTS = ("orthogonal", "uniform", "gaussian", "cone")
+_COPIES = 3  # of a file's numbers in memory, as they are read, in float64 and scaled
 Start = Float[Tensor, "*runs tokens dim"]
 
 
@@ -49,13 +52,11 @@ def make_start(
 def read_start(path: Path) -> Float[Tensor, "tokens dim"]:
     """Tokens from a file: ``.npy`` or ``.csv`` (a token a line) with an array tokens × dim, or ``.safetensors`` with one."""
     try:
-        tokens = _read_array(path)
-    except FileNotFoundError:
-        raise InputError(f"no start file '{path}'") from None
+        tokens = _read_array(regular_file(path, "start file"))
     except InputError:
         raise
-    except Exception as error:
-        raise InputError(f"cannot read the start file '{path}': {error}") from error
+    except Exception as error:  # whatever NumPy and safetensors raise for a damaged file
+        raise InputError(f"cannot read the start file '{path}': {' '.join(str(error).split())[:200]}") from error
     if tokens.ndim != 2 or tokens.is_complex():
         raise InputError(
             f"a start file holds real numbers, tokens × dim; '{path}' has {tokens.dtype} of shape {tuple(tokens.shape)}"
@@ -75,6 +76,7 @@ def check_start(x: Start) -> Start:
 
 
 def _read_array(path: Path) -> Tensor:
+    require_memory({f"the start file '{path}'": _COPIES * path.stat().st_size})
     if path.suffix == ".npy":
         import numpy as np
 

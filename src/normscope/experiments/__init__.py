@@ -79,14 +79,20 @@ def execute(
 ) -> "Result":
     """Run an experiment; with ``out``, continue unfinished work beside it and save the result there."""
     from normscope.experiments.progress import SILENT
-    from normscope.runs import check_writable
+    from normscope.machine.files import full_disk_explained
+    from normscope.machine.memory import out_of_memory_explained
+    from normscope.runs import check_can_grow, check_writable, no_empty_folders, remove_abandoned, run_path
 
     progress = progress or SILENT
     if out is None:
-        return experiment.run(progress)
-    if not experiment.grows:
+        with out_of_memory_explained():
+            return experiment.run(progress)
+    remove_abandoned(run_path(out).parent)
+    if experiment.grows:
+        check_can_grow(out)
+    else:
         check_writable(out, overwrite=overwrite)
-    with experiment.reserve(Path(out)):
+    with out_of_memory_explained(), full_disk_explained(out), no_empty_folders(out), experiment.reserve(Path(out)):
         return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
 
 

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, model_validator
 
 from normscope.errors import InputError, require_known
 from normscope.experiments.experiment import Seeded, Shown
+from normscope.experiments.on_model import TRUST_HELP
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
@@ -179,6 +180,7 @@ class Advise(Seeded):
     model: Any = setting(
         None, "The model of --weights spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
     )
+    trust_remote_code: bool = setting(False, TRUST_HELP)
     depth: int = setting(help="Number of layers.", ge=1)
     width: int = setting(help="Dimension of the model.", ge=1)
     heads: int = setting(help="Number of heads.", ge=1)
@@ -282,7 +284,7 @@ class Advise(Seeded):
         """Simulate all schemes, rank them, and put theory and what was trained beside."""
         from normscope.dynamics.advice import measure_runs, rank
 
-        spectrum = None if self.model is None else spectrum_of(self.model)
+        spectrum = None if self.model is None else spectrum_of(self.model, self.trust_remote_code)
         advance = progress.stage("simulating layers", 2 * self.depth * self.runs)
         measures = measure_runs(self.stack(spectrum), self.compared, self.runs, advance)
         names = [scheme.name for scheme in self.compared]
@@ -368,7 +370,7 @@ class Advise(Seeded):
             yield Section("What was simulated", (settings,), findings=findings["setting"])
 
 
-def spectrum_of(model: Any) -> "Spectrum":
+def spectrum_of(model: Any, trust_remote_code: bool = False) -> "Spectrum":
     """Singular values of W_QK and W_VO of every head of a model."""
     import torch
 
@@ -376,7 +378,7 @@ def spectrum_of(model: Any) -> "Spectrum":
     from normscope.models import open_model
     from normscope.models.factors import singular_factors
 
-    opened = open_model(model, "cpu")
+    opened = open_model(model, "cpu", tokenizer=False, trust_remote_code=trust_remote_code)
     layers = [opened.projections(layer) for layer in range(opened.layers)]
     qk = [singular_factors(w.W_Q.double(), w.W_K.double().mT).values.cpu() for w in layers]
     vo = [singular_factors(w.W_V.double(), w.W_O.double()).values.cpu() for w in layers]

@@ -1,7 +1,6 @@
 """compare: Compare models or runs side by side."""
 
 import math
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
 from normscope.experiments.settings import setting
+from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
 from normscope.results.figures import Chart, HeatMap, Line
@@ -131,6 +131,7 @@ class Compare(Seeded):
     examples: int | None = _shared("examples")
     sentence: str | None = _shared("sentence")
     fresh: bool = _shared("fresh")
+    trust_remote_code: bool = _shared("trust_remote_code")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -161,10 +162,8 @@ class Compare(Seeded):
         return Side(name, result.tables, result.configuration.get("tokens") if reads else None)
 
     def _audited(self, model: Any, name: str, tables: Mapping[str, Frame], progress: Progress) -> Side:
-        shared = {
-            field: getattr(self, field) for field in ("text", "tokens", "examples", "sentence", "fresh", "seed", "device")
-        }
-        audit = Audit(model=model, **shared)
+        shared = Audit.model_fields.keys() & type(self).model_fields.keys()
+        audit = Audit(model=model, **{field: getattr(self, field) for field in shared})
         subject = audit.subject(progress)
         return Side(name, tables, subject.about["tokens"], (audit, subject))
 
@@ -264,7 +263,7 @@ def _place(subject: Any) -> Any:
     if not isinstance(subject, str | Path):
         return id(subject)
     text = str(subject)
-    return str(run_path(text)) if os.path.exists(os.path.expanduser(text)) else text
+    return str(run_path(text)) if user_path(text, "model or run").exists() else text
 
 
 def _name_of(subject: Any) -> str:

@@ -12,7 +12,7 @@ from normscope.experiments import execute, kind_of
 from normscope.experiments.audit import Audit
 from normscope.experiments.ensemble import Ensemble
 from normscope.experiments.experiment import Experiment, Shown
-from normscope.experiments.on_model import ModelSource
+from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
 from normscope.experiments.settings import SIX_SCHEMES, Seed, setting
@@ -54,6 +54,7 @@ class Demo(Experiment):
     )
 
     model: ModelSource | None = copy(Audit.model_fields["model"])
+    trust_remote_code: bool = setting(False, TRUST_HELP)
     seed: Seed = setting(0, "Seed of everything random.")
 
     @cached_property
@@ -62,7 +63,7 @@ class Demo(Experiment):
         common: dict[str, Any] = {"seed": self.seed, "device": "cpu"}
         changes = {"examples": _EXAMPLES, "test_examples": _TESTS}
         return {
-            "audit": Audit(model=self.model, **common),
+            "audit": Audit(model=self.model, trust_remote_code=self.trust_remote_code, **common),
             "simulation": Simulate(tokens=64, dim=64, **common),
             "ensemble": Ensemble(panel="5d", runs=_RUNS, chunk=16, **common),
             **{name: Train(preset="tiny", scheme=name, set=changes, **common) for name in _TRAINED},

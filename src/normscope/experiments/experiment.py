@@ -130,8 +130,8 @@ class Experiment(BaseModel):
 
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
-        """The fields that a sweep may set."""
-        return tuple(name for name in cls.fields() if name != "device")
+        """The fields that a sweep may set; whether code of a model is run is decided by a user, never by a file."""
+        return tuple(name for name in cls.fields() if name not in ("device", "trust_remote_code"))
 
     @property
     def field_values(self) -> dict[str, Any]:

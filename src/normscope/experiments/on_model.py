@@ -37,6 +37,7 @@ def as_model(value: Any) -> Any:
     return value
 
 
+TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
 
 
@@ -44,6 +45,7 @@ class WithModel(Seeded):
     """An experiment on a model."""
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
+    trust_remote_code: bool = setting(False, TRUST_HELP)
 
     @property
     def model_name(self) -> str:
@@ -71,7 +73,8 @@ class WithModel(Seeded):
         from normscope.models import open_model
 
         advance = progress.stage(f"opening {self.model_name}", 1)
-        model = open_model(self.model, self.device) if isinstance(self.model, str) else open_model(self.model)
+        device = self.device if isinstance(self.model, str) else None
+        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
         advance(1)
         return model
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from normscope.errors import InputError, did_you_mean
+from normscope.machine.files import full_disk_explained, read_text
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -71,8 +72,8 @@ class Result:
         """Text, findings, tables and figures that belong together."""
         try:
             return tuple(self.kind.sections(self))
-        except KeyError as missing:
-            if not self.older:
+        except (KeyError, AttributeError, TypeError, ValueError) as missing:
+            if not self.older or isinstance(missing, InputError):
                 raise
             raise InputError(
                 f"'{self.path}' was saved by an earlier version of normscope, without {missing}: its tables can be read, its "
@@ -149,7 +150,8 @@ class Result:
             "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
             "started": self.started, "summary": self.summary,
         }  # fmt: skip
-        with grown_run(path, **about) if self.kind.grows else new_run(path, **about, overwrite=overwrite) as run:
+        saving = grown_run(path, **about) if self.kind.grows else new_run(path, **about, overwrite=overwrite)
+        with full_disk_explained(path), saving as run:
             for name, table in self.tables.items():
                 run.write_table(name, table)
             for name, write in self.files.items():
@@ -223,13 +225,13 @@ def load(path: Path | str) -> Result:
     return Result(
         kind=kind_of(about["command"]),
         configuration=about["configuration"],
-        tables={name: run.table(name) for name in run.tables},
+        tables=run.all_tables(),
         summary=about.get("summary", ""),
         seed=about["seed"],
         device=about["device"],
-        problems=tuple(problems.read_text(encoding="utf-8").splitlines()) if problems.is_file() else (),
+        problems=tuple(read_text(problems, "text").splitlines()) if problems.exists() else (),
         path=run.path,
-        older="summary" not in about,
+        older="digest" not in about,
     )
 
 

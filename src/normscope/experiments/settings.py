@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from normscope.core.devices import chosen_device
 from normscope.errors import InputError, require_known
+from normscope.machine.files import read_text
 from normscope.schemes import Scheme, find_scheme
 
 SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
@@ -79,10 +80,7 @@ def text_of(path: Path | None) -> str | None:
     """The content of a text file; None where there is no path."""
     if path is None:
         return None
-    try:
-        return path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the text '{path}': {getattr(error, 'strerror', None) or error}") from error
+    return read_text(path, "text")
 
 
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]

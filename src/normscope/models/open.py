@@ -1,12 +1,9 @@
 """Open a model: a run folder, a folder or hub name of the ``transformers`` library, a GGUF file, or an object in memory."""
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+import warnings
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,8 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
+from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
 from normscope.models.model import Model
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
@@ -25,13 +24,13 @@ PACKAGES = {
 }  # models on the Python package index, by our names
 _ENDS = 1 << 20  # bytes at each end of a file that identify it
 _UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
 
 def open_model(
     source: "str | Path | Model | Transformer | SavedModel | nn.Module",
     device: torch.device | str | None = None,
     tokenizer: Any = None,
+    trust_remote_code: bool = False,
 ) -> Model:
     """The model of a name, path or object.
 
@@ -41,7 +40,9 @@ def open_model(
             of a model on the Hugging Face hub, or a model in memory: a ``transformers.PreTrainedModel``, a ``Transformer`` of
             normscope, or a ``Model``, which is returned as it is.
         device: where it runs; by default the CPU for a name, and where it is for a model in memory.
-        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name.
+        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none.
+        trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
+            that you can: only for models whose authors you trust.
 
     Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
 
@@ -56,7 +57,7 @@ def open_model(
     if isinstance(source, Model):
         return source
     if isinstance(source, str | Path):
-        return _open_name(source, device or "cpu", tokenizer)
+        return _open_name(source, device or "cpu", tokenizer, trust_remote_code)
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
         return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device)
@@ -69,14 +70,15 @@ def open_model(
     return _hugging_face(name, model if device is None else model.to(device), tokenizer)
 
 
-def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any) -> Model:
+def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool) -> Model:
     """The model of a name or path."""
     text, path = str(source), check_model(source)
     if text.startswith(_OWN) or _is_own(path):
         return _normscope_model(text, load_model(source, device))
     if path.is_file():
-        return _from_library(text, path.parent, device, tokenizer, gguf_file=path.name)
-    return _from_library(text, path if path.is_dir() else text, device, tokenizer)
+        file = str(path.resolve())  # of a name alone the library takes the file in the working directory
+        return _from_library(text, path.parent, device, tokenizer, False, gguf_file=file)
+    return _from_library(text, path if path.is_dir() else text, device, tokenizer, trust_remote_code)
 
 
 def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
@@ -87,23 +89,39 @@ def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | 
 
 def check_model(name: str | Path) -> Path:
     """The path of a model, as far as it is known without opening it; what cannot be a model is refused."""
-    text, path = str(name), Path(name).expanduser()
+    text, path = str(name), user_path(name, "model")
     if text.startswith(_PACKAGE):
         path = packaged_model(text.removeprefix(_PACKAGE))
     if text.startswith(_OWN):
         path = model_folder(text)
+    elif path.suffix in PICKLES and path.is_file():
+        raise InputError(
+            f"'{path}' is pickled, and is refused on purpose: a pickle can run any code; "
+            "give the folder of a model with safetensors files, or a GGUF file"
+        )
     elif path.is_file() and not _is_gguf(path):
         raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
     elif path.is_dir() and not (path / "config.json").is_file():
         raise InputError(f"'{path}' holds no model: there is no config.json in it")
+    elif path.is_dir():
+        _check_files(path)
+    elif path.exists() and not path.is_file():
+        raise InputError(f"'{path}' is not a model: it is not a regular file")
     elif not path.exists() and (text.startswith((".", "/", "~")) or text.endswith(".gguf") or text.count("/") > 1):
         raise InputError(f"there is no file or folder '{path}'")
     return path
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO or a link to a device where a library would read a file, and with texts of any size."""
+    for file in sorted(folder.iterdir()):
+        if not file.is_dir() and file.exists():
+            regular_file(file, "file of a model", MOST_JSON if file.suffix in (".json", ".txt") else float("inf"))
+
+
 def model_digest(name: str) -> str | None:
     """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
-    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else Path(name).expanduser()
+    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else user_path(name)
     files = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
     for file in files:
@@ -139,8 +157,8 @@ def packaged_model(name: str) -> Path:
 def _is_own(folder: Path) -> bool:
     """Whether a folder's configuration is one of ours."""
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(folder / "config.json", "configuration")
+    except InputError:
         return False
     return isinstance(content, dict) and "format" in content and isinstance(content.get("model"), dict)
 
@@ -150,36 +168,44 @@ def _is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _from_library(name: str, where: str | Path, device: torch.device | str, tokenizer: Any, **file: str) -> Model:
-    """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling, and no code of its own."""
+def _from_library(
+    name: str, where: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool, **file: str
+) -> Model:
+    """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
     from transformers import AutoConfig
 
     from normscope.models.hugging_face import require_decoder_or_encoder
 
     if file:
         need_gguf()
-    here = "" if Path(where).exists() else "there is no such file or folder here, and from the hub: "
-    with _library_errors(f"cannot open '{name}' as a model: {here}"):
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False, **file)
+    elif trust_remote_code:
+        warnings.warn(
+            f"code that comes with '{name}' is run: it can do everything that you can (trust_remote_code=True)", stacklevel=4
+        )
+    what = f"cannot open '{name}' as a model: "
+    with library_errors(what):
+        options = {**model_options(name, where), **file}
+        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
     require_decoder_or_encoder(name, config)
-    if not file:
-        _check_shards(name, where)
-    with _library_errors(f"cannot open '{name}' as a model: {here}"):
-        model, loaded = _class_for(config).from_pretrained(
+    kind = _class_for(config)
+    with library_errors(what):
+        if not file:
+            check_weights(name, where, config, kind.__name__, options)
+        model, loaded = kind.from_pretrained(
             where,
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
-            trust_remote_code=False,
+            trust_remote_code=trust_remote_code,
             attn_implementation="eager",  # a configuration may name a kernel on the hub, which is code
             **({} if file else {"use_safetensors": True}),
-            **file,
+            **options,
         )
     missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
     if missing:
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:
-        tokenizer = _tokenizer(where, config, file)
+        tokenizer = read_tokenizer(name, where, config, trust_remote_code, options)
     return _hugging_face(name, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
@@ -190,74 +216,12 @@ def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
     from normscope.models.probe import probe_tokens, run
 
     require_decoder_or_encoder(name, model.config)
-    tokens = probe_tokens(model)
+    tokenizer, tokens = None if tokenizer is False else tokenizer, probe_tokens(model)
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
-    with _library_errors(refused), torch.no_grad(), observable(model):
+    with library_errors(refused), torch.no_grad(), observable(model):
         run(model, *tokens)
-    with _quietly():
+    with quietly():
         return HuggingFaceModel(name, model, tokenizer)
-
-
-def _check_shards(name: str, where: str | Path) -> None:
-    """Refuse an index of weights that names anything but safetensors files beside it."""
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
-    from transformers.utils.hub import cached_file
-
-    with _library_errors(f"cannot open '{name}' as a model: "):
-        index = cached_file(where, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    if index is None:
-        return
-    try:
-        shards = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"cannot read '{index}': it is not an index of weights") from error
-    for shard in sorted(map(str, shards)):
-        if Path(shard).name != shard or "\\" in shard or not shard.endswith(".safetensors"):
-            raise InputError(f"'{name}' is refused: its index names '{shard}', which is no safetensors file beside it")
-
-
-@contextmanager
-def _library_errors(what: str) -> Iterator[None]:
-    """An error of the ``transformers`` library as one line; it raises of all kinds, from OSError to KeyError."""
-    try:
-        with _quietly():
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{what}{' '.join(str(error).split())[:300]}") from error
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the progress bars and warnings of the library."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging
-
-    shown, loudness, hub_loudness = logging.is_progress_bar_enabled(), logging.get_verbosity(), hub.get_verbosity()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        with redirect_stderr(StringIO()):  # GGUF files are read under a bar that cannot be turned off
-            yield
-    finally:
-        logging.set_verbosity(loudness)
-        hub.set_verbosity(hub_loudness)
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def _tokenizer(where: str | Path, config: Any, file: dict[str, str]) -> Any:
-    """The tokenizer beside the weights; None if there is none."""
-    from transformers import AutoTokenizer
-
-    if not file and Path(where).is_dir() and not any((Path(where) / part).is_file() for part in _TOKENIZER_FILES):
-        return None  # the library would make one up
-    try:
-        return AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=False, **file)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
 
 
 def _class_for(config: Any) -> Any:
@@ -268,7 +232,9 @@ def _class_for(config: Any) -> Any:
     if saved.endswith("ForMaskedLM"):
         return AutoModelForMaskedLM
     causal = saved.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
-    return AutoModelForCausalLM if causal and type(config) in AutoModelForCausalLM._model_mapping else AutoModel
+    known = type(config) in AutoModelForCausalLM._model_mapping
+    own = AutoModelForCausalLM.__name__ in (getattr(config, "auto_map", None) or {})  # code that comes with the model
+    return AutoModelForCausalLM if causal and (known or own) else AutoModel
 
 
 def need_gguf() -> None:

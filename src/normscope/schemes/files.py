@@ -1,17 +1,18 @@
 """Find a scheme by name, by name with normalised heads (``peri+qk``), or by the path of a TOML file."""
 
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, did_you_mean, require_keys
+from normscope.machine.files import read_toml, user_path
 from normscope.schemes.expressions import Expression
 from normscope.schemes.named import NAMED
 from normscope.schemes.scheme import Scheme, Slots
 
 _SLOT_KEYS = tuple(f.name for f in fields(Slots))
 _SCHEME_KEYS = tuple(f.name for f in fields(Scheme))
+_MOST_STAGES = 16  # files, each of which is the "then" of the one before
 
 
 def find_scheme(name_or_path: str | Path) -> Scheme:
@@ -32,18 +33,14 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
 
 def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
     """The scheme that a TOML file defines (docs/schemes.md shows one); ``readers`` are the files that led here."""
-    if path.resolve() in readers:
+    place = user_path(path, "scheme file").resolve()
+    if place in readers:
         raise InputError(f"'{path}' comes after itself: follow its 'then'")
+    if len(readers) == _MOST_STAGES:
+        raise InputError(f"more than {_MOST_STAGES} scheme files lead to each other by 'then'")
+    content = read_toml(path, "scheme file")
     try:
-        content = tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise InputError(f"no scheme file '{path}'") from None
-    except OSError as error:
-        raise InputError(f"cannot read the scheme file '{path}': {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, RuntimeError) as error:
-        raise InputError(f"'{path}' is not valid TOML: {error}") from error
-    try:
-        return _scheme(content, path, (*readers, path.resolve()))
+        return _scheme(content, path, (*readers, place))
     except InputError as error:
         raise InputError(f"in '{path}': {error}") from error
 

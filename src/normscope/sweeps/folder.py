@@ -5,21 +5,22 @@ to be kept consistent with anything else, so a process may be killed at any poin
 """
 
 import fcntl
-import glob
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, make
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import PROBLEMS
-from normscope.runs import RunFolder, open_run, run_path
+from normscope.machine.files import read_json, read_text
+from normscope.runs import RunFolder, locked, open_run, remove_abandoned, run_path
 
 PLAN = "sweep.json"
 STATES = ("finished", "diverged", "failed", "running", "waiting")
@@ -98,12 +99,13 @@ class SweepFolder:
     @property
     def plan(self) -> dict[str, Any]:
         """The content of ``sweep.json``."""
-        try:
-            content: dict[str, Any] = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
-            content["points"]  # other JSON is not a plan
-        except (OSError, ValueError, KeyError, TypeError):
+        if not self.begun:
             what = f"holds no sweep (no {PLAN} of one in it)" if self.path.exists() else "does not exist"
-            raise InputError(f"'{self.path}' {what}") from None
+            raise InputError(f"'{self.path}' {what}")
+        content: dict[str, Any] = read_json(self.path / PLAN, "sweep")
+        points = content.get("points") if isinstance(content, dict) else None
+        if not isinstance(points, list) or not all(isinstance(point, dict) and _is_name(point.get("name")) for point in points):
+            raise InputError(f"'{self.path}' holds no sweep ({PLAN} describes something else)")
         return content
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
@@ -116,32 +118,34 @@ class SweepFolder:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Keep a second scheduler out, for as long as this process lives."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as lock:
-            deadline = time.monotonic() + _PATIENCE
-            while not _locked(lock.fileno(), fcntl.LOCK_EX):
-                if time.monotonic() > deadline:
-                    raise InputError(f"another process runs the sweep in '{self.path}'; normscope sweep status shows it")
-                time.sleep(0.05)
-            yield
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.path / "lock", _PATIENCE))
+            except BlockingIOError:
+                raise InputError(f"another process runs the sweep in '{self.path}'; normscope sweep status shows it") from None
+            try:
+                yield
+            finally:
+                if self.empty:
+                    for left in self.path.iterdir():
+                        left.unlink()
 
     @property
     def active(self) -> bool:
         """Whether a process runs the sweep now."""
         try:
             with (self.path / "lock").open() as lock:
-                return not _locked(lock.fileno(), fcntl.LOCK_SH)
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
+        except BlockingIOError:
+            return True
+        return False
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
         """One process at a time in a run: another one waits until the first has ended or was killed."""
-        self._notes.mkdir(parents=True, exist_ok=True)
-        with self._noted(name, ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in self.run(name).parent.glob(f".{glob.escape(name)}.partial-*"):
-                shutil.rmtree(left, ignore_errors=True)
+        with locked(self._noted(name, ".lock"), math.inf):
             yield
 
     def complete(self, name: str) -> RunFolder | None:
@@ -167,10 +171,9 @@ class SweepFolder:
 
     def error(self, name: str) -> str | None:
         """The first line of a failed run's error."""
-        try:
-            return self._error(name).read_text(encoding="utf-8").partition("\n")[0]
-        except FileNotFoundError:
+        if not self._error(name).exists():
             return None
+        return read_text(self._error(name), "error of a run").partition("\n")[0]
 
     def clear_error(self, name: str) -> None:
         """Remove an error, so that the run is executed again."""
@@ -190,8 +193,8 @@ class SweepFolder:
     def progress(self, name: str) -> RunProgress | None:
         """The progress of a run, as noted last."""
         try:
-            return RunProgress(**json.loads(self._noted(name, ".json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return make(RunProgress, read_json(self._noted(name, ".json"), "note on a run"), "a note on a run")
+        except (InputError, AttributeError, TypeError):  # none, or one that something else wrote
             return None
 
     def clear_progress(self, name: str) -> None:
@@ -204,6 +207,9 @@ class SweepFolder:
     def tidy(self) -> None:
         """Remove all notes, and what complete runs left of their unfinished work, once no run is running."""
         shutil.rmtree(self._notes, ignore_errors=True)
+        remove_abandoned(self.path / "runs")
+        for left in (self.path / "errors").glob(".*.partial"):
+            left.unlink()
         for left in (self.path / "runs").glob(".*.unfinished-*"):
             if self.complete(left.name[1:].rpartition(".unfinished-")[0]) is not None:
                 shutil.rmtree(left, ignore_errors=True)
@@ -216,12 +222,9 @@ class SweepFolder:
         return self._notes / f"{name}{suffix}"
 
 
-def _locked(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _is_name(name: Any) -> bool:
+    """Whether a value can be the name of a run's folder."""
+    return isinstance(name, str) and name not in ("", "..") and Path(name).name == name and "\0" not in name
 
 
 def _is_partial(path: Path, name: str) -> bool:

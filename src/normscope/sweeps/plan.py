@@ -5,7 +5,6 @@ import heapq
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from normscope.core.devices import devices_elsewhere
 from normscope.errors import InputError, did_you_mean, require_keys
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.experiment import Experiment
+from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.runs import fingerprint
 
 PRESETS = ("scan",)
@@ -116,25 +116,16 @@ def read_plan(
     """
     if isinstance(source, Mapping):
         return _plan(source, device, checkpoint_every, Path(), elsewhere)
-    text = _text(source)
-    folder = Path() if str(source) in PRESETS else Path(source).expanduser().parent
+    if str(source) in PRESETS:
+        text = files("normscope.sweeps").joinpath("presets", f"{source}.toml").read_text("utf-8")
+        content, folder = parse_toml(text, str(source)), Path()
+    else:
+        content = read_toml(source, "plan", f"; plans of the package: {', '.join(PRESETS)}")
+        folder = user_path(source).parent
     try:
-        return _plan(tomllib.loads(text), device, checkpoint_every, folder, elsewhere)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{source}' is not valid TOML: {error}") from error
+        return _plan(content, device, checkpoint_every, folder, elsewhere)
     except InputError as error:
         raise InputError(f"in '{source}': {error}") from error
-
-
-def _text(source: str | Path) -> str:
-    if str(source) in PRESETS:
-        return files("normscope.sweeps").joinpath("presets", f"{source}.toml").read_text("utf-8")
-    try:
-        return Path(source).expanduser().read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"no plan '{source}'; plans of the package: {', '.join(PRESETS)}") from None
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        raise InputError(f"cannot read the plan '{source}': {error}") from error
 
 
 def _plan(content: Mapping[str, Any], device: str, checkpoint_every: float, folder: Path, elsewhere: bool) -> Plan:
@@ -229,10 +220,7 @@ def _resolved(field: str, value: Any, folder: Path) -> Any:
     def absolute(text: str) -> str:
         if not (text.endswith(".toml") or "/" in text or field == "text"):
             return text
-        try:
-            path = folder / Path(text).expanduser()
-        except RuntimeError as error:  # ~somebody
-            raise InputError(f"cannot read the {field} '{text}': {error}") from error
+        path = user_path(folder / user_path(text, field), field)
         return str(path.resolve()) if field in _FILES or path.exists() else text
 
     return ",".join(absolute(text.strip()) for text in value.split(",")) if field == "scheme" else absolute(value)

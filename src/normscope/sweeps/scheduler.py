@@ -3,9 +3,8 @@
 import errno
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from normscope.experiments.progress import SILENT, Progress
 from normscope.runs import fingerprint
 from normscope.sweeps.folder import STATES, RunProgress, SweepFolder
 from normscope.sweeps.plan import Plan
-from normscope.sweeps.tasks import Executor, Failure, Task, has_no_space, is_disk_full
+from normscope.sweeps.tasks import Executor, Failure, Task, has_no_space
 
 _TICK = 0.25  # seconds between two looks at the progress of runs
 ATTEMPTS = 5  # at a task whose process or node is lost
@@ -165,15 +164,3 @@ class _Scheduler:
         self.reporters[name]("parts", self.totals[name] - self.parts[name], self.totals[name])
         if not self.parts[name]:
             self.queue.appendleft(self._task(name))
-
-
-@contextmanager
-def explained_full_disk(folder: SweepFolder) -> Iterator[None]:
-    """One clear error when the disk is full, wherever it was noticed."""
-    try:
-        yield
-    except Exception as error:
-        if not is_disk_full(error):
-            raise
-        message = "the disk is full; everything finished is saved: free some space and give the same command again"
-        raise OSError(errno.ENOSPC, message, str(folder.path)) from error

@@ -144,13 +144,13 @@ class Sweep(Experiment):
     def reserve(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder, and everybody out of one that holds something else."""
         from normscope.sweeps.on_ray import check_cluster
-        from normscope.sweeps.scheduler import check_folder, explained_full_disk
+        from normscope.sweeps.scheduler import check_folder
 
         if self.ray is not None:
             check_cluster(self.ray)
         target = SweepFolder.of(folder)
         check_folder(target, self.runs)
-        with explained_full_disk(target), target.exclusive():
+        with target.exclusive():
             yield
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:

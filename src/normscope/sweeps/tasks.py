@@ -1,6 +1,5 @@
 """A task of a sweep: one part of a run, or the run itself; a plain value that any process can execute, any number of times."""
 
-import errno
 import faulthandler
 import os
 import sys
@@ -14,11 +13,10 @@ from typing import Protocol, Self
 
 from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment
+from normscope.machine.files import is_disk_full
 from normscope.sweeps.folder import SweepFolder
 
 LOG = "workers.log"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 _PROBE = 1 << 16  # bytes
 
 
@@ -89,19 +87,10 @@ def execute(task: Task) -> None:
             experiment.run(progress, target).save(target, formats=())
 
 
-def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, reports a full disk; libraries report it in different ways."""
-    while error is not None:
-        if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def has_no_space(folder: Path) -> bool:
     """Whether not even a small file can be written there."""
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(os.urandom(_PROBE))
             file.flush()
             os.fsync(file.fileno())

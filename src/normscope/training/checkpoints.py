@@ -1,12 +1,11 @@
 """Checkpoints: whole or absent, known by their run, checked before they are believed."""
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.runs import fingerprint, unfinished_folder
+from normscope.runs import fingerprint, locked, unfinished_folder
 
 _KEPT = 2
 
@@ -52,18 +51,15 @@ class Checkpoints:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep a second process out of the folder, for as long as this one lives; a folder without a checkpoint is not left."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("w")
-        except OSError as error:
-            raise InputError(f"cannot write to '{self.folder.parent}': {error.strerror}; choose another out=") from error
-        with lock:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                stack.enter_context(locked(self.folder / "lock"))
+            except BlockingIOError:
                 raise InputError(
                     f"another process is training into '{self.folder}'; wait for it, or choose another out="
                 ) from None
+            except OSError as error:
+                raise InputError(f"cannot write to '{self.folder.parent}': {error.strerror}; choose another out=") from error
             try:
                 yield
             finally:

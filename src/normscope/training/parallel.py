@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.machine.interrupts import ending_at_once
 
 _GO_ON = "the same command resumes from the last checkpoint"
 Value = TypeVar("Value")
@@ -100,7 +101,8 @@ def joined(device: str) -> Iterator[Team | None]:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
-        yield Team(dist.get_rank(), dist.get_world_size())
+        with ending_at_once():  # whoever waits for another process in a sum runs no handler
+            yield Team(dist.get_rank(), dist.get_world_size())
         with suppress(RuntimeError):  # its own share is done; who leaves first would break connections that others still read
             dist.barrier()
     except RuntimeError as error:
@@ -149,7 +151,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
 def _status_of(failures: dict[int, int], processes: int) -> int:
     """The status of the process that failed by itself; those after it were ended, or lost their connection (status 1)."""
-    causes = {rank: status for rank, status in failures.items() if status != -signal.SIGTERM} or failures
+    ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
+    causes = {rank: status for rank, status in failures.items() if status not in ended} or failures
     rank, status = min(causes.items(), key=lambda item: (item[1] >= 0, -item[1]))
     if status < 0:
         name = signal.Signals(-status).name

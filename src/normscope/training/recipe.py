@@ -1,7 +1,6 @@
 """Recipes: everything that a training run depends on, as a flat TOML file."""
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from normscope.errors import InputError, make, require_known, validate
+from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.schemes import NormKind, Scheme, find_scheme
 from normscope.training.tasks import CHARACTERS, AdditionTask
 from normscope.transformer import TransformerConfig
@@ -128,14 +128,11 @@ class Recipe:
 def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A preset by its name, or a TOML file, with ``changes`` in place of some of its values."""
     if name_or_path not in PRESETS and ("." in name_or_path or "/" in name_or_path):
-        text = _read(Path(name_or_path))
+        content = read_toml(name_or_path, "recipe file", f"; presets: {', '.join(PRESETS)}")
     else:
         require_known("preset", name_or_path, PRESETS)
         text = files("normscope.training").joinpath("presets", f"{name_or_path}.toml").read_text(encoding="utf-8")
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"'{name_or_path}' is not valid TOML: {error}") from error
+        content = parse_toml(text, name_or_path)
     parts = ((content, Path(name_or_path).parent), (changes or {}, Path()))
     values = {key: _located(key, value, folder) for part, folder in parts for key, value in part.items()}
     try:
@@ -164,24 +161,16 @@ def parse_change(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"a change is written key=value, such as rate=1e-3, not '{text}'")
     try:
-        return key.strip(), tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = parse_toml(f"value = {value.strip()}", text)
+    except InputError:
         return key.strip(), value.strip()
+    return key.strip(), parsed["value"]
 
 
 def _located(key: str, value: Any, folder: Path) -> Any:
     """The path of a scheme's file as an absolute one, if it was written from ``folder``; other values as they are."""
     is_file = key == "scheme" and isinstance(value, str | Path) and (str(value).endswith(".toml") or "/" in str(value))
-    return str((folder / Path(value).expanduser()).resolve()) if is_file else value
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.expanduser().read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"no recipe file '{path}'; presets: {', '.join(PRESETS)}") from None
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:
-        raise InputError(f"cannot read the recipe '{path}': {error}") from error
+    return str((folder / user_path(value, "scheme file")).resolve()) if is_file else value
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError, did_you_mean
+from normscope.machine.files import read_json, regular_file, user_path
 from normscope.transformer.config import TransformerConfig
 from normscope.transformer.model import Transformer
 
@@ -64,7 +65,7 @@ def model_folder(name_or_path: str | Path) -> Path:
             named = [_PREFIX + own for own in BUILTIN]
             raise InputError(f"no model '{text}' in the package; it has {', '.join(named)}{did_you_mean(text, named)}")
         return Path(str(files("normscope.transformer").joinpath("builtin", name)))
-    folder = Path(text).expanduser()
+    folder = user_path(text, "model")
     if not (folder / _CONFIG).is_file() or not (folder / _WEIGHTS).is_file():
         what = f"holds no trained model ({_CONFIG} and {_WEIGHTS})" if folder.is_dir() else "is no folder"
         raise InputError(f"'{folder}' {what}; give a folder that normscope train wrote, or {_PREFIX}{BUILTIN[0]}")
@@ -72,10 +73,7 @@ def model_folder(name_or_path: str | Path) -> Path:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read '{folder / _CONFIG}': {error}") from error
+    content = read_json(folder / _CONFIG, "configuration")
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or not isinstance(content.get("model"), dict):
         raise InputError(f"'{folder / _CONFIG}' does not describe a model of normscope")
     return content
@@ -86,6 +84,6 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(folder / _WEIGHTS)
+        return load_file(regular_file(folder / _WEIGHTS, "weights file"))
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot read the weights '{folder / _WEIGHTS}': {error}") from error

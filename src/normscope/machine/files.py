@@ -1,0 +1,155 @@
+"""Files that a user names: regular files of a sensible size, read as text, TOML or JSON; all else is refused in one line.
+
+A FIFO would block, a link to a device would fill the memory, and deep nesting or long integers would end in an error of the
+parser: ``read_text``, ``read_toml``, ``read_json`` and ``regular_file`` raise ``InputError`` instead.
+"""
+
+import errno
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import InputError
+
+MOST_SETTINGS = 16 << 20  # bytes of a scheme, recipe or plan
+MOST_TEXT = 256 << 20
+MOST_JSON = 256 << 20
+_DEEPEST = 64  # levels of tables and lists
+_LARGEST = 2**63  # the integers of TOML have 64 bits
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
+
+
+def size_text(count: float) -> str:
+    """``22 GB`` for a number of bytes."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.2g} {unit}" if count < 99.5 * size else f"{count / size:,.0f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def user_path(path: str | Path, what: str = "path") -> Path:
+    """A path with ``~`` expanded, absent or not; one that no file can have is refused."""
+    try:
+        expanded = Path(path).expanduser()
+        expanded.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return expanded
+    except (OSError, RuntimeError, ValueError) as error:  # the last two for ~nobody and NUL
+        raise InputError(f"cannot use the {what} {_shown(path)}: {_reason(error)}") from error
+    return expanded
+
+
+def regular_file(path: str | Path, what: str, most: float = float("inf"), hint: str = "") -> Path:
+    """The path of a regular file, links followed, of at most ``most`` bytes; ``hint`` follows the error for a missing one."""
+    place = user_path(path, what)
+    try:
+        about = place.stat()
+    except OSError:
+        raise InputError(f"no {what} {_shown(path)}{hint}") from None
+    _check_kind(about, path, what, most)
+    return place
+
+
+def read_text(path: str | Path, what: str, most: float = MOST_TEXT, hint: str = "") -> str:
+    """The content of a text file in UTF-8, without a byte order mark."""
+    place = regular_file(path, what, most, hint)
+    try:
+        with os.fdopen(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_kind(os.fstat(file.fileno()), path, what, most)  # again: it may have been replaced meanwhile
+            text = file.read().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is not text in UTF-8") from None
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {_shown(path)}: {_reason(error)}") from error
+    if "\0" in text:
+        raise InputError(f"cannot read the {what} {_shown(path)}: it contains NUL, so it is not a text")
+    return text
+
+
+def read_toml(path: str | Path, what: str, hint: str = "") -> dict[str, Any]:
+    """The content of a TOML file."""
+    return parse_toml(read_text(path, what, MOST_SETTINGS, hint), _shown(path))
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """TOML as plain values; ``where`` names it in the error."""
+    content: dict[str, Any] = _parsed(tomllib.loads, text, where, "TOML")
+    return content
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """The content of a JSON file."""
+    return _parsed(json.loads, read_text(path, what, MOST_JSON), _shown(path), "JSON")
+
+
+@contextmanager
+def full_disk_explained(folder: str | Path) -> Iterator[None]:
+    """One clear error when the disk is full, whichever library notices it."""
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise InputError(
+            f"the disk is full; what is saved in '{folder}' or beside it stays: free some space and give the same command again"
+        ) from error
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, reports a full disk; libraries report it in different ways."""
+    while error is not None:
+        if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _check_kind(about: os.stat_result, path: str | Path, what: str, most: float) -> None:
+    if not stat.S_ISREG(about.st_mode):
+        kind = "a folder" if stat.S_ISDIR(about.st_mode) else "not a regular file"
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is {kind}")
+    if about.st_size > most:
+        raise InputError(
+            f"cannot read the {what} {_shown(path)}: it has {size_text(about.st_size)}, at most {size_text(most)} are read"
+        )
+
+
+def _parsed(loads: Callable[[str], Any], text: str, where: str, kind: str) -> Any:
+    try:
+        content = loads(text)
+        _check_values(content)
+    except RecursionError:
+        raise InputError(f"{where} is not valid {kind}: it is nested too deeply") from None
+    except ValueError as error:  # also of an integer with thousands of digits
+        raise InputError(f"{where} is not valid {kind}: {error}") from error
+    return content
+
+
+def _check_values(content: Any) -> None:
+    """Refuse what later code could not handle: deep nesting, and integers beyond 64 bits."""
+    level, depth = [content], 0
+    while level:
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+                raise ValueError(f"an integer of {len(hex(value)) * 4} bits; integers have at most 64")
+            inner += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        level, depth = inner, depth + 1
+
+
+def _shown(path: str | Path) -> str:
+    """A path for a message: in quotes, short, without control characters."""
+    text = "".join(c if c.isprintable() else "�" for c in str(path))
+    return f"'{text if len(text) <= 120 else f'{text[:60]}…{text[-50:]}'}'"
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
