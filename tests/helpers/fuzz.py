@@ -80,6 +80,7 @@ UNWANTED = {
     ("sweep", "--ray"): ("local", "auto"),  # starts a cluster
     ("verify", "--thorough"): ("",),
     ("verify", "statements"): ("2",),  # minutes
+    **{(command, "--trust-remote-code"): ("",) for command in BASES},  # runs what a hostile model brings
 }
 _RELATED = {
     "model": ("gpt2", "model", "garbage", "version", "sparse.gguf", "fifo.gguf", "run-", "config"),
@@ -125,10 +126,9 @@ class Option:
 
     @property
     def plausible(self) -> list[str]:
-        """Values that may well be right: small numbers, or the words of the help text."""
-        if self.kind is bool:
-            return [""]
-        words = ["1", "3", "8", "0.5"] if self.kind in (int, float) else re.findall(r"[\w.:+-]+", self.help)
+        """Values that may well be right: small numbers, the words of the help text, or nothing after a flag."""
+        numbers = {bool: [""], int: ["1", "3", "8"], float: ["1", "3", "0.5"]}
+        words = numbers.get(self.kind) or re.findall(r"[\w.:+-]+", self.help)
         return [word for word in words if word not in UNWANTED.get((self.command, self.name), ())]
 
     @property
@@ -234,10 +234,10 @@ def _alone(option: Option, seed: int) -> Iterator[Case]:
     for i, value in enumerate(drawn):
         yield Case(f"{label} {i}", _line(option.command, context, {option.name: value}))
     if option.name.startswith("-"):
-        value = option.plausible[0] if option.plausible else "x"
-        repeated = (option.name,) if option.kind is bool else (option.name, value)
-        yield Case(f"{label} again", (*_line(option.command, context, {option.name: value}), *repeated))
-        yield Case(f"{label} bare", (*_line(option.command, context, {option.name: None}), option.name))
+        bare = (*_line(option.command, context, {option.name: None}), option.name)
+        yield Case(f"{label} bare", bare)
+        value = () if option.kind is bool else (next(iter(option.plausible), "x"),)
+        yield Case(f"{label} again", (*bare, *value, option.name, *value))
 
 
 def _pairs(command: list[Option], seed: int) -> Iterator[Case]:
@@ -392,6 +392,8 @@ def _wrong_status(status: int | str, err: str) -> Iterator[str]:
         yield f"{len(errors)} lines explain the error, not one at the end: {lines[-3:]}"
     elif status == 0 and errors:
         yield f"exit status 0 with an error: {last}"
+    if "out of memory" in last:
+        yield f"memory ran out before the sizes were refused: {last}"
     if "Traceback" in err:
         yield f"a traceback: {err[-1500:]}"
     if any(len(line) > LONGEST_LINE for line in errors):
@@ -411,6 +413,9 @@ def _wrong_output(status: int | str, arguments: list[str], out: str) -> Iterator
         else:
             if not isinstance(records, list):
                 yield f"the output is no list of records: {out[:200]!r}"
+            for name, value in (pair for record in records if isinstance(record, dict) for pair in record.items()):
+                if name.endswith(("cosine", "accuracy")) and isinstance(value, float) and abs(value) > 1 + 1e-6:
+                    yield f"{name} is {value}"
 
 
 def _refuse(constant: str) -> None:
