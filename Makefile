@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types tests fuzz clean
+.PHONY: demo test lint types browser tests fuzz clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -18,8 +18,12 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
+browser: $(INSTALLED)
+	$(BIN)/python tests/helpers/get_browser.py
+
 tests: $(INSTALLED)
-	$(BIN)/pytest -q -n 2 --dist worksteal
+	-@$(MAKE) --no-print-directory browser # without one page tests are skipped, or fail where CI=true
+	$(BIN)/pytest -q -rs -n 2 --dist worksteal
 
 SEED ?= 0
 fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values

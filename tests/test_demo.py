@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.browser import CHROMIUM, chromium
+from helpers.browser import open_tab
 from helpers.cli import run
 from normscope.experiments.demo import Demo, members_of
 from normscope.experiments.progress import Progress
@@ -38,15 +38,14 @@ def test_a_demo_is_one_page_of_an_audit_the_schemes_a_training_and_the_claims(
     assert [section.name.partition("-")[0] for section in result.sections][-1] == "claims"
     assert all(finding.figure is None or finding.figure in result.figures for finding in result.findings)
     assert not list(here.glob(".run*"))
-    if CHROMIUM is not None:
-        with chromium() as tab:
-            tab.open(report)
-            assert not tab.errors
-            anchors = set(re.findall(r'href="#([^"]+)"', page))
-            assert all(tab.run(f"document.getElementById('{anchor}') !== null") for anchor in anchors)
     status, _, err = run(capsys, "demo", OURS, "--out", "run")
     assert status == 2
     assert "--overwrite" in err
+    with open_tab() as tab:
+        tab.open(report)
+        assert not tab.errors
+        anchors = set(re.findall(r'href="#([^"]+)"', page))
+        assert all(tab.run(f"document.getElementById('{anchor}') !== null") for anchor in anchors)
 
 
 def test_an_interrupted_demo_resumes_after_what_is_complete(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

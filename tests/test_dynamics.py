@@ -190,7 +190,7 @@ def test_feedforward_layers_add_to_the_flow_and_follow_attention_in_a_layer() ->
     r = length(start)
     assert torch.allclose(pre.velocity(start, 0.0), attention(start / r) + forward(start / r))
     hybrid = simulate(start, NAMED["hybrid"], attention, [0.0, 3.0], feedforward=forward)
-    assert torch.allclose(hybrid.radii, torch.ones(2, 8, dtype=torch.float64))  # Post-LN feed-forward resets r
+    assert torch.allclose(hybrid.radii, torch.ones(2, 8, dtype=torch.float64))  # the norm after attention resets r
 
 
 @pytest.mark.parametrize("forward", [False, True])

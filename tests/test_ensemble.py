@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -40,16 +41,19 @@ def test_panels_have_the_published_settings() -> None:
 
 
 @pytest.mark.slow
-def test_published_order_of_panel_5a() -> None:
-    setting = replace(PANELS["5a"], step=0.25, samples=11)
-    means = dict(zip((s.name for s in SIX), run_chunk(setting, SIX, 8, 1).mean(0), strict=True))
-    early = {name: curve[2] for name, curve in means.items()}
-    assert early["ngpt"] > early["peri"] > 1.5 * early["post"]
-    assert early["post"] == pytest.approx(early["mix"], abs=1e-6)  # the same until t = 2.5
-    assert early["mix"] > early["pre"] > early["sqrt-scaling"]
-    later = {name: curve[5] for name, curve in means.items()}
-    assert min(later["post"], later["ngpt"]) > 0.98
-    assert max(later["pre"], later["peri"]) < 0.95
+def test_panel_5a_is_near_the_published_curves_with_eight_runs() -> None:
+    setting = replace(PANELS["5a"], time=5.0, step=0.1, samples=6)  # the Mix-LN of a shorter run switches earlier
+    schemes = [scheme for scheme in SIX if scheme.name != "mix"]
+    means = dict(zip((s.name for s in schemes), run_chunk(setting, schemes, 8, 1).mean(0), strict=True))
+    published = {  # Figure 5a at t = 1, 2 and 5
+        "ngpt": (0.4718, 0.8838, 1.0),
+        "peri": (0.4111, 0.7469, 0.9516),
+        "post": (0.0143, 0.1154, 0.9841),
+        "pre": (0.0143, 0.1087, 0.8664),
+        "sqrt-scaling": (0.0088, 0.0414, 0.4687),
+    }
+    for name, curve in published.items():
+        assert means[name][[1, 2, 5]] == pytest.approx(curve, abs=0.08), name
 
 
 def test_schemes_in_one_stack_are_the_schemes_alone() -> None:
@@ -59,15 +63,16 @@ def test_schemes_in_one_stack_are_the_schemes_alone() -> None:
         assert np.allclose(run_chunk(SMALL, [scheme], 3, 7)[:, 0], together[:, i], atol=2e-6), scheme.name
 
 
+@pytest.mark.parametrize("solver", ["midpoint", "layers"])
 @pytest.mark.parametrize("name", ["post", "mix", "peri", "qkv"])
-def test_a_run_of_an_ensemble_is_a_simulation_with_its_weights(name: str) -> None:
+def test_a_run_of_an_ensemble_is_a_simulation_with_its_weights(name: str, solver: Literal["midpoint", "layers"]) -> None:
     generator = torch.Generator().manual_seed(11)
     start = make_start("uniform", 10, 8, generator=generator, dtype=torch.float32, runs=(2, 1))
     weights = random_weights("kaiming", 8, 2, generator, dtype=torch.float32, runs=(2,))
-    cosines = run_chunk(SMALL, [NAMED[name]], 2, 11)
+    cosines = run_chunk(replace(SMALL, solver=solver), [NAMED[name]], 2, 11)
     for run in range(2):
         own = type(weights)(*(getattr(weights, w)[run].double() for w in ("W_Q", "W_K", "W_V", "W_O")))
-        path = simulate(start[run, 0].double(), NAMED[name], Attention(2.0, own), SMALL.times, solver="midpoint", step=0.1)
+        path = simulate(start[run, 0].double(), NAMED[name], Attention(2.0, own), SMALL.times, solver=solver, step=0.1)
         assert np.allclose(path.table["cosine"], cosines[run, 0], atol=1e-4)
 
 
@@ -152,7 +157,7 @@ def test_summary_is_the_mean_and_the_90_percent_band() -> None:
         ({"heads": 3}, "cannot be shared among 3 heads"),
         ({"time": -1.0}, "time=-1: should be greater than 0"),
         ({"weights": "kaming"}, "did you mean 'kaiming'"),
-        ({"solver": "rk9"}, "solver='rk9': should be 'euler' or 'midpoint'"),
+        ({"solver": "rk9"}, "solver='rk9': should be 'euler', 'midpoint' or 'layers'"),
         ({"redraw": math.nan}, "redraw"),
     ],
 )

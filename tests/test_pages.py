@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 import normscope as ns
-from helpers.browser import CHROMIUM, Browser, chromium
+from helpers.browser import Tab, open_tab
 from helpers.gpt2 import SENTENCE, save_gpt2
 from helpers.pages import PageTables, read_page, says
 from normscope.cli import main
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise", "sweep")
 
-# Every text that can be seen, with the contrast (WCAG 2) of its colour to what lies below it.
+# The number of texts that can be seen, and those whose contrast (WCAG 2) to what lies below them is less than 4.5.
 CONTRASTS = """(() => {
   const parts = colour => [...colour.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
   const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
@@ -43,14 +43,16 @@ CONTRASTS = """(() => {
     if (element.closest(".drawing, .printed, .mark-text.role-mark")) continue;  // letters on boxes and cells
     found.push([walk.currentNode.data.trim(), (high + 0.05) / (low + 0.05)]);
   }
-  return found;
+  return [found.length, found.filter(([text, contrast]) => contrast < 4.5)];
 })()"""
 
 # Draws all figures, wherever they are on the page.
 DRAW = """(async () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
   for (const figure of normscope.plots.values()) if (!figure.drawn) normscope.draw(figure);
-  await new Promise(done => setTimeout(done, 300));
+  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  while ([...normscope.plots.values()].some(figure => !figure.view && !figure.scene)) await frame();
+  await frame();  // in which figures that got another width are drawn again
 })()"""
 
 # For each figure its name and how many marks its picture has; a canvas counts the colours of its pixels.
@@ -97,34 +99,25 @@ def _command(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome here: pages are not opened")
-    with chromium() as browser:
-        yield browser
+def tab() -> Iterator[Tab]:
+    with open_tab() as tab:
+        yield tab
 
 
-def assert_readable(tab: Browser) -> None:
-    found = tab.run(CONTRASTS)
-    assert len(found) >= 3
-    assert not [(text, contrast) for text, contrast in found if contrast < 4.5]
-
-
-def box(tab: Browser, element: str) -> list[float]:
-    """Left, top, width and height of an element in the window."""
-    parts: list[float] = tab.run(f"(({{x, y, width, height}}) => [x, y, width, height])({element}.getBoundingClientRect())")
-    return parts
+def assert_readable(tab: Tab) -> None:
+    texts, unreadable = tab.run(CONTRASTS)
+    assert texts >= 3
+    assert not unreadable
 
 
 # In the browser
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_draws_all_its_figures_and_loads_nothing_else(runs: dict[str, RunFolder], tab: Browser, kind: str) -> None:
+def test_a_page_draws_all_its_figures_and_loads_nothing_else(runs: dict[str, RunFolder], tab: Tab, kind: str) -> None:
     page = runs[kind].path / "report.html"
     for scheme in ("light", "dark"):
-        tab.look(scheme)
-        tab.open(page)
+        tab.open(page, scheme)
         tab.run(DRAW)
         assert not tab.errors
         assert [address for address in tab.loaded if not address.startswith("data:")] == [page.as_uri()]
@@ -137,26 +130,24 @@ def test_a_page_draws_all_its_figures_and_loads_nothing_else(runs: dict[str, Run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_link_leads_somewhere(runs: dict[str, RunFolder], tab: Browser, kind: str) -> None:
-    tab.look()
-    tab.open(runs[kind].path / "report.html")
-    links = tab.run("[...document.links].map(one => one.getAttribute('href'))")
-    assert all(link.startswith("#") for link in links)
-    for link in links:
-        assert tab.run(f"location.hash = '{link}', document.querySelector(':target') !== null"), link
+def test_every_link_leads_somewhere(runs: dict[str, RunFolder], kind: str) -> None:
+    page = read_page(runs[kind].path / "report.html")
+    links = {str(link["href"]) for link in page.every("a")}
+    assert links <= {f"#{attributes['id']}" for _, attributes in page.elements if "id" in attributes}
     if kind in ("stability", "audit", "compare"):
         figures = runs[kind].table("findings")["figure"].dropna()
         assert len(figures) >= 4
-        assert {f"#figure-{figure}" for figure in figures} <= set(links)
+        assert {f"#figure-{figure}" for figure in figures} <= links
 
 
 @pytest.mark.parametrize("kind", ["audit", "words", "subspaces", "sweep"])
-@pytest.mark.parametrize(("scheme", "width", "media"), [("dark", 375, ""), ("dark", 800, "print"), ("light", 1800, "")])
+@pytest.mark.parametrize(
+    ("scheme", "width", "media"), [("dark", 375, "screen"), ("dark", 800, "print"), ("light", 1800, "screen")]
+)
 def test_a_page_fits_phones_paper_and_wide_screens(
-    runs: dict[str, RunFolder], tab: Browser, kind: str, scheme: str, width: int, media: str
+    runs: dict[str, RunFolder], tab: Tab, kind: str, scheme: str, width: int, media: str
 ) -> None:
-    tab.look(scheme, width, media)
-    tab.open(runs[kind].path / "report.html")
+    tab.open(runs[kind].path / "report.html", scheme, width, media)
     tab.run(DRAW)
     assert not tab.errors
     assert_readable(tab)
@@ -167,26 +158,19 @@ def test_a_page_fits_phones_paper_and_wide_screens(
     assert max(tab.run(widths)) <= width
 
 
-def test_a_print_finds_all_figures_drawn_in_light(runs: dict[str, RunFolder], tab: Browser) -> None:
-    tab.look("dark")
-    tab.open(runs["audit"].path / "report.html")
+def test_a_print_finds_all_figures_drawn_in_light(runs: dict[str, RunFolder], tab: Tab) -> None:
+    tab.open(runs["audit"].path / "report.html", "dark")
     undrawn = "[...normscope.plots.values()].filter(figure => figure.spec && figure.drawn !== 'light').length"
     assert tab.run(undrawn) > 0
-    assert len(tab.send("Page.printToPDF")["data"]) > 10_000
+    assert len(tab.page.pdf()) > 10_000
     assert tab.run("document.querySelectorAll('.plot svg').length") > 10
 
 
-def test_a_head_that_is_chosen_in_one_map_is_chosen_in_all(runs: dict[str, RunFolder], tab: Browser) -> None:
+def test_a_head_that_is_chosen_in_one_map_is_chosen_in_all(runs: dict[str, RunFolder], tab: Tab) -> None:
     run = runs["audit"]
-    tab.look()
     tab.open(run.path / "report.html")
     tab.run(DRAW)
-    tab.run("document.querySelector('#figure-sparsity .plot').scrollIntoView({block: 'center'})")
-    left, top, width, height = box(
-        tab, "[...document.querySelectorAll('#figure-sparsity svg path[aria-roledescription]')].at(-1)"
-    )
-    for kind in ("mousePressed", "mouseReleased"):
-        tab.send("Input.dispatchMouseEvent", type=kind, x=left + width / 2, y=top + height / 2, button="left", clickCount=1)
+    tab.page.locator("#figure-sparsity svg path[aria-roledescription]").last.click(position={"x": 5, "y": 5})
     tab.settle()
     title = tab.run("document.querySelector('#head h2').textContent")
     layer, head = map(int, re.findall(r"\d+", title))
@@ -197,32 +181,28 @@ def test_a_head_that_is_chosen_in_one_map_is_chosen_in_all(runs: dict[str, RunFo
     sparsity = run.table("sparsity")
     share = sparsity[(sparsity["layer"] == layer) & (sparsity["head"] == head)]["share"].iloc[0]
     assert float(rows["Share of near-one-hot attention by head"]) == pytest.approx(share, rel=1e-3)
-    tab.run("document.querySelector('#figure-sparsity .plot').focus()")
-    for kind in ("keyDown", "keyUp"):
-        tab.send("Input.dispatchKeyEvent", type=kind, key="ArrowLeft")
+    tab.page.locator("#figure-sparsity .plot").press("ArrowLeft")
     tab.settle()
     assert tab.run("document.querySelector('#head h2').textContent") == f"Layer {layer}, head {max(0, head - 1)}"
-    tab.run("dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+    tab.page.keyboard.press("Escape")
     assert tab.run("document.getElementById('head').hidden")
 
 
-def test_a_scene_turns_by_keys_and_names_what_the_pointer_is_over(runs: dict[str, RunFolder], tab: Browser) -> None:
-    tab.look()
+def test_a_scene_turns_by_keys_and_names_what_the_pointer_is_over(runs: dict[str, RunFolder], tab: Tab) -> None:
     tab.open(runs["words"].path / "report.html")
     tab.run(DRAW)
-    tab.run("document.querySelector('.scene').scrollIntoView({block: 'center'}); document.querySelector('.scene').focus()")
-    before = tab.picture()
-    for kind in ("keyDown", "keyUp"):
-        tab.send("Input.dispatchKeyEvent", type=kind, key="ArrowLeft")
+    scene = tab.page.locator(".scene").first
+    scene.scroll_into_view_if_needed()
+    before = scene.screenshot()
+    scene.press("ArrowLeft")
     tab.settle()
-    assert tab.picture() != before
+    assert scene.screenshot() != before
     with Image.open(io.BytesIO(before)) as image:
         saturated = sum(saturation > 100 for saturation in image.convert("HSV").get_flattened_data(1))
     assert saturated > 100
-    left, top, width, height = box(tab, "document.querySelector('.scene')")
+    left, top, width, height = (scene.bounding_box() or {}).values()
     for across, up in ((i, k) for k in range(1, 20) for i in range(1, 20)):
-        x, y = left + width * across / 20, top + height * up / 20
-        tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        tab.page.mouse.move(left + width * across / 20, top + height * up / 20)
         if not tab.run("document.getElementById('tip').hidden"):
             break
     assert tab.run("document.getElementById('tip').textContent")
@@ -352,7 +332,7 @@ def test_the_numbers_of_subspaces_are_its_tables(runs: dict[str, RunFolder]) -> 
             assert same(data[data["line"] == scheme]["y"], 100 * rows["solved"])
 
 
-def test_the_page_and_its_markdown_say_the_findings_of_the_table(runs: dict[str, RunFolder], tab: Browser) -> None:
+def test_the_page_and_its_markdown_say_the_findings_of_the_table(runs: dict[str, RunFolder], tab: Tab) -> None:
     run = runs["stability"]
     texts = run.table("findings")["text"].tolist()
     assert len(texts) >= 4

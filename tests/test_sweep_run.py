@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from helpers.sweeps import ENSEMBLE, EVERY_STEP, TINY, alive, assert_same, norms
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import load
 from normscope.runs import open_run
+from normscope.sweeps import estimate
 from normscope.sweeps.folder import SweepFolder
 from normscope.sweeps.local import LocalExecutor, visible_gpus
 from normscope.sweeps.plan import read_plan
@@ -295,10 +297,34 @@ def test_a_dry_run_times_every_shape_and_writes_nothing(here: Path, place: Path)
     records = json.loads(out)
     assert [record["runs"] for record in records] == [3, 2]
     assert all(record["seconds"] > 0 for record in records)
-    status, out, _ = sweep(place / "ensemble.toml", "--dry-run")
-    assert status == 0
-    assert "2 runs, about" in out
+    assert {record["basis"] for record in records} <= {"timed", "scaled"}
     assert list(here.iterdir()) == []
+
+
+def test_an_estimate_takes_seconds_whatever_the_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_BUDGET", {"cpu": 2.0})
+    endless = {"kind": "simulate", "scheme": "pre", "tokens": 32, "dim": 32, "time": 1e4, "grid": {"step": [0.01, 0.02]}}
+    found = [point.experiment for point in read_plan(endless).points]
+    huge = {"kind": "ensemble", "panel": "5a", "grid": {"dim": [16, 2048], "tokens": [8, 2048]}}
+    scaled = [point.experiment for point in read_plan(huge).points]
+    started = time.monotonic()
+    lower = estimate.estimate(found)
+    middle = time.monotonic()
+    by_work = estimate.estimate(scaled)
+    assert max(middle - started, time.monotonic() - middle) < 2.0 + 40.0  # a process starts meanwhile, on a busy machine
+    assert {expected.basis for expected in lower} == {estimate.AT_LEAST}
+    assert by_work[3].basis == estimate.SCALED
+    assert by_work[3].seconds > 100 * by_work[0].seconds
+    assert by_work[3].low < by_work[3].seconds < by_work[3].high
+
+
+def test_what_was_not_timed_follows_from_the_arithmetic() -> None:
+    known = estimate._Timings(seconds={0: 2.0, 1: 30.0}, shares={3: (5.0, 0.25)}, speed=1e9)
+    timed, largest, scaled, unknown = known.estimates([1e9, 10e9, 50e9, 0.0])
+    assert (timed.seconds, largest.seconds, scaled.seconds, unknown.seconds) == (2.0, 30.0, 150.0, 30.0)
+    assert [e.basis for e in (timed, largest, scaled, unknown)] == ["timed", "timed", "scaled", "at least"]
+    assert estimate._Timings(speed=1e9).estimates([5e9])[0].seconds == 5.0
+    assert estimate._Timings(shares={0: (5.0, 0.25)}).estimates([0.0])[0].seconds == 20.0
 
 
 def test_gpus_are_named_as_their_owner_numbers_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from normscope.core import Attention, steady_backend
 from normscope.core.norms import SphereNorm, mean_cosine
-from normscope.dynamics.integrators import METHODS, Advance, Outputs, Stage, advance, integrate, stages, time_grid
+from normscope.dynamics.integrators import (
+    METHODS,
+    Advance,
+    Outputs,
+    Stage,
+    advance,
+    advance_layer,
+    integrate,
+    stages,
+    time_grid,
+)
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
 from normscope.dynamics.weights import random_weights
@@ -41,12 +51,12 @@ class Ensemble:
         beta: the factor on the scores.
         weights: ``kaiming``, N(0, gain²/fan_in), or ``gaussian``, N(0, scale²).
         gain: gain of Kaiming W_Q, W_K and W_V.
-        output_gain: gain of Kaiming W_O, the output matrix (docs/results/dynamics.md says why it differs).
+        output_gain: gain of Kaiming W_O, the output matrix.
         scale: standard deviation of gaussian weights.
         redraw: draw new weights after this much time; 0 keeps them.
         time: the last time; the first is 0.
         step: length of an integrator's step.
-        solver: ``midpoint`` or ``euler``.
+        solver: ``midpoint`` or ``euler`` for the flow, ``layers`` for layers of length ``step``.
         samples: number of times, equally spaced from 0, at which the mean cosine is taken.
     """
 
@@ -61,7 +71,7 @@ class Ensemble:
     redraw: NonNegativeFloat = 0.0
     time: PositiveFloat = 10.0
     step: PositiveFloat = 0.1
-    solver: Literal["euler", "midpoint"] = "midpoint"
+    solver: Literal["euler", "midpoint", "layers"] = "midpoint"
     samples: Several = 101
 
     def __post_init__(self) -> None:
@@ -88,15 +98,17 @@ class Ensemble:
         return [i * self.redraw for i in range(1, math.ceil(self.time / self.redraw - 1e-9))] if self.redraw else []
 
 
+# What the published curves are (docs/results/dynamics.md): layers of length 0.05, and a fan-in of 3d for W_Q, W_K and W_V.
+_PUBLISHED = Ensemble(gain=math.sqrt(2 / 3), output_gain=math.sqrt(2), solver="layers", step=0.05)
 PANELS: dict[str, Ensemble] = {
-    "4": Ensemble(),
-    "5a": Ensemble(),
-    "5b": Ensemble(beta=4 * math.sqrt(512)),
-    "5c": Ensemble(redraw=1.0, time=20.0),
-    "5d": Ensemble(dim=16, beta=1.0, time=20.0),
-    "5e": Ensemble(dim=128, beta=math.sqrt(128)),
-    "5f": Ensemble(dim=128, beta=4 * math.sqrt(128), time=20.0),
-    "5g": Ensemble(dim=768, heads=12, beta=math.sqrt(64), weights="gaussian", time=50.0),
+    "4": _PUBLISHED,
+    "5a": _PUBLISHED,
+    "5b": replace(_PUBLISHED, beta=4 * math.sqrt(512)),
+    "5c": replace(_PUBLISHED, redraw=1.0, time=20.0),
+    "5d": replace(_PUBLISHED, dim=16, beta=1.0, time=20.0),
+    "5e": replace(_PUBLISHED, dim=128, beta=math.sqrt(128)),
+    "5f": replace(_PUBLISHED, dim=128, beta=4 * math.sqrt(128), time=20.0),
+    "5g": replace(_PUBLISHED, dim=768, heads=12, beta=math.sqrt(64), weights="gaussian", time=50.0),
 }
 
 
@@ -133,12 +145,17 @@ class Kernels:
     """The parts of a chunk's loop that touch every number: as they are, or compiled for a GPU."""
 
     advance: Advance = advance_states
+    advance_layer: Advance = advance_layer
     mean_cosine: Callable[[Tensor], Tensor] = mean_cosine
 
     @classmethod
     def compiled(cls) -> "Kernels":
         """The same functions through torch.compile, which makes one pass over the data out of a dozen."""
-        return cls(torch.compile(advance_states, dynamic=False), torch.compile(mean_cosine, dynamic=False))
+        return cls(
+            torch.compile(advance_states, dynamic=False),
+            torch.compile(advance_layer, dynamic=False),
+            torch.compile(mean_cosine, dynamic=False),
+        )
 
 
 PLAIN = Kernels()
@@ -155,7 +172,7 @@ def run_chunk(
     kernels: Kernels = PLAIN,
 ) -> Cosines:
     """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone."""
-    check_schemes(schemes)
+    check_schemes(schemes, setting.time, setting.times)
     generator = torch.Generator(device).manual_seed(seed)
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
@@ -169,14 +186,15 @@ def run_chunk(
         return (_attend(attention, reads[0].to(precision), stage.heads),)
 
     x = start.expand(runs, len(schemes), setting.tokens, setting.dim)
-    path = integrate(x, plan(setting, schemes, device), evaluate, kernels.advance)
+    advance = kernels.advance_layer if setting.solver == "layers" else kernels.advance
+    path = integrate(x, plan(setting, schemes, device), evaluate, advance)
     cosines = [kernels.mean_cosine(state) for stage, state, _ in path if stage.wanted]
     return torch.stack(cosines, -1).to("cpu", torch.float32).numpy()
 
 
 def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[DrawingStage]:
     """Every stage of every step, with its numbers already on the device."""
-    breaks = {stage.until * setting.time for scheme in schemes for stage in scheme.stages if stage.then}
+    breaks = {stage.end(setting.time) for scheme in schemes for stage in scheme.stages if stage.then}
 
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         holding = [scheme.at(within, setting.time) for scheme in schemes]

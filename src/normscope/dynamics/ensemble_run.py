@@ -65,7 +65,7 @@ class EnsembleRun:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check_schemes(self.schemes)
+        check_schemes(self.schemes, self.setting.time, self.setting.times)
         chunk_sizes(self.runs, self.chunk)
         require_known("precision", self.precision, PRECISIONS)
 

@@ -32,8 +32,9 @@ METHODS: dict[str, Method] = {
     "euler": ((0.0, 0.0, 1.0),),
     "midpoint": ((0.0, 0.5, 0.0), (0.5, 0.0, 1.0)),
     "rk4": ((0.0, 0.5, 1 / 6), (0.5, 0.5, 1 / 3), (0.5, 1.0, 1 / 3), (1.0, 0.0, 1 / 6)),
+    "layers": ((0.0, 0.0, 1.0),),  # evaluated where an Euler step is; what is added differs, see ``advance_layer``
 }
-SOLVERS = (*METHODS, *ADAPTIVE, "layers")
+SOLVERS = (*METHODS, *ADAPTIVE)
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,14 @@ def advance(
     moved = settled(following.updates, settled(now.updates, moved))  # a stage that normalises the stream begins on the sphere
     reads = tuple(update.read(moved).to(outputs[0].dtype) for update in following.updates)
     return moved, moved if now.last else total, reads, velocity
+
+
+def advance_layer(
+    first: Tensor, total: Tensor, x: Tensor, outputs: Outputs, now: Stage, following: Stage
+) -> tuple[Tensor, Tensor, Outputs, None]:
+    """``advance`` by a layer of attention of length h instead of the flow: stream(carry · x + h · step · output(y))."""
+    moved = settled(following.updates, now.updates[0].state(x, outputs[0].to(x.dtype), now.to_end))
+    return moved, moved, tuple(update.read(moved).to(outputs[0].dtype) for update in following.updates), None
 
 
 def runge_kutta(first: Any, total: Any, slope: Any, to_next: Any, to_end: Any, last: bool) -> tuple[Any, Any]:

@@ -55,10 +55,7 @@ class SymmetricFlow:
         law, heads = stage.attention.law, stage.attention.heads
         n, gap, r = self.tokens, math.exp(state[0]), math.exp(state[1])
         gamma = 1 - gap
-        at = stage.place(t, self.depth)
-        values = {**at.values, "r": r}
-        if self.alpha is not None:
-            values["alpha"] = self.alpha(t)
+        values = {**stage.place(t, self.depth, self.alpha).values, "r": r}
         # Where A is taken at X, every unnormalised one of q, k, v carries the common radius.
         seen = {letter: r if law.sees_radius and letter not in heads else 1.0 for letter in "qkv"}
         w = math.exp(-self.beta * law.temperature(values) * seen["q"] * seen["k"] * gap)
@@ -102,7 +99,7 @@ class SymmetricFlow:
                 if t in wanted:
                     path.times.append(t)
                     path.measures.append({name: rates[name] for name in MEASURES})
-        except ArithmeticError:
+        except (ArithmeticError, InputError):  # the state, or a formula between the times that were checked
             path.stopped = (
                 f"scheme '{self.scheme.name}' became non-finite (NaN/Inf) after time {path.times[-1] if path.times else 0:g}"
             )
@@ -111,7 +108,7 @@ class SymmetricFlow:
     def _states(self, grid: list[float], cosine: float, radius: float, step: float) -> Iterator[tuple[float, State]]:
         """(t, (ln(1−γ), ln r)) at every step and at every time of the grid."""
         state = np.array([math.log1p(-cosine), math.log(radius)])
-        breaks = [math.log1p(stage.until * self.depth) for stage in self.scheme.stages if stage.then]
+        breaks = [math.log1p(stage.end(self.depth)) for stage in self.scheme.stages if stage.then]
         exact = {math.log1p(t): t for t in grid}
         for u, h, _ in time_grid(list(exact), breaks, step):
             within = math.expm1(u + h / 2)

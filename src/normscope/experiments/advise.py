@@ -42,7 +42,6 @@ _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
 _NARROWEST = 8  # dimensions of a head that is made narrower to save time
 _PASSES = 5.2  # forward, forward with noise at two levels, and forward and backward for the gradient
-_POWERS = 300.0  # of ten that a float can hold
 _BETA = 1.0  # of theory, as in its theorem on the first step
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
@@ -210,7 +209,7 @@ class Advise(Seeded):
     def _consistent(self) -> "Advise":
         from normscope.dynamics.motion import check_schemes
 
-        check_schemes(self.schemes)
+        check_schemes(self.schemes, self.depth)
         for name, width in (("width", self.width), ("simulated_width", self.simulated_width or self.heads)):
             if width % self.heads:
                 raise InputError(
@@ -461,7 +460,8 @@ def _layers_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd
             padded[:, : values.shape[2]] = values[:, i]
             numbers = np.stack([padded.mean(0), *np.quantile(padded, BAND, axis=0)])
             if column == "gradient":
-                numbers = 10 ** numbers.clip(-_POWERS, _POWERS)
+                with np.errstate(over="ignore", under="ignore"):  # inf and 0 beyond what a float holds
+                    numbers = 10**numbers
             table[column], table[f"{column}_low"], table[f"{column}_high"] = numbers
         tables.append(table)
     return pd.concat(tables, ignore_index=True)

@@ -1,7 +1,6 @@
 """audit: Run every analysis on one model, with findings and advice."""
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -124,11 +123,9 @@ class Audit(OnModel):
             tables["skipped"] = pd.DataFrame(skipped)
         return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
 
-    def seconds(self) -> float:
-        """An audit has no steps that stand for the others: it is timed as a whole."""
-        started = time.monotonic()
-        self.model_copy(update={"fresh": True}).run()
-        return time.monotonic() - started
+    def seconds(self, progress: Progress = SILENT) -> float:
+        """An audit has no steps that stand for the others: it is timed as a whole, without the cache."""
+        return Experiment.seconds(self.model_copy(update={"fresh": True}), progress)
 
     @classmethod
     def outcome(cls, result: Result) -> Outcome:

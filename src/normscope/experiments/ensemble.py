@@ -72,7 +72,7 @@ class Ensemble(Seeded):
     redraw: float | None = setting(None, "Draw new weights after this much time; 0 keeps them.", shown="0")
     time: float | None = setting(None, "The last time.", shown="10")
     step: float | None = setting(None, "Largest time step.", shown="0.1")
-    solver: str | None = setting(None, "euler or midpoint.", shown="midpoint")
+    solver: str | None = setting(None, "midpoint or euler (the flow), or layers of the length of a step.", shown="midpoint")
     samples: int | None = setting(None, "Number of times at which the mean cosine is sampled.", shown="101")
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
     chunk: int | None = setting(None, "Runs computed and checkpointed together.", shown="16; 256 on a GPU")
@@ -158,7 +158,14 @@ class Ensemble(Seeded):
         """Compute a chunk and save it."""
         self.job.compute_chunk(part, Parts.of(folder, self.record))
 
-    def seconds(self) -> float:
+    @property
+    def work(self) -> float:
+        """Projections and attention of every token, scheme, run and evaluation."""
+        shape = self.job.setting
+        evaluation = 4 * shape.tokens * shape.dim**2 + 2 * shape.tokens**2 * shape.dim
+        return float(self.runs * len(self.job.schemes) * shape.evaluations * evaluation)
+
+    def seconds(self, progress: Progress = SILENT) -> float:
         """The time of a chunk of a few steps, as many times as there are steps and chunks."""
         shape = self.job.setting
         short = replace(shape, time=_TIMED_STEPS * shape.step, samples=2, redraw=0.0)

@@ -165,10 +165,15 @@ class Experiment(BaseModel):
         """A text that two runs share only if they take the same time."""
         return fingerprint({**self.record, "seed": None})
 
-    def seconds(self) -> float:
+    @property
+    def work(self) -> float:
+        """About how many multiplications the run takes, to compare it with others of its kind; 0 where that is not known."""
+        return 0.0
+
+    def seconds(self, progress: Progress = SILENT) -> float:
         """How long the run takes on this device: timed as a whole, unless a subclass has steps to extrapolate from."""
         started = time.monotonic()
-        self.run()
+        self.run(progress)
         return time.monotonic() - started
 
     @classmethod

@@ -94,7 +94,6 @@ class Simulate(Seeded):
         from normscope.dynamics.motion import check_schemes
         from normscope.dynamics.trajectory import check_times
 
-        check_schemes(self.schemes)
         check_times(self.report_times)
         check_solver(self.method, self.stride)
         if self.times and self.times[-1] > self.end:
@@ -107,6 +106,9 @@ class Simulate(Seeded):
                     raise InputError(f"with layers=True every time is a multiple of step={self.stride:g}; {t:g} is not")
         if self.symmetric:
             self._check_symmetric()
+        if self.alpha is not None and not any(stage.learns_alpha for scheme in self.schemes for stage in scheme.stages):
+            raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
+        check_schemes(self.schemes, self.end, self.grid, named_schedule(self.alpha))
         return self
 
     def _check_symmetric(self) -> None:
@@ -306,15 +308,9 @@ class _Particles:
 
 def _simulated(settings: Simulate, advance: Callable[[float], None]) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
     """The trajectory of every scheme, and gradients by depth where they are asked for."""
-    from normscope.core import Attention
     from normscope.core.threads import one_thread
-    from normscope.dynamics.motion import Motion
 
-    alpha = named_schedule(settings.alpha, settings.grid)
-    if alpha is not None and not any(stage.learns_alpha for scheme in settings.schemes for stage in scheme.stages):
-        raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
-    for scheme in settings.schemes:
-        Motion(scheme, Attention(settings.beta), settings.end, None, alpha).check(settings.grid)
+    alpha = named_schedule(settings.alpha)
     if settings.symmetric:
         return _reduced(settings, alpha, advance), []
     particles = _particles(settings, alpha)
@@ -374,10 +370,10 @@ def _gradient(settings: Simulate, particles: _Particles, scheme: Scheme) -> pd.D
     )  # fmt: skip
 
 
-def named_schedule(text: str | None, times: list[float]) -> "Schedule | None":
-    """α_t from the name of a schedule or from a formula in t, which must have a value at all the times."""
+def named_schedule(text: str | None) -> "Schedule | None":
+    """α_t from the name of a schedule or from a formula in t."""
     from normscope.dynamics.schedules import SCHEDULES
-    from normscope.schemes import Expression
+    from normscope.schemes.expressions import Expression, finite_value
 
     if text is None:
         return None
@@ -390,14 +386,14 @@ def named_schedule(text: str | None, times: list[float]) -> "Schedule | None":
         raise InputError(allowed) from error
     if formula.names - {"t"}:
         raise InputError(allowed)
-    for t in times:
-        try:
-            value = formula({"t": t})
-        except (ArithmeticError, ValueError):
-            value = math.nan
-        if isinstance(value, complex) or not math.isfinite(value):
+
+    def schedule(t: float) -> float:
+        value = finite_value(formula, {"t": t})
+        if value is None:
             raise InputError(f"alpha='{text}' is not a finite number at t = {t:g}")
-    return lambda t: float(formula({"t": t}))
+        return value
+
+    return schedule
 
 
 def _particles(settings: Simulate, alpha: "Schedule | None") -> _Particles:

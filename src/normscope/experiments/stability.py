@@ -146,7 +146,7 @@ class Stability(OnModel):
         }
         return self.measured_result(subject, measures, tables, started, settings)
 
-    def seconds(self) -> float:
+    def seconds(self, progress: Progress = SILENT) -> float:
         """Opening the model and one level of noise, times the number of levels and layers."""
         from normscope.measures.base import measure_all
         from normscope.measures.noise import Noise

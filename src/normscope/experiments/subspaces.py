@@ -103,6 +103,9 @@ class Subspaces(OnModel):
         for name in refused:
             if getattr(self, name) is not None:
                 raise InputError(f"{name}= does not apply here: {why}")
+        for scheme in self.schemes or ():
+            for depth in (1, 2):  # worlds have one layer, the circuit two
+                scheme.check(depth)
         return self
 
     @property

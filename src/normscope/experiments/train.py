@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _POINTS = 400  # more than these would not show in a figure
 _NO_SHAPE = ("seed", "rate", "schedule", "warmup", "patience", "epoch", "weight_decay", "beta2", "calibrate")
 _TIMED_STEPS = 3
-_TIMED_EXAMPLES = {"cpu": 512, "cuda": 8192}
+_TIMED_BATCHES = 4, 16
+_TIMED_EXAMPLES = {"cpu": 32, "cuda": 8192}
 
 
 def _as_changes(value: Any) -> dict[str, Any]:
@@ -239,21 +240,45 @@ class Train(Experiment):
             type(self), self.record, tables, self.summary, recipe.seed, self.device, problems=(problem,), started=started
         )
 
-    def seconds(self) -> float:
-        """The time of a few steps and of a small test, as many times as the run has them; without compiling."""
-        from normscope.training import Training
+    @property
+    def work(self) -> float:
+        """Every weight once for each character: forward and, in training, twice as much backward."""
+        import torch
+
+        from normscope.transformer import Transformer
+
+        full = self.found
+        with torch.device("meta"):
+            weights = sum(parameter.numel() for parameter in Transformer(full.model).parameters())
+        return float(weights * full.task.train.longest * (3 * full.examples + len(full.task.splits) * full.test_examples))
+
+    def seconds(self, progress: Progress = SILENT) -> float:
+        """The time of a few steps and of a small test, as many times as the run has them; without compiling.
+
+        On a CPU the steps have two small batches, and the time of a step is a linear function of its batch.
+        """
         from normscope.training.evaluation import evaluate
 
         _start_afresh(self.device)
-        full = self.found
-        short = replace(full, examples=_TIMED_STEPS * full.batch, epoch=1, rate=0.0, calibrate=False)
-        training = Training(short, self.device)
-        times = [row.seconds for row in training.run()]
-        step = min(later - before for before, later in pairwise(times))
-        count = min(_TIMED_EXAMPLES[training.device.type], full.test_examples)
+        full, kind = self.found, self.device.partition(":")[0]
+        small, large = _TIMED_BATCHES
+        training, step = self._timed(full.batch if kind == "cuda" else min(full.batch, large))
+        if training.recipe.batch < full.batch:
+            slope = max(0.0, step - self._timed(small)[1]) / (large - small)
+            step += slope * (full.batch - large)
+        count = min(_TIMED_EXAMPLES[kind], full.test_examples)
         started = time.monotonic()
         evaluate(training.model.eval(), full.task, list(full.task.splits), count, offsets=full.offsets, worked=0)
         return step * full.steps + (time.monotonic() - started) * full.test_examples / count
+
+    def _timed(self, batch: int) -> "tuple[Training, float]":
+        """A training with that batch, and how long a step of it takes."""
+        from normscope.training import Training
+
+        short = replace(self.found, batch=batch, examples=_TIMED_STEPS * batch, epoch=1, rate=0.0, calibrate=False)
+        training = Training(short, self.device)
+        times = [row.seconds for row in training.run()]
+        return training, min(later - before for before, later in pairwise(times))
 
     @classmethod
     def outcome(cls, result: Result) -> Outcome:

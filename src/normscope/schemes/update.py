@@ -74,14 +74,13 @@ class Update:
             step: a learned step in place of the formula.
             carry: a learned carry in place of the formula.
         """
-        formulas = slots.formulas
         filled = {"input": slots.reads_norm, "output": slots.output == "norm", "stream": slots.stream == "norm"}
         chosen = {slot: norms[slot] if isinstance(norms, Mapping) else norms for slot in _NORM_SLOTS if filled[slot]}
         return cls(
             **chosen,
-            factor=slots.input_factor(at.values),
-            step=formulas[0](at.values) if step is None else step,
-            carry=formulas[1](at.values) if carry is None else carry,
+            factor=slots.number("input", at),
+            step=slots.number("step", at) if step is None else step,
+            carry=slots.number("carry", at) if carry is None else carry,
         )
 
     @classmethod
@@ -121,13 +120,13 @@ class Update:
         """Where the stream keeps a token: on the sphere of its norm, or where it is."""
         return x if self.stream is None else self.stream(x)
 
-    def state(self, x: Tokens, y: Tokens, stride: float = 1.0) -> Tokens:
+    def state(self, x: Tokens, y: Tokens, stride: float | Tensor = 1.0) -> Tokens:
         """The hidden states after the sublayer; with a ``stride`` h < 1, those after an Euler step of length h of its flow.
 
         A normalised stream cancels common factors, so there h scales (step/carry)·u against x; a free stream moves by
         h·((carry − 1)·x + step·u), u = output(y). At h = 1 both are the sublayer itself.
         """
-        if stride == 1:
+        if not isinstance(stride, Tensor) and stride == 1:
             return self.settle(self.carry * x + self.step * self._normed(y))
         kept = _choose(self._on_sphere, lambda: self.carry, lambda: 1 + stride * (self.carry - 1))
         return self.settle(kept * x + (stride * self.step) * self._normed(y))

@@ -41,7 +41,7 @@ class _Worker:
         if self.pool is None:
             context = get_context("spawn")
             self.lifeline = context.Pipe(duplex=False)
-            self.pool = ProcessPoolExecutor(1, context, _prepare, (self.lifeline[0], *self.prepared))
+            self.pool = ProcessPoolExecutor(1, context, prepare, (self.lifeline[0], *self.prepared))
         self.future = self.pool.submit(attempt, task)
         return self.future
 
@@ -99,8 +99,8 @@ def visible_gpus(device: str) -> tuple[str, ...]:
     return (every[int(index)],) if index else tuple(every)
 
 
-def _prepare(lifeline: Connection, threads: int, gpu: str | None, log: Path) -> None:
-    """Prepare a worker process."""
+def prepare(lifeline: Connection, threads: int, gpu: str | None, log: Path) -> None:
+    """Prepare a process that works for this one: it ends with the lifeline, and what it prints goes to the log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main process decides
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     if gpu is not None:

@@ -70,7 +70,7 @@ class Sweep(Experiment):
     ray: str | None = setting(
         None, "Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.", shown="no"
     )
-    dry_run: bool = setting(False, "Print the plan, time a step of each shape, and stop.")
+    dry_run: bool = setting(False, "Print the plan and how long it takes, timed for some seconds, and stop.")
     retry_failed: bool = setting(False, "Run failed runs again.")
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints of a training.", ge=0.0)
     device: str = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
@@ -183,19 +183,33 @@ class Sweep(Experiment):
         return Result(type(self), configuration, tables, lead, device=device, problems=problems, started=started)
 
     def _estimate(self, progress: Progress) -> Result:
-        """The plan with the time of each shape, from a few timed steps."""
-        plan, rows, timed = self.runs, [], {}
+        """The plan with the time of each shape, as far as some seconds of timing show it."""
+        from normscope.sweeps.estimate import AT_LEAST, TIMED, estimate
+
+        plan, shapes = self.runs, self.runs.shapes
         progress.message(plan.summary)
-        advance = progress.stage("timing a step of each shape", len(plan.shapes))
-        for done, points in enumerate(plan.shapes, 1):
-            experiment = points[0].experiment
-            timed[experiment.shape] = seconds = experiment.seconds()
-            rows.append({"shape": plan.shared(points) or "all", "runs": len(points), "seconds": seconds})
-            advance(done)
+        experiments = [points[0].experiment for points in shapes]
+        gpu = self.resources.gpus[0] if self.resources.gpus else None
+        estimates = estimate(experiments, self.where, self.resources.threads, gpu, progress)
+        rows = [
+            {"shape": plan.shared(points) or "all", "runs": len(points), "seconds": expected.seconds, "basis": expected.basis}
+            for points, expected in zip(shapes, estimates, strict=True)
+        ]
         with self.resources.executor(Path(os.devnull)) as executor:
             workers = min(executor.room, sum(max(1, point.experiment.parts) for point in plan.points))
-        total, where = _duration(plan.duration(timed, workers)), " on Ray" * (self.ray is not None)
-        summary = f"{len(plan.points)} run{'s' * (len(plan.points) > 1)}, about {total} with {workers} at a time{where}"
+        by_shape = {experiment.shape: expected for experiment, expected in zip(experiments, estimates, strict=True)}
+        low, middle, high = (
+            plan.duration({shape: getattr(expected, bound) for shape, expected in by_shape.items()}, workers)
+            for bound in ("low", "seconds", "high")
+        )
+        known = all(expected.basis != AT_LEAST for expected in estimates)
+        total = f"about {_duration(middle)}" if known else f"at least {_duration(low)}"
+        bounds = f" ({_duration(low)} to {_duration(high)})" if known else ""
+        timed = sum(expected.basis == TIMED for expected in estimates)
+        summary = (
+            f"{len(plan.points)} run{'s' * (len(plan.points) > 1)}, {total}{bounds} with {workers} at a time"
+            f"{' on Ray' * (self.ray is not None)}; {timed} of {len(shapes)} shapes timed"
+        )
         return Result(type(self), plan.record, {"shapes": pd.DataFrame(rows)}, summary)
 
     def _status(self) -> Result:
@@ -266,8 +280,10 @@ def _shown(result: Result) -> PageTable:
         columns: tuple[str, ...] = ("run", "state", "done", "last report", "")
         cells = [(r["name"], r["state"], _percent(r["done"]), _ago(r["noted_seconds_ago"]), r["note"] or "") for r in rows]
     elif "shapes" in result.tables:
-        columns = ("runs", "each", "together", "shape")
-        cells = [(str(r["runs"]), _duration(r["seconds"]), _duration(r["runs"] * r["seconds"]), r["shape"]) for r in rows]
+        columns = ("runs", "each", "together", "basis", "shape")
+        cells = [
+            (str(r["runs"]), _duration(r["seconds"]), _duration(r["runs"] * r["seconds"]), r["basis"], r["shape"]) for r in rows
+        ]
     else:
         names = [str(name) for name in result.tables["runs"] if name not in ("name", "error")]
         columns = (*names, "error")
