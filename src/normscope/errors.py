@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from unicodedata import category
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -25,9 +26,19 @@ class InputError(ValueError):
         normscope.errors.InputError: unknown scheme 'perl'; did you mean 'peri'? (normscope schemes lists them)
     """
 
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))
+
 
 class MissingExtraError(InputError):
     """Something needs an optional package that is not installed; the message says which extra brings it."""
+
+
+def visible(text: str) -> str:
+    """Text that a terminal shows and does not obey: all but letters, spaces, tabs and line feeds is escaped as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\t\n" or category(c) == "Zs" else repr(c)[1:-1] for c in text)
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
