@@ -40,7 +40,7 @@ def test_an_outcome_is_a_result_or_one_line(case: Case, hostile_files: Path, san
 
 def test_every_option_of_every_command_has_cases() -> None:
     every, made = options(), cases()
-    assert len(made) >= 1500
+    assert len(made) > 3000  # as docs/reliability.md states
     assert len({case.name for case in made}) == len(made)
     for command in every.values():
         for option in command:
@@ -51,9 +51,9 @@ def test_every_option_of_every_command_has_cases() -> None:
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
-        ("raise ValueError('a bug')", "exit status 1"),
+        ("raise ValueError('a bug')", "exit status ValueError"),
         ("while True: pass", "s of work"),
-        ("bytearray(1 << 33)", "MemoryError"),
+        ("bytearray(1 << 33)", "memory ran out"),
         ("open('left', 'w')", "it left"),
         ("print('{}'); raise SystemExit(0)", "no list"),
         ("print('[NaN]'); raise SystemExit(0)", "NaN in it"),
