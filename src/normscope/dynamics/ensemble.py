@@ -227,7 +227,7 @@ def chunk_sizes(runs: int, chunk: int) -> list[int]:
 
 
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:
-    """Mean and 90% band over runs: a row for each scheme and time, ``mean``, ``low`` (5%), ``high`` (95%), ``stderr``.
+    """Mean and 90 % band over runs: a row for each scheme and time, ``mean``, ``low`` (5 %), ``high`` (95 %), ``stderr``.
 
     Runs that became non-finite (NaN/Inf) are left out from there on; ``runs`` is the number of runs in a row.
     """

@@ -20,7 +20,7 @@ class NotFiniteError(ArithmeticError):
 
 @dataclass
 class Milestones:
-    """When the mean cosine has gone half and 90% of the way from its start to 1; read off at every step of the solver."""
+    """When the mean cosine has gone half and 90 % of the way from its start to 1; read off at every step of the solver."""
 
     half: float = math.nan
     ninety: float = math.nan
@@ -49,7 +49,7 @@ class Trajectory:
         scheme: the scheme's name.
         times: the times that were reached.
         measures: the measures as plain numbers for each time.
-        milestones: when half and 90% of the way to collapse were gone.
+        milestones: when half and 90 % of the way to collapse were gone.
         kept: the times whose tokens were kept, and
         states: the tokens x at those times.
         stopped: empty, or why the run ended early; what came before is kept.

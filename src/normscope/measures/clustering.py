@@ -92,7 +92,7 @@ class Clustering(Measure):
             yield Finding(
                 f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} before layer 0 and "
                 f"smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
-                "rank", severity="ok", number=lowest["rank"],
+                "rank", title="Effective rank of the tokens", severity="ok", number=lowest["rank"],
             )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -60,7 +60,7 @@ class Growth(Measure):
         yield Finding(
             f"The mean residual norm is {radius[0]:.3g} before layer 0 and {radius[-1]:.3g} after layer {last}, {total:.3g} "
             f"times as much{parts if last > 0 else ''}.",
-            "radius", severity="ok", number=total,
+            "radius", title="Growth of the residual norm", severity="ok", number=total,
         )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

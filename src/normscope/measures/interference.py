@@ -29,7 +29,7 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, head_map, spans_decades, table_of
 
-EXCHANGED = ("queries", "keys", "both")
+RESAMPLED = ("queries", "keys", "both")
 ROUNDING = 1e-4  # a change of logits that float32 rounding may cause; what a norm causes is far larger
 MANY = 1 / 3  # of the queries of a layer's median head: a change worth a warning
 _NAMED = 3  # heads that a finding lists
@@ -81,7 +81,7 @@ class Interference(Measure):
             return {}
         shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
         medians = {
-            title: _before(table, exchanged).groupby("layer")[column].median() for title, (exchanged, column) in shares.items()
+            title: _before(table, resampled).groupby("layer")[column].median() for title, (resampled, column) in shares.items()
         }
         return {
             title: {
@@ -142,8 +142,8 @@ class Interference(Measure):
         return self.page(_TEXT, maps)
 
 
-def _before(table: pd.DataFrame, exchanged: str) -> pd.DataFrame:
-    return table[(table["place"] == "before") & (table["exchanged"] == exchanged)]
+def _before(table: pd.DataFrame, resampled: str) -> pd.DataFrame:
+    return table[(table["place"] == "before") & (table["resampled"] == resampled)]
 
 
 def _by_layer(table: pd.DataFrame, shared: bool) -> Finding:
@@ -178,13 +178,14 @@ def _by_layer(table: pd.DataFrame, shared: bool) -> Finding:
 
 def _strength(table: pd.DataFrame) -> Finding:
     """By how much logits change, as noise on key norms, and in which heads most."""
-    both, keys = (_before(table, exchanged).dropna(subset=["change"]) for exchanged in ("both", "keys"))
+    both, keys = (_before(table, resampled).dropna(subset=["change"]) for resampled in ("both", "keys"))
     most = both.nlargest(_NAMED, "change").to_dict("records")
     listed = ", ".join(f"{head_name(row)} ({100 * row['change']:.3g} %)" for row in most)
     return Finding(
         f"Resampling what a head cannot read of queries and keys changes its attention logits by "
         f"{100 * both['change'].median():.3g} % in the median head.",
         "interference",
+        title="How much content that heads cannot read changes attention logits",
         number=float(both["change"].median()),
         comparison=(
             f"Of keys alone: {100 * keys['change'].median():.3g} %, like RMS noise of {100 * keys['kappa'].median():.3g} % on "
@@ -286,16 +287,16 @@ def _compared(
     size = scores[pairs].square().sum().sqrt()
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
     kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
-    for exchanged in EXCHANGED:
-        after = (changes[exchanged][0] @ changes[exchanged][1].mT).double()
+    for resampled in RESAMPLED:
+        after = (changes[resampled][0] @ changes[resampled][1].mT).double()
         moved = after.masked_fill(~mask, -torch.inf).argmax(-1) != best
         yield {
             "layer": step.layer,
             "head": head,
             "place": place,
-            "exchanged": exchanged,
+            "resampled": resampled,
             "change": float((after - scores)[pairs].square().sum().sqrt() / size),
-            "kappa": kappas[exchanged],
+            "kappa": kappas[resampled],
             "moved": float(moved[asked].double().mean()),
             "top_weight": float(top[asked].double().mean()),
         }

@@ -48,7 +48,8 @@ class Rank(Measure):
         )
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
-            yield Finding(text, "qk-rank", severity="ok", number=float(width), comparison=half)
+            title = "All heads use their query and key dimensions"
+            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(width), comparison=half)
             return
         listed = ", ".join(f"{head_name(row)} ({row['rank']})" for row in lacking.head(_NAMED).to_dict("records"))
         yield Finding(
@@ -59,6 +60,7 @@ class Rank(Measure):
             number=float(len(lacking)),
             comparison=half,
             advice="These heads can be stored with fewer query and key dimensions without any change.",
+            weight=1,
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

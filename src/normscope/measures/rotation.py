@@ -122,6 +122,7 @@ class Rotation(Measure):
                 f"layers rotates tokens per layer by: {listed} (this model: {fmean(angles[i] for i in late_third):.3g}°). A "
                 "model trained with that placement would learn other updates.",
                 "angle",
+                title="Rotation with other norm placements",
             )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

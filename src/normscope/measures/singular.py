@@ -72,10 +72,10 @@ class SingularVectors(TokenMeasure):
         first, dimensions = [row for row in spectrum if row["index"] == 0], 1 + max(row["index"] for row in spectrum)
         top, share = max(first, key=lambda row: float(row["share"])), median(row["share"] for row in first)
         yield Finding(
-            f"The first singular vector holds {share:.0%} of Σσ² in the median head and {top['share']:.0%} in head "
-            f"{top['head']} of layer {top['layer']}.",
+            f"The first singular vector holds {100 * share:.0f} % of Σσ² in the median head and {100 * top['share']:.0f} % in "
+            f"head {top['head']} of layer {top['layer']}.",
             number=share,
-            comparison=f"{1 / dimensions:.1%} if all {dimensions} singular values were equal",
+            comparison=f"{100 / dimensions:.1f} % if all {dimensions} singular values were equal",
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

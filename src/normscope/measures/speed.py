@@ -144,7 +144,7 @@ class Speed(Measure):
         yield Finding(
             "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
             f"s = {number:.3g} in the last third of layers.",
-            "speed", severity="ok", number=number, comparison=comparison,
+            "speed", title="Damping of rotation", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -112,6 +112,7 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
         f"Projected onto what {matrix} reads, token norms are nearly constant (90 % within ±20 %) in {len(constant)} of "
         f"{len(before)} {kind}{where}.",
         f"spheres-{side}",
+        title=f"Token norms that {matrix} reads",
         severity="ok" if fine else "notice",
         number=len(constant) / len(before),
         comparison=(

@@ -158,7 +158,7 @@ def _chart(table: pd.DataFrame, settings: str) -> Chart:
     for share in _INTERVALS:
         low, high = floats(whole[f"low{share}"]), floats(whole[f"high{share}"])
         lines += [Line("whole layer", layers, low, low, high, thin=True), Line("whole layer", layers, high, thin=True)]
-    lines += [Line("±20%", layers, [limit] * len(layers)) for limit in (1 - NORM_BAND, 1 + NORM_BAND)]
+    lines += [Line("±20 %", layers, [limit] * len(layers)) for limit in (1 - NORM_BAND, 1 + NORM_BAND)]
     lines += _head_limits(table[table["head"].notna()].sort_values("layer"))
     return Chart(
         "Residual norms before every layer",
@@ -172,11 +172,11 @@ def _chart(table: pd.DataFrame, settings: str) -> Chart:
 
 
 def _head_limits(heads: pd.DataFrame) -> list[Line]:
-    """The 90% limits of every head; of many heads only the outermost, layer by layer."""
+    """The 90 % limits of every head; of many heads only the outermost, layer by layer."""
     groups = [rows for _, rows in heads.groupby("head")]
     if not groups:
         return []
     if len(groups) <= DRAWN_HEADS:
-        return [together("single heads, 90%", groups, "layer", column) for column in ("low90", "high90")]
+        return [together("single heads, 90 %", groups, "layer", column) for column in ("low90", "high90")]
     widest = heads.groupby("layer", as_index=False).agg({"low90": "min", "high90": "max"})
-    return [together("outermost heads, 90%", [widest], "layer", column) for column in ("low90", "high90")]
+    return [together("outermost heads, 90 %", [widest], "layer", column) for column in ("low90", "high90")]
