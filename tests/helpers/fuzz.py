@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
@@ -23,6 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import FrameType, NoneType
 from typing import Annotated, Any, get_args, get_origin
+from unittest.mock import patch
 
 import typer
 
@@ -31,6 +32,8 @@ from normscope.cli import main
 from normscope.cli.command import command_of
 from normscope.cli.schemes import schemes
 from normscope.experiments import kind_of, summaries
+from normscope.experiments.experiment import Experiment
+from normscope.sweeps.estimate import TIMED, Estimate
 from normscope.training import Recipe
 
 SECONDS, WAITING = 10.0, 60.0  # of a processor that a case may take, and on the clock: other processes run here too
@@ -344,7 +347,7 @@ def try_case(case: Case, files: Path, sandbox: Path) -> str | None:
         (here / "case.toml").write_text(case.file.replace(_POOL, str(files)), encoding="utf-8")
     arguments = [argument.replace(_POOL, str(files)) for argument in case.arguments]
     before, kept = _listing(sandbox), _listing(files)
-    with _surroundings(here, sandbox) as streams, _limits():
+    with _surroundings(here, sandbox) as streams, patch("normscope.sweeps.estimate.estimate", _timed_here), _limits():
         status = _status(arguments)
     out, err, asked = streams()
     problems = [
@@ -355,6 +358,11 @@ def try_case(case: Case, files: Path, sandbox: Path) -> str | None:
         *(["it changed a file that it was given"] if _listing(files) != kept else []),
     ]
     return "; ".join(problems) or None
+
+
+def _timed_here(experiments: Sequence[Experiment], *_: Any) -> list[Estimate]:
+    """The estimates of a dry run without the process that takes them."""
+    return [Estimate(experiment.seconds(), TIMED) for experiment in experiments]
 
 
 def _furnish(here: Path) -> None:

@@ -110,7 +110,7 @@ def _check_depth(name: str, config: Any, files: list[Path]) -> None:
                 with safe_open(file, "pt") as content:
                     tensors += len(content.keys())
             except SafetensorError as error:
-                raise InputError(f"the weights of '{name}' cannot be read: {file.name}: {error}") from error
+                raise InputError(f"cannot open '{name}' as a model: {file.name}: {error}") from error
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > tensors:
         raise InputError(f"the configuration of '{name}' has {layers} layers, but its weights are only {tensors} tensors")
