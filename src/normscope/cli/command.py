@@ -130,8 +130,8 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
     default = ... if field.is_required() else _default(field, plain)
     shown: Any = (extra["shown"] or False) if extra["shown"] is not None else (default is not None)
     about: dict[str, Any] = {
-        "help": field.description,
-        "show_default": shown if default is not ... else False,
+        "help": with_options(field.description or "", kind),
+        "show_default": False if default is ... else with_options(shown, kind) if isinstance(shown, str) else shown,
         **_limits(field, plain),
     }
     if extra["argument"]:

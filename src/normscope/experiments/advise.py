@@ -109,7 +109,7 @@ CRITERIA = (
     ),
     Criterion(
         "noise", "noise", "robustness to norm noise", "°", True,
-        f"rotation of the final directions by {LEVELS[0]:.0%} RMS noise on the norms of q, k and v",
+        f"rotation of the final directions by {100 * LEVELS[0]:.0f} % RMS noise on the norms of q, k and v",
         lambda run: run.drift[:, 0],
     ),
 )  # fmt: skip
@@ -178,7 +178,7 @@ class Advise(Seeded):
     quantities: ClassVar[tuple[Quantity, ...]] = tuple(map(_advised, CRITERIA))
 
     model: ModelSource | None = setting(
-        None, "The model of --weights spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
+        None, "The model of weights=spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
     )
     trust_remote_code: bool = setting(False, TRUST_HELP)
     depth: int = setting(help="Number of layers.", ge=1)
@@ -526,7 +526,7 @@ def _order(order: list[Row]) -> Iterator[Finding]:
         weight=3,
     )
     often = sorted((row for row in order if row["first"] >= _OFTEN), key=lambda row: -float(row["first"]))
-    shares = ", ".join(f"{row['scheme']} {row['first']:.0%}" for row in often)
+    shares = ", ".join(f"{row['scheme']} {100 * row['first']:.0f} %" for row in often)
     yield Finding(
         f"Over all possible weights of the criteria, the first scheme is: {shares}.",
         "ranks",
@@ -709,7 +709,7 @@ def _order_table(ranks: pd.DataFrame, criteria: pd.DataFrame) -> PageTable:
             str(row["place"]),
             f"{row['rank']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             *(cell(means[row["scheme"], key], ".3g") for key in _KEYS),
-            f"{row['first']:.0%}",
+            f"{100 * row['first']:.0f} %",
             row["level_with"] or "–",
         )
         for row in plain_rows(ranks)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from normscope.core.devices import is_elsewhere
-from normscope.errors import InputError, did_you_mean, explain
+from normscope.errors import InputError, did_you_mean, explain, require_64_bits
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
 from normscope.machine.memory import require_memory
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
-_LARGEST = 2**63 - 1  # of an integer setting
 _MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
 
@@ -63,13 +62,15 @@ class Experiment(BaseModel):
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
     def __init__(self, **given: Any) -> None:
-        for name, value in given.items():
-            if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
-                raise InputError(f"{name}= is at most {_LARGEST}, and the given number has {value.bit_length()} bits")
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        require_64_bits(dict(self))
+        return self
 
     @model_validator(mode="after")
     def _check_memory(self) -> "Experiment":
