@@ -291,7 +291,9 @@ def test_text_is_plain_wherever_it_stands() -> None:
     evil = "<script>alert(1)</script> & \"'"
     drawn = Chart(evil, evil, evil, (Line(evil, [0, 1], [0, 1]),), evil, evil + "!")
     section = Section(evil, (evil,), (PageTable(evil, (evil,), ((evil,),)),), {"evil": drawn}, (Finding(evil),))
-    page = render_page(evil, evil, [section, section], facts=[(evil, evil)], findings=[Finding(evil, title=evil)], footer=evil)
+    page = render_page(
+        evil, evil, [section, section], facts=[(evil, evil)], findings=[Finding(evil, title=evil, weight=1)], footer=evil
+    )
     reader = Reader(page)
     assert len(reader.every("script")) == 4  # data, Vega, and two of ours; the third has no scene
     assert reader.text.count(evil) == 3 + 2 + 2 + 2 + 2 * (1 + 1 + 3 + 3 + 1) + 1

@@ -124,7 +124,7 @@ def test_bands_of_the_spread_are_the_intervals_of_the_whole_layer() -> None:
         assert list(band.x) == [0, 1, 2]
         assert (list(band.low or ()), list(band.high or ())) == (list(whole[f"low{share}"]), list(whole[f"high{share}"]))
     assert list(lines(chart)["whole layer"].y) == [1, 1, 1]
-    heads = lines(chart)["single heads, 90%"].y
+    heads = lines(chart)["single heads, 90 %"].y
     wanted = [value for head in zip(*by_head(table, "low90"), strict=True) for value in (*head, math.nan)]
     assert list(heads) == pytest.approx(wanted, nan_ok=True)
 
@@ -133,7 +133,7 @@ def test_of_many_heads_the_outermost_limits_are_drawn() -> None:
     table = tables(3, 20)["spread"]
     chart = section(Spread(), {"spread": table}).figures["spread"]
     assert isinstance(chart, Chart)
-    heads = [line for line in chart.lines if line.name == "outermost heads, 90%"]
+    heads = [line for line in chart.lines if line.name == "outermost heads, 90 %"]
     assert [list(line.y)[:-1] for line in heads] == [
         [min(layer) for layer in by_head(table, "low90")],
         [max(layer) for layer in by_head(table, "high90")],

@@ -124,5 +124,5 @@ class EnsembleRun:
         return not_finite(self.setting, self.schemes, cosines)
 
     def table(self, cosines: Cosines) -> pd.DataFrame:
-        """Mean and 90% band for each scheme and time."""
+        """Mean and 90 % band for each scheme and time."""
         return summarise(self.setting, self.schemes, cosines)

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, model_validator
 
 from normscope.errors import InputError, require_known
 from normscope.experiments.experiment import Seeded, Shown
-from normscope.experiments.on_model import TRUST_HELP
+from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
@@ -108,7 +108,7 @@ CRITERIA = (
     ),
     Criterion(
         "noise", "noise", "robustness to norm noise", "°", True,
-        f"rotation of the final directions by {LEVELS[0]:.0%} RMS noise on the norms of q, k and v",
+        f"rotation of the final directions by {100 * LEVELS[0]:.0f} % RMS noise on the norms of q, k and v",
         lambda run: run.drift[:, 0],
     ),
 )  # fmt: skip
@@ -176,8 +176,8 @@ class Advise(Seeded):
     )
     quantities: ClassVar[tuple[Quantity, ...]] = tuple(map(_advised, CRITERIA))
 
-    model: Any = setting(
-        None, "The model of --weights spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
+    model: ModelSource | None = setting(
+        None, "The model of weights=spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
     )
     trust_remote_code: bool = setting(False, TRUST_HELP)
     depth: int = setting(help="Number of layers.", ge=1)
@@ -512,7 +512,7 @@ def _order(order: list[Row]) -> Iterator[Finding]:
         weight=3,
     )
     often = sorted((row for row in order if row["first"] >= _OFTEN), key=lambda row: -float(row["first"]))
-    shares = ", ".join(f"{row['scheme']} {row['first']:.0%}" for row in often)
+    shares = ", ".join(f"{row['scheme']} {100 * row['first']:.0f} %" for row in often)
     yield Finding(
         f"Over all possible weights of the criteria, the first scheme is: {shares}.",
         "ranks",
@@ -695,7 +695,7 @@ def _order_table(ranks: pd.DataFrame, criteria: pd.DataFrame) -> PageTable:
             str(row["place"]),
             f"{row['rank']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             *(cell(means[row["scheme"], key], ".3g") for key in _KEYS),
-            f"{row['first']:.0%}",
+            f"{100 * row['first']:.0f} %",
             row["level_with"] or "–",
         )
         for row in plain_rows(ranks)

@@ -63,11 +63,13 @@ class Evaluate(Seeded):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The model on every split."""
+        from normscope.models.check import check_finite, named
         from normscope.training import evaluate
         from normscope.training.recipe import task_of
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
+        zeros = check_finite(str(self.model), saved.model)
         task, offsets = task_of(saved.about.get("recipe", {}))
         splits = list(self.split or task.splits)
         for name in splits:
@@ -76,7 +78,8 @@ class Evaluate(Seeded):
         evaluation = evaluate(
             saved.model, task, splits, self.examples, seed=self.seed, offsets=offsets, worked=self.show, progress=advance
         )
-        configuration = {"model": str(self.model), "splits": splits, "examples": self.examples}
+        zero_weights = f"All values are 0 in {named(zeros)}." if zeros else ""
+        configuration = {"model": str(self.model), "splits": splits, "examples": self.examples, "zero_weights": zero_weights}
         tables = evaluation_tables(evaluation)
         return Result(type(self), configuration, tables, self.summary, self.seed, self.device)
 
@@ -115,6 +118,8 @@ def evaluation_text(result: Result) -> Iterator[Shown]:
     yield PageTable("", ("accuracy in % at position", *map(str, positions)), tuple(rows))
     for row in plain_rows(result.tables["worked"]) if "worked" in result.tables else ():
         yield _worked(row)
+    if result.configuration.get("zero_weights"):
+        yield f"Warning: {result.configuration['zero_weights']}"
 
 
 def _worked(row: Mapping[str, str]) -> Text:
@@ -137,8 +142,10 @@ def evaluation_section(result: Result) -> Section:
         "Bands are one standard error.",
         result.summary,
     )
-    text = ("An answer is exact if every character of it is right; ± is one standard error.",)
-    return Section("Evaluation", text, (_accuracy(result.tables["accuracy"]),), {"positions": chart}, name="evaluation")
+    text = ["An answer is exact if every character of it is right; ± is one standard error."]
+    if result.configuration.get("zero_weights"):
+        text.append(f"Warning: {result.configuration['zero_weights']}")
+    return Section("Evaluation", tuple(text), (_accuracy(result.tables["accuracy"]),), {"positions": chart}, name="evaluation")
 
 
 def percent(share: float, error: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pandas as pd
 from pydantic import AfterValidator
 
+from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
+DEGENERATE = "degenerate"  # the measure that is always taken: what others leave out
 _HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
@@ -34,6 +36,13 @@ def as_model(value: Any) -> Any:
 
         check_model(value)
         return str(value)
+    return as_source(value)
+
+
+def as_source(value: Any) -> Any:
+    """A name, a path or an object in memory: not the numbers and lists that a plan may hold."""
+    if isinstance(value, bool | int | float | list | tuple | dict):
+        raise InputError(f"a model is a name, a path or an object in memory, not {value!r}")
     return value
 
 
@@ -89,7 +98,7 @@ class OnModel(WithModel):
     bundled_tokens: ClassVar[int | None] = None
 
     text: Path | None = setting(None, "A text to read.", shown="the bundled one")
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; up to 512 of the bundled text", ge=3)
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; up to 512 of the bundled text", ge=3)
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
 
     @property
@@ -136,7 +145,7 @@ def findings_of(measures: "Iterable[Measure]", tables: Mapping[str, pd.DataFrame
     """The findings of all measures: cards first, the most important first, then those that are only listed."""
     findings = [finding for measure in measures for finding in measure.findings(tables, about)]
     cards = most_important(findings, len(findings))
-    return [*cards, *(finding for finding in findings if not finding.title)]
+    return [*cards, *(finding for finding in findings if finding not in cards)]
 
 
 def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[Section]:

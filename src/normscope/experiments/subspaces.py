@@ -12,6 +12,7 @@ from pydantic import AfterValidator, model_validator
 from normscope.errors import InputError
 from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import (
+    DEGENERATE,
     MODEL_HELP,
     OnModel,
     as_model,
@@ -41,7 +42,7 @@ KINDS = {
     "at 60°, norms ±50 %": (60.0, 0.5),
 }  # angle between subspaces in degrees, and spread of norms
 SHOWN = {"orthogonal spheres": (90.0, 0.0), "80° between subspaces": (80.0, 0.0), "norms ±20 %": (90.0, 0.2)}
-_RECORDS = {"rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
+_RECORDS = {DEGENERATE: DEGENERATE, "rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _SCHEMES, _TYPES = "none,pre,qkv", 12
 _WIDTHS, _TOKENS, _DIM = (3, 4, 5), 64, 32  # of the constructed worlds
@@ -68,7 +69,7 @@ class Subspaces(OnModel):
         >>> import normscope as ns
         >>> found = ns.subspaces("builtin:addition-small-pre", examples=4, measures="interference", progress=False)
         >>> found.tables["interference"].columns.tolist()[:5]
-        ['layer', 'head', 'place', 'exchanged', 'change']
+        ['layer', 'head', 'place', 'resampled', 'change']
     """
 
     command: ClassVar[str] = "subspaces"
@@ -85,7 +86,7 @@ class Subspaces(OnModel):
         ..., f"{MODEL_HELP[:-1]}; or 'world' for constructed worlds and the induction circuit, where theory gives the numbers.",
         argument=True,
     )  # fmt: skip
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; 128 of the bundled text", ge=3)
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; 128 of the bundled text", ge=3)
     measures: Annotated[Names | None, one_of(*MEASURES)] = setting(
         None, f"Comma-separated measures: {', '.join(MEASURES)}.", shown="all", option="--measure"
     )
@@ -127,8 +128,9 @@ class Subspaces(OnModel):
             return self._of_world(progress)
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
-        tables = joined(measure_all(subject, measures, progress).values())
         names = [measure.name for measure in measures]
+        measures = [*named_measures([DEGENERATE]), *measures]
+        tables = joined(measure_all(subject, measures, progress).values())
         return self.measured_result(subject, measures, tables, started, {"measures": names})
 
     def _of_world(self, progress: Progress) -> Result:
@@ -163,7 +165,8 @@ class Subspaces(OnModel):
             yield _circuit_section(result)
             yield _worlds_section(result)
         else:
-            yield from measure_sections(sorted(named_measures(MEASURES), key=lambda measure: measure.order or 0), result)
+            measures = named_measures([DEGENERATE, *MEASURES])
+            yield from measure_sections(sorted(measures, key=lambda measure: measure.order or 0), result)
 
 
 def interference_table(schemes: Sequence[Scheme], seed: int = 0) -> pd.DataFrame:
@@ -180,7 +183,7 @@ def _world_rows(name: str, scheme: Scheme, seed: int) -> Iterator[dict[str, Any]
     world = World.make(_TOKENS, _WIDTHS, angle=angle, spread=spread, dim=_DIM, seed=seed)
     model = WorldModel(world, scheme)
     subject = Subject(model, model.sample(), seed)
-    table = Interference().measure(subject)["interference"].query("exchanged == 'both'")
+    table = Interference().measure(subject)["interference"].query("resampled == 'both'")
     observed = table.set_index(["place", "head"])["change"]
     partner = partners(subject.counted, seed)
     counted = subject.counted[0]
