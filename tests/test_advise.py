@@ -48,7 +48,7 @@ from normscope.schemes import NAMED, Scheme, Slots
 DOCS = Path(__file__).parent.parent / "docs"
 SMALL = {"depth": 9, "width": 32, "heads": 4, "context": 24, "runs": 3, "device": "cpu"}
 STACK = Stack(depth=9, width=32, heads=4, tokens=24)
-SEEN = ("post", "pre", "peri", "ngpt", "ngpt-lerp", "sqrt-scaling", "qk", "qkv", "hybrid")
+SEEN = ("post", "pre", "peri", "ngpt", "ngpt-lerp", "sqrt-scaling", "qk", "qkv", "pre-qkv", "hybrid")
 KEYS = [criterion.key for criterion in CRITERIA]
 SIGNS = np.array([criterion.sign for criterion in CRITERIA])
 
@@ -161,12 +161,14 @@ def test_schemes_that_are_the_same_are_level(all_schemes: Result) -> None:
     assert pairs["pre", "twin"] == pairs["twin", "pre"] == 0.5
     alike = [finding.text for finding in all_schemes.findings if "have the same values" in finding.text]
     assert len(alike) == 1
-    assert alike[0].startswith("hybrid, qkv have the same values")
+    assert alike[0].startswith("pre-qkv, qkv have the same values")
 
 
 def test_a_feed_forward_layer_tells_apart_what_attention_alone_cannot() -> None:
-    advice = advise(chosen("qkv", "hybrid"), feedforward=2.0, depth=4, runs=2)
-    assert mean(advice, "qkv", "collapse") != pytest.approx(mean(advice, "hybrid", "collapse"), rel=0.01)
+    schemes = [NAMED["qkv"], Scheme("free", NAMED["qkv"].attention, feedforward=NAMED["none"].feedforward)]
+    for width, different in ((0.0, False), (2.0, True)):
+        advice = advise(schemes, feedforward=width, depth=4, runs=2)
+        assert (mean(advice, "qkv", "collapse") != pytest.approx(mean(advice, "free", "collapse"), rel=0.01)) == different
 
 
 def test_schemes_come_in_the_order_that_theory_gives(all_schemes: Result) -> None:

@@ -187,7 +187,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
 
 
 def test_no_column_is_lost_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("normscope.cli.output._WIDTH_OF_A_FILE", 60)
+    monkeypatch.setattr("normscope.experiments.terminal._WIDTH_OF_A_FILE", 60)
     long = "a title that takes more than half of the line by itself"
     print_table(("id", "title", "cases", "verdict", "what"), [["1:2", long, "33", "holds in the tested range", "some words"]])
     said = capsys.readouterr().out

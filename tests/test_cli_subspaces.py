@@ -93,8 +93,8 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
     assert {(record["place"], record["side"]) for record in by_measure["spheres"]} == {
         (place, side) for place in ("before", "after") for side in ("queries", "keys")
     }
-    assert {(record["place"], record["exchanged"]) for record in by_measure["interference"]} == {
-        (place, exchanged) for place in ("before", "after") for exchanged in ("queries", "keys", "both")
+    assert {(record["place"], record["resampled"]) for record in by_measure["interference"]} == {
+        (place, resampled) for place in ("before", "after") for resampled in ("queries", "keys", "both")
     }
 
 

@@ -10,8 +10,8 @@ from helpers.cli import run
 from normscope.errors import InputError
 from normscope.experiments.advise import CRITERIA
 from normscope.experiments.audit import Audit
-from normscope.experiments.compare import Compare, Side, compare_sides, measured_tables, number_cell
-from normscope.experiments.result import load
+from normscope.experiments.compare import Compare, Side, compare_sides, measured_tables, number_cell, short_names
+from normscope.experiments.result import Result, load
 from normscope.experiments.simulate import Simulate
 from normscope.models import open_model
 from normscope.results.figures import HeatMap
@@ -42,15 +42,31 @@ def test_models_of_one_depth_are_compared_layer_by_layer(
     assert status == 0, err
     folder = open_run(here / "runs" / "compare")
     curves, told = folder.table("curves"), folder.table("numbers")
-    rows = curves[(curves["subject"] == OURS) & (curves["quantity"] == "radius")]
+    rows = curves[(curves["subject"] == "pre") & (curves["quantity"] == "radius")]
     assert list(rows["x"]) == [0, 1, 2, 3, 4]
     assert list(rows["y"]) == pytest.approx(list(tables["motion"]["radius"]))
-    growth = told[(told["subject"] == OURS) & (told["quantity"] == "radius")]["value"].iloc[0]
+    growth = told[(told["subject"] == "pre") & (told["quantity"] == "radius")]["value"].iloc[0]
     assert growth == pytest.approx(tables["motion"]["radius"].iloc[-1] / tables["motion"]["radius"].iloc[0])
     shown = {cell for row in load(folder.path)["numbers"].tables[0].rows for cell in row}
     for value in map(number_cell, told["value"]):
         assert value in shown
         assert value in out
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (("builtin:addition-small-pre", "builtin:addition-small-qkv"), ["pre", "qkv"]),
+        (("runs/train-tiny-pre", "runs/train-tiny-post"), ["pre", "post"]),
+        (("runs/audit", "runs/audit-2"), ["audit", "audit-2"]),
+        (("a/SmolLM2-135M", "b/SmolLM2-360M"), ["SmolLM2-135M", "SmolLM2-360M"]),
+        (("a/model", "b/model"), ["a/model", "b/model"]),
+    ],
+)
+def test_subjects_have_the_shortest_names_that_tell_them_apart(names: tuple[str, str], short: list[str]) -> None:
+    result = Result(Compare, {"subjects": names}, {})
+    assert short_names(names) == short
+    assert Compare.facts(result) == [(name, full) for name, full in zip(short, names, strict=True) if name != full]
 
 
 def test_where_depths_differ_layers_are_shares_of_the_depth(tables: dict[str, pd.DataFrame]) -> None:
@@ -261,7 +277,7 @@ def test_the_summary_has_the_number_of_tokens(here: Path, capsys: pytest.Capture
 def test_models_in_memory_and_results_are_compared() -> None:
     audited = Audit(model="builtin:addition-small-qkv", examples=8, device="cpu").run()
     result = Compare(subjects=(open_model(OURS), audited), examples=8, device="cpu").run()
-    assert set(result.tables["numbers"]["subject"]) == {OURS, "builtin:addition-small-qkv"}
+    assert set(result.tables["numbers"]["subject"]) == {"pre", "qkv"}
     runs = [Simulate(scheme="pre", tokens=4, dim=8, time=1, samples=3, seed=seed, start="uniform").run() for seed in (0, 1)]
     assert set(Compare(subjects=runs).run().tables["numbers"]["subject"]) == {"simulate (1)", "simulate (2)"}
     with pytest.raises(InputError, match="named twice"):

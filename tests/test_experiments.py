@@ -134,3 +134,31 @@ def test_the_public_names_are_listed_and_unknown_ones_are_not_there() -> None:
     assert {"simulate", "open", "load", "Scheme", "Slots", "train"} <= set(dir(ns))
     with pytest.raises(AttributeError, match="no attribute 'simulatee'"):
         ns.simulatee  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "simulate --scheme SCHEME --tokens 4 --time 24",
+        "simulate --scheme SCHEME --tokens 4 --time 24 --layers",
+        "simulate --scheme SCHEME --tokens 4 --time 24 --symmetric",
+        "ensemble --scheme pre,SCHEME --tokens 4 --dim 4 --time 24 --runs 2",
+        "train --preset tiny --scheme SCHEME --set layers=24",
+        "train --preset tiny --scheme SCHEME --set encoder_layers=24",
+        "advise --depth 24 --width 64 --heads 2 --schemes pre,SCHEME",
+        "sweep PLAN --out out",
+    ],
+)
+def test_a_formula_is_checked_at_the_depth_that_runs_before_any_work(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scheme, plan = tmp_path / "mine.toml", tmp_path / "plan.toml"
+    scheme.write_text("[attention]\n[feedforward]\nstep = '1/(20 - layer)'\n", encoding="utf-8")
+    plan.write_text("kind = 'train'\npreset = 'tiny'\nscheme = './mine.toml'\n[grid]\nlayers = [2, 24]\n", encoding="utf-8")
+    status, _, said = run(capsys, *command.replace("SCHEME", "./mine.toml").replace("PLAN", "plan.toml").split())
+    assert status == 2
+    expected = "scheme 'mine' cannot run at depth 24: step = '1/(20−(t+1))' is not a finite number at t = 19, layer 19 of 24"
+    assert expected in said
+    assert len(said.splitlines()) == 1
+    assert sorted(tmp_path.iterdir()) == [scheme, plan]

@@ -80,6 +80,11 @@ def test_squares_cancel_roots() -> None:
         "",
         "1e999",
         "True",
+        "1j",
+        "1if t else 2",
+        "t\0",
+        "-" * 201 + "1",
+        "2**" * 60 + "layer",
     ],
 )
 def test_anything_but_arithmetic_is_refused(formula: str) -> None:
@@ -87,7 +92,9 @@ def test_anything_but_arithmetic_is_refused(formula: str) -> None:
         Expression.parse(formula)
 
 
-@pytest.mark.parametrize("formula", ["9**9**9", "1/0", "sqrt(0 - 1)", "exp(1000)"])
+@pytest.mark.parametrize(
+    "formula", ["9**9**9", "1/0", "0/0", "sqrt(0 - 1)", "exp(1000)", "10**400", "log(0-1)", "exp(sqrt(0-1))", "(0-8)**(1/3)"]
+)
 def test_formulas_without_a_value_are_refused_at_once(formula: str) -> None:
     with pytest.raises(InputError, match="not a finite number"):
         Scheme("a", Slots(step=formula))
@@ -108,3 +115,19 @@ def test_roots_of_squares_stay_absolute_values() -> None:
 def test_unknown_name_suggests_the_right_one() -> None:
     with pytest.raises(InputError, match=r"unknown name 'alfa' in '1 - alfa'.*did you mean 'alpha'"):
         Expression.parse("1 - alfa")
+
+
+@pytest.mark.parametrize("number", [10**5000, -(10**400), 1e301, math.nan, math.inf], ids=list("abcde"))
+def test_a_number_without_a_finite_value_is_refused_before_its_digits_are_written(number: float) -> None:
+    with pytest.raises(InputError, match="a number in a formula is finite"):
+        Expression.parse(number)
+
+
+@pytest.mark.parametrize(
+    "formula", ["-" * 199 + "t", "2**" * 39 + "t", "sqrt(" * 33 + "t" + ")" * 33, "1-(" * 33 + "t" + ")" * 33]
+)
+def test_deep_formulas_print_and_compute(formula: str) -> None:
+    expression = Expression.parse(formula)
+    assert expression.text
+    assert Product.of(expression).text
+    assert Expression.parse(expression.source) == expression

@@ -10,16 +10,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 from helpers.cli import run
 from helpers.models import GPT2, GROUPED, LAYERS, built, near, some_tokens
+from normscope.cli import main
+from normscope.cli.output import console, echo, print_json, print_table, say
+from normscope.dynamics.starts import read_start
 from normscope.errors import InputError, MissingExtraError
+from normscope.experiments.progress import progress_bar
 from normscope.models import open_model
 from normscope.models.foreign import library_errors
 from normscope.models.hugging_face import HuggingFaceModel
+from normscope.report.files import save_figure
+from normscope.report.markdown import render_markdown
+from normscope.results.figures import HeatMap
 
 CODE = """from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -253,3 +263,51 @@ def test_a_bug_of_ours_is_not_an_error_of_a_library() -> None:
     exec("def broken(): raise KeyError('a bug')", namespace)
     with pytest.raises(KeyError, match="a bug"), library_errors("cannot parse: "):
         namespace["broken"]()
+
+
+EVIL = "\x1b]0;gone\x07\u202e\x9b2J\r"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["a", EVIL], [[EVIL, "b"]], EVIL)
+    console().print(Text(EVIL))
+    echo(EVIL)
+    say(EVIL)
+    print_json([{EVIL: EVIL + "\x7f"}])
+    with progress_bar() as bar:
+        bar.message(EVIL)
+        bar(EVIL, 1, 2, EVIL)
+    out, err = capsys.readouterr()
+    assert "\\x1b]0;gone\\x07\\u202e\\x9b2J\\r" in out
+    assert all(line.isprintable() for line in (out + err).split("\n"))
+    assert json.loads(out[out.index("[\n") :]) == [{EVIL: EVIL + "\x7f"}]
+    with pytest.raises(InputError) as refused:
+        open_model(f"./{EVIL}")
+    assert str(refused.value).isprintable()
+    assert EVIL not in render_markdown("x", EVIL, [])
+
+
+def test_no_text_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    names = ("=1+1", "+1", "-1", "@x", "\tx", "\rx", "plain")
+    figure = HeatMap("t", "=token", "layer", "value", names, ("y",), ((-0.5,) * len(names),), "c")
+    table = pd.read_csv(save_figure(figure, tmp_path / "a.csv"))
+    assert table.columns.tolist() == ["layer", "'=token", "value"]
+    assert table["'=token"].tolist() == [*(f"'{name}" for name in names[:-1]), "plain"]
+    assert table["value"].tolist() == [-0.5] * len(names)  # a number stays a number
+
+
+@pytest.mark.parametrize("content", [pickle.dumps({}), b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00\x02\x00((", b""])
+def test_a_start_is_never_unpickled(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "start.npy").write_bytes(content)
+    with pytest.raises(InputError, match="cannot read the start file"):
+        read_start(tmp_path / "start.npy")
+    np.save(tmp_path / "start.npy", np.array([Evil(tmp_path / "ran")], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match="cannot read the start file"):
+        read_start(tmp_path / "start.npy")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_bug_of_ours_is_a_traceback_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.schemes.find_scheme", lambda name: {}["a bug"])
+    with pytest.raises(KeyError, match="a bug"):
+        main(["schemes", "pre"])

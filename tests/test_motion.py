@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.models import FAMILIES, OWN, untouched
+from helpers.models import FAMILIES, OWN, random_normscope_model, sample_of, some_tokens, untouched
 from normscope.core.norms import SphereNorm, degrees_between, length, mean_cosine, unit, visible_part
 from normscope.measures.base import Subject, Tables, joined, measure_all
 from normscope.measures.clustering import Clustering, token_rank
@@ -86,6 +86,23 @@ def test_motion_is_that_of_the_states(name: str) -> None:
         replay = found["replay"]
         assert replay[replay["scheme"] == "pre"]["angle"].tolist() == pytest.approx(angles, rel=1e-4)
     assert {"speed", "theory"} <= set(found["writes"])
+
+
+@pytest.mark.parametrize("name", ["post", "deepnorm", "hybrid", "hybrid-star", "pre"])
+@torch.no_grad()
+def test_small_updates_of_a_trained_model_are_resisted_as_the_slots_say(name: str) -> None:
+    """Also where attention is entered with another norm than that of its stream's norm, as in HybridNorm; gains are 1."""
+    view = random_normscope_model(name)
+    kept = {key: value.clone() for key, value in view.model.state_dict().items()}
+    try:
+        for block in view.model.decoder:
+            block.attention.f.W_O.mul_(1e-3)
+            for gain in block.attention.stream.parameters():  # none where the stream is free
+                gain.fill_(1.0)
+        writes = motion_tables(view, sample_of(some_tokens() % view.vocabulary))["writes"]
+    finally:
+        view.model.load_state_dict(kept)
+    assert writes["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "granite"])

@@ -2,12 +2,14 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from normscope.report import save_figure
+from normscope.report.charts import draw_chart
 from normscope.results import Blocks, Chart, Cloud, Figure, HeatMap, Line, Panels, Scene, Trail
 from normscope.schemes import NAMED, block_records
 
@@ -37,6 +39,22 @@ def test_what_a_logarithmic_axis_cannot_show_is_in_the_numbers(tmp_path: Path) -
     assert table["1 − cosine"].tolist() == [-1.5, 0, 2]
     assert table["low"].tolist() == [-2, -1, 1]
     assert table["high"].tolist() == [0, 1, 3]
+
+
+def test_bars_that_leave_a_logarithmic_axis_are_drawn_to_its_edge_and_keep_their_numbers(tmp_path: Path) -> None:
+    low, high = [-0.5, 0.0, 1e-9, 1.5], [0.03, 3.0, 0.2, 2.5]
+    bars = Chart("Bars", "x", "y", (Line("a", [0, 1, 2, 3], [0.01, 1.0, 0.1, 2.0], low, high, dots=True),), "", log_y=True)
+    assert written(bars, tmp_path)["low"].tolist() == low
+    drawn = draw_chart(bars, interactive=True).to_dict()
+    assert [float(row.split(",")[5]) for row in drawn["data"]["values"].split()[1:]] == low
+    save_figure(bars, tmp_path / "figure.svg")
+    text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    rules = re.search(r'class="mark-rule role-mark.*?clip-path.*?</g>', text, re.DOTALL)
+    assert rules is not None
+    ends = re.findall(r'translate\([\d.]+,([\d.]+)\)" x2="0" y2="([-\d.]+)"', rules[0])
+    height = float(re.findall(r'<clipPath[^>]*><rect x="0" y="0" width="[\d.]+" height="([\d.]+)"', text)[0])
+    below = [max(float(start), float(start) + float(length)) > height for start, length in ends]
+    assert below == [True, True, True, False]
 
 
 def test_a_line_without_a_band_has_no_edges_beside_one_that_has(tmp_path: Path) -> None:

@@ -254,7 +254,6 @@ class _Swallows:
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
 @pytest.mark.parametrize("way", ["del", "caught", "converted", "last"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_is_raised_again_until_it_ends_the_work(number: int, error: type[BaseException], way: str) -> None:
     cleaned = []
 

@@ -78,7 +78,7 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("[attention]\nstep = true", "a formula is a number or a text"),
         ("[attention]\nstep = nan", "nan"),
         ("[attention]\nstep = inf", "inf"),
-        ("until = 'half'\nthen = 'pre'\n[attention]", "'until' is a number"),
+        ("until = 'half'\nthen = 'pre'\n[attention]", "'until' is a share of the depth"),
         ("until = 0.5\nthen = 'perl'\n[attention]", "did you mean 'peri'"),
         ("[attention", "not valid TOML"),
         ("papers = 3\n[attention]", "'papers' is a list of texts"),
@@ -86,7 +86,7 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("until = 0.5\nthen = 'mine.toml'\n[attention]", "comes after itself"),
         ("until = 0.5\nthen = 'mix'\n[attention]", "over when it would begin"),
         ("[attention]\ninput = 'norm*(0-2)'", "must be positive"),
-        ("[attention]\nstep = '1/(t-5)'", "at t = 5"),
+        ("[attention]\nstep = '1/(5-5)'", "step = '1/(5−5)' is not a finite number"),
         ("x = " + "[" * 5000, "not valid TOML"),
     ],
 )

@@ -1,5 +1,6 @@
 """What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from normscope import InputError
 from normscope.core.norms import SphereNorm, rms_norm, visible_part
-from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_record
+from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_from, scheme_record, scheme_values
 from normscope.schemes.update import Update
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
@@ -261,17 +262,67 @@ def test_schemes_need_no_torch() -> None:
         (lambda: Slots(input="norm*(norm + 1)"), "slot 'input'"),
         (lambda: Slots(heads="kq"), "slot 'heads'"),
         (lambda: Slots(output="yes"), "slot 'output' is one of none, norm"),
-        (lambda: Scheme("a", Slots(step="1/t")), "step = '1/t' is not a finite number at t = 0"),
         (lambda: Scheme("a", Slots(step=float("nan"))), "nan"),
-        (lambda: Scheme("a", Slots(), alpha="sqrt(t - 1)"), "alpha"),
+        (lambda: Scheme("a", Slots(), alpha="sqrt(0 - 1)"), "alpha = '√(0−1)' is not a finite number"),
+        (lambda: Scheme("a", Slots(step="1/(alpha - 2)"), alpha=2), "step = '1/(α_t−2)' is not a finite number"),
         (lambda: Scheme("a", Slots(carry="-1", stream="norm")), "carry must be positive"),
         (lambda: Scheme("a", Slots(), feedforward=Slots(heads="qk")), "no q, k, v"),
         (lambda: Scheme("a", Slots(), until=0.5), "needs 'then'"),
         (lambda: Scheme("a", Slots(), then=NAMED["pre"]), "needs 'until'"),
         (lambda: Scheme("a", Slots(), until=float("nan"), then=NAMED["pre"]), "share of the depth"),
+        (lambda: Scheme("a", Slots(), until="1/t", then=NAMED["pre"]), "share of the depth"),
+        (lambda: Scheme("a", Slots(), until=True, then=NAMED["pre"]), "share of the depth"),
         (lambda: Scheme("two words", Slots()), "one word"),
     ],
 )
 def test_wrong_schemes_are_refused_with_a_reason(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+    with pytest.raises(InputError, match=re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "depth", "message"),
+    [
+        (
+            Scheme("a", Slots(step="1/(20 - layer)")),
+            24,
+            "step = '1/(20−(t+1))' is not a finite number at t = 19, layer 19 of 24",
+        ),
+        (Scheme("a", Slots(step="1/t")), 1, "at t = 0, layer 0 of 1"),
+        (Scheme("a", Slots(step="0*t/t")), 1, "at t = 0"),
+        (Scheme("a", Slots(carry="exp(100*t)")), 9, "carry = 'exp(100·t)' is not a finite number at t = 8"),
+        (Scheme("a", Slots(carry="10**(t*100)")), 5, "at t = 4"),
+        (Scheme("a", Slots(input="norm*(5 - t)")), 7, "must be positive; '(5−t)' is 0 at t = 5"),
+        (Scheme("a", Slots(input="norm*sqrt(5 - t)")), 7, "'√(5−t)' is 0 at t = 5"),
+        (Scheme("a", Slots(input="norm*sqrt(4.5 - t)")), 7, "input = '√(4.5−t)' is not a finite number at t = 5"),
+        (Scheme("a", Slots(step="log(3 - t)")), 5, "at t = 3"),
+        (Scheme("a", Slots(step="exp((2 - t)**0.5)")), 5, "at t = 3"),
+        (Scheme("a", Slots(step="(2 - t)**(1/3)")), 5, "at t = 3"),
+        (Scheme("a", Slots(), feedforward=Slots(step="9**9**t")), 12, "at t = 3"),
+        (Scheme("a", Slots(), alpha="1/(depth - 8)"), 8, "alpha = '1/(T−8)' is not a finite number at t = 0, layer 0 of 8"),
+        (Scheme("a", Slots(carry="2 - t", stream="norm")), 4, "carry must be positive; '2−t' is 0 at t = 2"),
+        (Scheme("a", Slots(), until="1/(depth - 4)", then=NAMED["pre"]), 4, "until = '1/(T−4)' is not a positive number"),
+        (Scheme("a", Slots(), until="1/depth", then=NAMED["mix"]), 4, "over when it would begin"),
+    ],
+)
+def test_every_formula_is_checked_at_the_depth_that_runs(scheme: Scheme, depth: int, message: str) -> None:
+    with pytest.raises(InputError, match=rf"^scheme 'a' cannot run at depth {depth}: .*{re.escape(message)}"):
+        scheme.check(depth)
+
+
+def test_a_formula_need_not_have_a_value_where_it_is_not_used() -> None:
+    for depth in (1, 19):
+        Scheme("a", Slots(step="1/(20 - layer)")).check(depth)
+    late = Scheme("late", Slots(step="log(t)"))
+    with pytest.raises(InputError, match="layer 0"):
+        late.check(8)
+    Scheme("a", Slots(step="sqrt(1 - t)"), until=0.25, then=late).check(8)  # layers 0 and 1, then 2 to 7
+
+
+def test_a_stage_may_end_after_a_number_of_layers() -> None:
+    star = NAMED["hybrid-star"]
+    for depth in (1, 2, 7, 100):
+        assert [star.at(layer, depth).name for layer in range(depth)] == ["hybrid-star", *["hybrid"] * (depth - 1)]
+    assert scheme_from(scheme_values(star)) == star
+    assert "t < 1" in star.block
+    assert "T" not in star.end_text

@@ -586,7 +586,7 @@ def test_findings_have_the_numbers_of_the_tables() -> None:
     view, tables = view_of(PRE), clean_tables()
     noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), view.layers))
     findings = found_in(view, examples(), {**tables, "noise": noise})
-    cards = {finding.figure: finding for finding in findings if finding.title}
+    cards = {finding.figure: finding for finding in findings if finding.weight}
     assert list(cards) == ["noise-accuracy", "spread", "collapse"]
     loose = tables["collapse"][tables["collapse"]["definition"] == "loose"]
     whole = loose[loose["layer"].isna()].set_index("noise")["probability"]
@@ -597,7 +597,8 @@ def test_findings_have_the_numbers_of_the_tables() -> None:
     )
     layers = tables["spread"][tables["spread"]["head"].isna()]
     assert cards["spread"].number == pytest.approx((layers["high90"] / layers["low90"]).max())
-    listed = {finding.figure: finding.text for finding in findings if not finding.title}
+    listed = {finding.figure: finding.text for finding in findings if not finding.weight}
+    assert all(finding.title for finding in findings)
     alone = noise[noise["layer"].notna()].sort_values("loss_change").iloc[-1]
     assert f"loss rises most in layers {alone['layer']} (" in listed["noise-layers-qkm-all"]
     whole_share = tables["sparsity"][tables["sparsity"]["layer"].isna()].iloc[0]["share"]

@@ -12,6 +12,7 @@ from normscope.measures.collapse import Collapse
 from normscope.measures.noise import Noise
 from normscope.measures.sparsity import Sparsity
 from normscope.measures.spread import Spread
+from normscope.report.charts import draw_chart
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.sections import Section
 
@@ -123,7 +124,7 @@ def test_bands_of_the_spread_are_the_intervals_of_the_whole_layer() -> None:
         assert list(band.x) == [0, 1, 2]
         assert (list(band.low or ()), list(band.high or ())) == (list(whole[f"low{share}"]), list(whole[f"high{share}"]))
     assert list(lines(chart)["whole layer"].y) == [1, 1, 1]
-    heads = lines(chart)["single heads, 90%"].y
+    heads = lines(chart)["single heads, 90 %"].y
     wanted = [value for head in zip(*by_head(table, "low90"), strict=True) for value in (*head, math.nan)]
     assert list(heads) == pytest.approx(wanted, nan_ok=True)
 
@@ -132,7 +133,7 @@ def test_of_many_heads_the_outermost_limits_are_drawn() -> None:
     table = tables(3, 20)["spread"]
     chart = section(Spread(), {"spread": table}).figures["spread"]
     assert isinstance(chart, Chart)
-    heads = [line for line in chart.lines if line.name == "outermost heads, 90%"]
+    heads = [line for line in chart.lines if line.name == "outermost heads, 90 %"]
     assert [list(line.y)[:-1] for line in heads] == [
         [min(layer) for layer in by_head(table, "low90")],
         [max(layer) for layer in by_head(table, "high90")],
@@ -187,11 +188,18 @@ def test_collapse_has_both_definitions_and_every_layer(layers: int) -> None:
         assert shown[0] == pytest.approx([value for layer in per_layer for value in (*layer, math.nan)], nan_ok=True)
 
 
-def test_an_error_as_large_as_its_value_does_not_stretch_the_axis() -> None:
-    chart = section(Collapse(), tables(3, 4)).figures["collapse"]
+def test_an_error_as_large_as_its_value_is_in_the_figure_and_does_not_stretch_its_axis() -> None:
+    found = tables(3, 4)
+    found["collapse"]["stderr"] = 2 * found["collapse"]["probability"]
+    chart = section(Collapse(), found).figures["collapse"]
     assert isinstance(chart, Chart)
+    assert chart.log_y
+    for line in chart.lines:
+        assert line.low is not None
+        assert list(line.low) == pytest.approx([-y for y in line.y], nan_ok=True)
     lowest = min(value for line in chart.lines for value in line.y if value > 0)
-    assert min(value for line in chart.lines for value in line.low or () if value > 0) >= 0.1 * lowest
+    axis = draw_chart(chart).to_dict()["layer"][-1]["encoding"]["y"]["scale"]
+    assert 0.099 * lowest < axis["domain"][0] <= lowest
 
 
 def test_without_near_one_hot_attention_the_section_reports_so() -> None:

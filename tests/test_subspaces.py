@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers.models import FAMILIES, opened_smollm2, steps_of, untouched
 from normscope.core import HeadWeights
+from normscope.core.norms import participation_ratio
 from normscope.errors import InputError
 from normscope.experiments.subspaces import MEASURES
 from normscope.measures import all_measures
@@ -21,7 +22,6 @@ from normscope.measures.base import Subject, joined, measure_all
 from normscope.measures.head_spaces import (
     chance_cosine,
     data_roots,
-    effective_rank,
     factors,
     input_spaces,
     principal_cosines,
@@ -96,8 +96,8 @@ def test_ranks_of_a_trained_model_are_those_of_its_matrices() -> None:
     assert (table["rank"] + table["null"] == model.dim).all()
 
 
-def test_effective_rank_counts_equal_directions() -> None:
-    assert effective_rank(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).tolist() == [2.0, 1.0]
+def test_the_participation_ratio_counts_equal_directions() -> None:
+    assert participation_ratio(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).tolist() == pytest.approx([2.0, 1.0])
 
 
 @pytest.mark.parametrize("width", [1, 4])
@@ -213,7 +213,7 @@ def test_norms_that_vary_together_are_constant_only_after_the_norm() -> None:
     assert spread.loc["after"].max() < ROUNDING
     low, middle, high = np.quantile(together[1:], [0.05, 0.5, 0.95])
     assert spread.loc["before"].tolist() == pytest.approx([(high - low) / middle] * 4)
-    assert tables["interference"].query("place == 'before' and exchanged == 'both'")["change"].min() > 0.1
+    assert tables["interference"].query("place == 'before' and resampled == 'both'")["change"].min() > 0.1
     model = WorldModel(World.make(6, (3, 4)), NAMED["pre"])
     text = said(model, model.sample(), tables)
     assert "nearly constant (90 % within ±20 %) in 0 of 2 heads. After the norm: 2 of 2." in text
@@ -236,7 +236,7 @@ def test_spread_is_that_of_projected_norms_in_an_orthonormal_basis() -> None:
 def test_findings_on_keys_are_about_keys_alone() -> None:
     model = open_model(PRE)
     text = said(model, model.sample(None, 2, 0), model_tables(PRE))
-    table = model_tables(PRE)["interference"].query("place == 'before'").groupby("exchanged")
+    table = model_tables(PRE)["interference"].query("place == 'before'").groupby("resampled")
     change, kappa, moved = table["change"].median(), table["kappa"].median(), table["moved"]
     assert change["both"] > 1.2 * change["keys"]
     assert f"logits by {100 * change['both']:.3g} % in the median head" in text
@@ -264,7 +264,7 @@ def test_the_top_weight_is_that_of_the_models_attention() -> None:
     sample = model.sample(None, 32, 0)
     step, counted = steps_of(model, sample)[1], Subject(model, sample).counted
     wanted = step.weights().amax(-1).transpose(0, 1)[:, counted].mean(1)
-    rows = model_tables(PRE)["interference"].query("layer == 1 and place == 'after' and exchanged == 'both'")
+    rows = model_tables(PRE)["interference"].query("layer == 1 and place == 'after' and resampled == 'both'")
     assert np.allclose(rows["top_weight"], wanted, rtol=1e-5)
 
 
@@ -307,7 +307,7 @@ def test_a_resample_ablation_keeps_the_subspace_and_replaces_the_rest() -> None:
 
 
 def test_trained_pre_norm_interferes_and_qkv_norm_does_not() -> None:
-    pre, qkv = (model_tables(name)["interference"].set_index(["place", "exchanged"]) for name in (PRE, QKV))
+    pre, qkv = (model_tables(name)["interference"].set_index(["place", "resampled"]) for name in (PRE, QKV))
     assert pre.loc["after"]["change"].max() < 1e-5
     assert qkv["change"].max() < 1e-5
     assert qkv["moved"].max() < 0.01
@@ -334,7 +334,7 @@ def test_interference_of_a_trained_model_by_hand() -> None:
     pairs = np.tril(np.ones(scores.shape[1:], bool)) & counted.numpy()[:, :, None] & counted.numpy()[:, None]
     changed = (factor[0][:, :, None] * factor[1][:, None] - 1) * scores
     wanted = np.linalg.norm(changed[pairs]) / np.linalg.norm(scores[pairs])
-    found = model_tables(PRE)["interference"].query("layer == 2 and head == 1 and place == 'before'").set_index("exchanged")
+    found = model_tables(PRE)["interference"].query("layer == 2 and head == 1 and place == 'before'").set_index("resampled")
     assert found.loc["both", "change"] == pytest.approx(wanted, rel=1e-4)
     kappa = [np.sqrt(np.mean((one[counted.numpy()] - 1) ** 2)) for one in factor]
     assert found.loc[["queries", "keys"], "kappa"].tolist() == pytest.approx(kappa, rel=1e-4)
@@ -345,7 +345,7 @@ def test_interference_of_every_family_follows_its_placement(name: str) -> None:
     family, known = FAMILIES[name], untouched(name)
     tables = measured(known.view, known.sample)
     assert list(tables) == ["rank", "spheres", "angles", "overlaps", "interference"]
-    table = tables["interference"].set_index(["place", "exchanged"])
+    table = tables["interference"].set_index(["place", "resampled"])
     assert table["change"].notna().all()
     text = said(known.view, known.sample, tables)
     if family.together:  # heads share the length by which their queries and keys are divided
@@ -450,7 +450,7 @@ def test_smollm2_interferes_before_its_norm_and_not_after() -> None:
     model = opened_smollm2()
     tables = measured(model, model.sample(sample_text(), 48, 0), ["rank", "interference"])
     assert (tables["rank"]["rank"] == 64).all()
-    table = tables["interference"].set_index(["place", "exchanged"])
+    table = tables["interference"].set_index(["place", "resampled"])
     assert table.loc["after"]["change"].max() < 1e-4
     assert table.loc[("before", "both"), "change"].median() > 0.05
     assert table.loc[("before", "queries"), "moved"].max() == 0

@@ -294,7 +294,7 @@ def test_the_journey_is_drawn_where_the_table_says() -> None:
     assert list(trail.labels) == [text.replace(" ", "␣") for text in path["text"]]
     assert (len(cloud.points), list(marks.labels), drawn.radius) == (200, ["␣one", "␣stone"], 1.0)
     shares = path["shown"]
-    share = f"{shares.min():.0%} to {shares.max():.0%}"
+    share = f"{100 * shares.min():.0f} % to {100 * shares.max():.0f} %"
     assert drawn.settings == f"seed 0; the projection shows {share} of the path's squared norm"
 
 

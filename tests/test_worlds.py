@@ -108,7 +108,7 @@ def test_measured_interference_is_theorys_number(scheme: Scheme, angle: float, s
     world = World.make(24, (3, 4, 2), angle=angle, spread=spread, dim=14, seed=2)
     model = WorldModel(world, scheme)
     table = Interference().measure(Subject(model, model.sample(), seed=4))["interference"]
-    table = table.set_index(["place", "exchanged", "head"])
+    table = table.set_index(["place", "resampled", "head"])
     assert table.loc["after"]["change"].max() < ROUNDING
     counted = torch.ones(1, 24, dtype=torch.bool)
     counted[0, 0] = False
@@ -122,8 +122,8 @@ def test_measured_interference_is_theorys_number(scheme: Scheme, angle: float, s
     for head, dual in enumerate(world.subspaces.duals):
         hidden = null_space(dual.T.numpy())
         hidden = hidden @ hidden.T
-        exchanged = x.numpy() @ (np.eye(14) - hidden) + x.numpy()[partner] @ hidden
-        factor = np.linalg.norm(x.numpy(), axis=1) / np.linalg.norm(exchanged, axis=1)
+        resampled = x.numpy() @ (np.eye(14) - hidden) + x.numpy()[partner] @ hidden
+        factor = np.linalg.norm(x.numpy(), axis=1) / np.linalg.norm(resampled, axis=1)
         if not reads_through_a_norm(scheme):
             factor = np.ones_like(factor)
         for side, factors_of in {

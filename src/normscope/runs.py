@@ -31,7 +31,7 @@ import pandas as pd
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.machine.files import read_json, regular_file, user_path
+from normscope.machine.files import read_array, read_json, regular_file, user_path
 from normscope.machine.interrupts import holding_signals, raising_signals
 from normscope.machine.memory import require_memory
 
@@ -413,10 +413,9 @@ class Parts:
     def load(self, index: int) -> npt.NDArray[Any] | None:
         """Part ``index``, or None if it is not there or cannot be read."""
         try:
-            values: npt.NDArray[Any] = np.load(regular_file(self._path(index), "part of a run"), allow_pickle=False)
-        except Exception:  # whatever a damaged file makes of NumPy's reader, the part is computed again
+            return read_array(self._path(index), "part of a run")
+        except InputError:
             return None
-        return values
 
     def discard(self) -> None:
         """Remove the parts, once the run is whole."""
@@ -445,7 +444,7 @@ class KeptTables:
             run = open_run(path)
             tables = {name: run.table(name) for name in run.description["configuration"][_KEPT]}
             os.utime(path)
-        except Exception:  # whatever a damaged file makes of the reader, the tables are measured again
+        except (InputError, OSError, KeyError, TypeError):  # a damaged set is measured again
             return None
         return tables
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -70,7 +71,7 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; a mistake of the user's becomes one line on stderr and exit status 2."""
+    """Run a command; a mistake of the user's becomes one line on stderr and exit status 2. A bug of ours is a traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"] or ["--help"]
@@ -79,6 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    warnings.showwarning = lambda message, *where: say(f"normscope: WARNING: {message}")
     try:
         for argument in given:
             if not argument.isascii() and not argument.encode("utf-8", "ignore").decode() == argument:
@@ -94,25 +96,27 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        if debug:
+        explained = None if debug else _explained(error)
+        if explained is None:
             raise
         if is_disk_full(error) and not isinstance(error, InputError):  # what is printed goes into a file, which could not grow
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(_explain(error))
+        message, status = explained
+        if message.strip():
+            say(f"normscope: {message}")
+        sys.exit(status)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _explain(error: Exception) -> int:
-    """Print an error as one line and return the exit status: 2 for the user's mistakes, 1 for ours."""
+def _explained(error: Exception) -> tuple[str, int] | None:
+    """The message and the exit status of a user's mistake (2) or a failure of the machine; None for a bug of ours."""
     usage_message = getattr(error, "format_message", None)  # typer's own errors: unknown option, wrong type, ...
     if isinstance(error, InputError):
-        text, status = str(error), 2
-    elif usage_message is not None:
-        text, status = usage_message(), 2
-    elif isinstance(error, OSError):
-        text, status = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
-    else:
-        text, status = f"unexpected {type(error).__name__}: {error} (--debug shows where)", 1
-    if text.strip():
-        say(f"normscope: {text}")
-    return status
+        return str(error), 2
+    if usage_message is not None:
+        return usage_message(), 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's, for a GPU
+        return f"out of memory: {str(error) or 'nothing more can be allocated'}", 1
+    return None

@@ -15,6 +15,7 @@ from normscope.cli.output import (
     OutOption,
     OverwriteOption,
     console,
+    echo,
     print_folder,
     print_json,
     print_table,
@@ -42,7 +43,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
             done = experiment.begin(ctx.obj)
             if isinstance(done, str):
-                typer.echo(done, nl=False)
+                echo(done)
             elif done is not None:
                 raise typer.Exit(done)
             else:
@@ -99,7 +100,7 @@ def show(result: "Result") -> None:
     """Print a result for people, and where its page is."""
     for shown in result.kind.terminal(result):
         if isinstance(shown, str):
-            typer.echo(shown)
+            echo(f"{shown}\n")
         elif isinstance(shown, PageTable):
             print_table(shown.columns, shown.rows, title=shown.caption or None)
         else:
@@ -129,8 +130,8 @@ def _parameter(name: str, field: "FieldInfo", kind: "type[Experiment]") -> inspe
     default = ... if field.is_required() else _default(field, plain)
     shown: Any = (extra["shown"] or False) if extra["shown"] is not None else (default is not None)
     about: dict[str, Any] = {
-        "help": field.description,
-        "show_default": shown if default is not ... else False,
+        "help": with_options(field.description or "", kind),
+        "show_default": False if default is ... else with_options(shown, kind) if isinstance(shown, str) else shown,
         **_limits(field, plain),
     }
     if extra["argument"]:

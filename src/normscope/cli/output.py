@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.errors import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,7 +26,6 @@ FormatOption = Annotated[
     str, typer.Option("--format", help="Comma-separated: html or md for pages; png and csv add the figures as files.")
 ]
 
-_WIDTH_OF_A_FILE = 160
 _LONGEST_WORD, _LONGEST_LINE = 300, 1500  # characters of a message: what a user gave may be of any length
 
 
@@ -33,19 +34,22 @@ def examples(*commands: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {command}" for command in commands)
 
 
-def console(*, stderr: bool = False) -> "Console":
-    """A console that gives tables room when the output is a file or a pipe."""
-    from rich.console import Console
+def console() -> "Console":
+    """The console on stdout."""
+    from normscope.experiments.terminal import Terminal
 
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _WIDTH_OF_A_FILE
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Terminal(sys.stdout)
+
+
+def echo(text: str) -> None:
+    """Text for people on stdout."""
+    sys.stdout.write(visible(text))
 
 
 def one_line(text: str) -> str:
-    """A message in one line of readable length: what a terminal would obey is escaped, long words are cut in their middle."""
+    """A message in one visible line of readable length: long words are cut in their middle."""
     words = (word if len(word) <= _LONGEST_WORD else f"{word[:80]}…{word[-20:]}" for word in text.split())
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(words))
+    line = visible(" ".join(words))
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
@@ -57,8 +61,10 @@ def say(text: str) -> None:
 def print_json(records: Iterable[Mapping[Any, Any]]) -> None:
     """A list of records as one JSON document; numbers that are not finite become null."""
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
-    json.dump([_plain(record) for record in records], sys.stdout, indent=2, ensure_ascii=not readable)
-    sys.stdout.write("\n")
+    text = json.dumps([_plain(record) for record in records], indent=2, ensure_ascii=not readable)
+    for line in text.split("\n"):
+        escaped = line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+        sys.stdout.write(f"{escaped}\n")
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: str | None = None) -> None:
@@ -67,7 +73,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
     from rich.cells import cell_len
     from rich.table import Table
 
-    names, cells = list(columns), [[str(cell) for cell in row] for row in rows]
+    names, *cells = [[visible(str(cell)) for cell in row] for row in (columns, *rows)]
     lines = [max(map(cell_len, name.split("\n"))) for name in names]  # a heading may have several lines
     whole = [max([head, *(cell_len(row[i]) for row in cells)]) for i, head in enumerate(lines)][:-1]
     last = max([12, *(cell_len(word) for row in cells for word in row[-1].split())])
@@ -85,7 +91,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[Any]], title: st
 def print_folder(folder: Path) -> None:
     """End with the path of a run's page, or of its folder where it has none."""
     pages = (folder / name for name in ("report.html", "report.md"))
-    typer.echo(next((page for page in pages if page.is_file()), folder))
+    echo(f"{next((page for page in pages if page.is_file()), folder)}\n")
 
 
 def _plain(value: Any) -> Any:

@@ -71,7 +71,7 @@ def _print_all(chosen: "list[Scheme]") -> None:
             law = stage.attention.law
             cells = [text.replace("none", "–") for text in stage.attention.texts.values()]
             label = scheme.name if stage is scheme else "  then"
-            when = f"  (t < {stage.until:g}·T)" if stage.then else ""
+            when = f"  (t < {stage.end_text})" if stage.then else ""
             users = scheme.users if stage is scheme else ""
             rows.append([label, *cells, str(law.speed), str(law.radial), users + when])
         record = scheme_record(scheme)

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from normscope.core import Attention, steady_backend
+from normscope.core import Attention
 from normscope.core.norms import SphereNorm, mean_cosine
 from normscope.dynamics.integrators import (
     METHODS,
@@ -146,7 +146,7 @@ class Kernels:
 
     advance: Advance = advance_states
     advance_layer: Advance = advance_layer
-    mean_cosine: Callable[[Tensor], Tensor] = mean_cosine
+    mean_cosine: Callable[[Tensor, bool], Tensor] = mean_cosine
 
     @classmethod
     def compiled(cls) -> "Kernels":
@@ -171,8 +171,28 @@ def run_chunk(
     precision: torch.dtype = torch.float32,
     kernels: Kernels = PLAIN,
 ) -> Cosines:
-    """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone."""
-    check_schemes(schemes)
+    """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone.
+
+    Norms whose squares are not representable come out as NaN the first time; a chunk with NaN is computed again without that
+    shortcut. What is NaN then became non-finite.
+    """
+    check_schemes(schemes, setting.time, setting.times)
+    cosines = _chunk(setting, schemes, runs, seed, device, precision, kernels, quick=True)
+    return (
+        cosines if np.isfinite(cosines).all() else _chunk(setting, schemes, runs, seed, device, precision, PLAIN, quick=False)
+    )
+
+
+def _chunk(
+    setting: Ensemble,
+    schemes: Sequence[Scheme],
+    runs: int,
+    seed: int,
+    device: torch.device | str,
+    precision: torch.dtype,
+    kernels: Kernels,
+    quick: bool,
+) -> Cosines:
     generator = torch.Generator(device).manual_seed(seed)
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
@@ -187,18 +207,18 @@ def run_chunk(
 
     x = start.expand(runs, len(schemes), setting.tokens, setting.dim)
     advance = kernels.advance_layer if setting.solver == "layers" else kernels.advance
-    path = integrate(x, plan(setting, schemes, device), evaluate, advance)
-    cosines = [kernels.mean_cosine(state) for stage, state, _ in path if stage.wanted]
+    path = integrate(x, plan(setting, schemes, device, quick), evaluate, advance)
+    cosines = [kernels.mean_cosine(state, quick) for stage, state, _ in path if stage.wanted]
     return torch.stack(cosines, -1).to("cpu", torch.float32).numpy()
 
 
-def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[DrawingStage]:
-    """Every stage of every step, with its numbers already on the device."""
-    breaks = {stage.until * setting.time for scheme in schemes for stage in scheme.stages if stage.then}
+def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str, quick: bool = False) -> list[DrawingStage]:
+    """Every stage of every step, with its numbers already on the device; ``quick`` is that of the norms."""
+    breaks = {stage.end(setting.time) for scheme in schemes for stage in scheme.stages if stage.then}
 
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         holding = [scheme.at(within, setting.time) for scheme in schemes]
-        norms = [SphereNorm(stage.norm) for stage in holding]
+        norms = [SphereNorm(stage.norm, quick=quick) for stage in holding]
         updates = [Update.of(stage.attention, stage.place(t, setting.time), norms[0]) for stage in holding]
         if len(set(norms)) > 1:
             raise InputError("schemes that are simulated together need the same norm, rms or layer")
@@ -227,7 +247,7 @@ def chunk_sizes(runs: int, chunk: int) -> list[int]:
 
 
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:
-    """Mean and 90% band over runs: a row for each scheme and time, ``mean``, ``low`` (5%), ``high`` (95%), ``stderr``.
+    """Mean and 90 % band over runs: a row for each scheme and time, ``mean``, ``low`` (5 %), ``high`` (95 %), ``stderr``.
 
     Runs that became non-finite (NaN/Inf) are left out from there on; ``runs`` is the number of runs in a row.
     """
@@ -281,8 +301,7 @@ def _draw_attention(
     )  # fmt: skip
     if all(stage.attention.heads == "none" for scheme in schemes for stage in scheme.stages):
         weights = weights.folded()
-    width = setting.dim // setting.heads
-    return Attention(setting.beta, weights, backend=steady_backend(generator.device, precision, setting.tokens, width))
+    return Attention(setting.beta, weights)
 
 
 def _attend(attention: Attention, x: Tensor, heads: Sequence[str]) -> Tensor:

@@ -65,7 +65,7 @@ class EnsembleRun:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check_schemes(self.schemes)
+        check_schemes(self.schemes, self.setting.time, self.setting.times)
         chunk_sizes(self.runs, self.chunk)
         require_known("precision", self.precision, PRECISIONS)
 
@@ -124,5 +124,5 @@ class EnsembleRun:
         return not_finite(self.setting, self.schemes, cosines)
 
     def table(self, cosines: Cosines) -> pd.DataFrame:
-        """Mean and 90% band for each scheme and time."""
+        """Mean and 90 % band for each scheme and time."""
         return summarise(self.setting, self.schemes, cosines)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -66,32 +66,21 @@ class Motion:
     @property
     def breaks(self) -> list[float]:
         """The times at which the scheme changes its slots; an integrator's steps end there."""
-        return [stage.until * self.depth for stage in self.scheme.stages if stage.then]
+        return [stage.end(self.depth) for stage in self.scheme.stages if stage.then]
 
     def stage(self, t: float) -> Scheme:
         """The stage of the scheme that holds at time t."""
         return self.scheme.at(t, self.depth)
-
-    def check(self, times: Sequence[float]) -> None:
-        """Refuse slots that have no finite value, or a normalised stream that keeps nothing of x, at one of the times."""
-        for t in times:
-            for update in self.slots(t, t)[0]:
-                if update.stream is not None and not update.carry > 0:
-                    raise InputError(
-                        f"with a normalised stream carry must be positive; '{self.scheme.name}' has {update.carry:g} "
-                        f"at t = {t:g}"
-                    )
 
     def slots(self, t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         """The sublayers' updates at t, and the slot ``heads``, by the slots that hold at the time ``within``."""
         stage = self.stage(within)
         sublayers = (stage.attention,) if self.feedforward is None else (stage.attention, stage.feedforward)
         try:
-            at = stage.place(t, self.depth)
-            at = at if self.alpha is None else replace(at, alpha=self.alpha(t))
+            at = stage.place(t, self.depth, self.alpha)
             updates = tuple(Update.of(slots, at, SphereNorm(stage.norm)) for slots in sublayers)
-        except (ArithmeticError, ValueError) as error:
-            raise NotFiniteError(f"a slot of scheme '{self.scheme.name}' has no finite value at time {t:g}") from error
+        except InputError as error:
+            raise NotFiniteError(f"scheme '{self.scheme.name}' stopped: {error}") from error
         return updates, (stage.attention.heads,)
 
     def outputs(self, reads: tuple[Tensor, ...], heads: str) -> tuple[Tensor, ...]:
@@ -148,11 +137,13 @@ def total_velocity(updates: Sequence[Update], x: Tokens, outputs: Sequence[Tenso
     return first + rest[0] if sphere is None else sphere.tangent(x, first + rest[0])
 
 
-def check_schemes(schemes: Sequence[Scheme]) -> None:
-    """Refuse an empty list and two schemes of one name."""
+def check_schemes(schemes: Sequence[Scheme], depth: float, times: Sequence[float] = (), alpha: Schedule | None = None) -> None:
+    """Refuse an empty list, two schemes of one name, and a scheme that cannot run at the depth (``Scheme.check``)."""
     names = [scheme.name for scheme in schemes]
     if not names:
         raise InputError("name at least one scheme")
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"scheme '{name}' is named twice")
+    for scheme in schemes:
+        scheme.check(depth, times, alpha)

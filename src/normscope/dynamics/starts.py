@@ -10,7 +10,7 @@ from torch import Tensor
 
 from normscope.core.norms import tangent, unit
 from normscope.errors import InputError, require_known
-from normscope.machine.files import regular_file
+from normscope.machine.files import read_array, regular_file
 from normscope.machine.memory import require_memory
 
 STARTS = ("orthogonal", "uniform", "gaussian", "cone")
@@ -51,11 +51,13 @@ def make_start(
 
 def read_start(path: Path) -> Float[Tensor, "tokens dim"]:
     """Tokens from a file: ``.npy`` or ``.csv`` (a token a line) with an array tokens × dim, or ``.safetensors`` with one."""
+    from safetensors import SafetensorError
+
     try:
         tokens = _read_array(regular_file(path, "start file"))
     except InputError:
         raise
-    except Exception as error:  # whatever NumPy and safetensors raise for a damaged file
+    except (OSError, ValueError, TypeError, SafetensorError) as error:  # TypeError for numbers that torch has no type for
         raise InputError(f"cannot read the start file '{path}': {' '.join(str(error).split())[:200]}") from error
     if tokens.ndim != 2 or tokens.is_complex():
         raise InputError(
@@ -78,9 +80,7 @@ def check_start(x: Start) -> Start:
 def _read_array(path: Path) -> Tensor:
     require_memory({f"the start file '{path}'": _COPIES * path.stat().st_size})
     if path.suffix == ".npy":
-        import numpy as np
-
-        return torch.from_numpy(np.load(path, allow_pickle=False))
+        return torch.from_numpy(read_array(path, "start file"))
     if path.suffix == ".csv":
         import numpy as np
 

@@ -42,7 +42,6 @@ _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
 _NARROWEST = 8  # dimensions of a head that is made narrower to save time
 _PASSES = 5.2  # forward, forward with noise at two levels, and forward and backward for the gradient
-_POWERS = 300.0  # of ten that a float can hold
 _BETA = 1.0  # of theory, as in its theorem on the first step
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
@@ -109,7 +108,7 @@ CRITERIA = (
     ),
     Criterion(
         "noise", "noise", "robustness to norm noise", "°", True,
-        f"rotation of the final directions by {LEVELS[0]:.0%} RMS noise on the norms of q, k and v",
+        f"rotation of the final directions by {100 * LEVELS[0]:.0f} % RMS noise on the norms of q, k and v",
         lambda run: run.drift[:, 0],
     ),
 )  # fmt: skip
@@ -178,7 +177,7 @@ class Advise(Seeded):
     quantities: ClassVar[tuple[Quantity, ...]] = tuple(map(_advised, CRITERIA))
 
     model: Any = setting(
-        None, "The model of --weights spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
+        None, "The model of weights=spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
     )
     trust_remote_code: bool = setting(False, TRUST_HELP)
     depth: int = setting(help="Number of layers.", ge=1)
@@ -210,7 +209,7 @@ class Advise(Seeded):
     def _consistent(self) -> "Advise":
         from normscope.dynamics.motion import check_schemes
 
-        check_schemes(self.schemes)
+        check_schemes(self.schemes, self.depth)
         for name, width in (("width", self.width), ("simulated_width", self.simulated_width or self.heads)):
             if width % self.heads:
                 raise InputError(
@@ -461,7 +460,8 @@ def _layers_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd
             padded[:, : values.shape[2]] = values[:, i]
             numbers = np.stack([padded.mean(0), *np.quantile(padded, BAND, axis=0)])
             if column == "gradient":
-                numbers = 10 ** numbers.clip(-_POWERS, _POWERS)
+                with np.errstate(over="ignore", under="ignore"):  # inf and 0 beyond what a float holds
+                    numbers = 10**numbers
             table[column], table[f"{column}_low"], table[f"{column}_high"] = numbers
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
@@ -512,7 +512,7 @@ def _order(order: list[Row]) -> Iterator[Finding]:
         weight=3,
     )
     often = sorted((row for row in order if row["first"] >= _OFTEN), key=lambda row: -float(row["first"]))
-    shares = ", ".join(f"{row['scheme']} {row['first']:.0%}" for row in often)
+    shares = ", ".join(f"{row['scheme']} {100 * row['first']:.0f} %" for row in often)
     yield Finding(
         f"Over all possible weights of the criteria, the first scheme is: {shares}.",
         "ranks",
@@ -695,7 +695,7 @@ def _order_table(ranks: pd.DataFrame, criteria: pd.DataFrame) -> PageTable:
             str(row["place"]),
             f"{row['rank']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
             *(cell(means[row["scheme"], key], ".3g") for key in _KEYS),
-            f"{row['first']:.0%}",
+            f"{100 * row['first']:.0f} %",
             row["level_with"] or "–",
         )
         for row in plain_rows(ranks)

@@ -60,7 +60,7 @@ class Audit(OnModel):
     model: ModelSource | None = setting(
         None, MODEL_HELP, argument=True, shown="package:smollm2 if installed, else builtin:addition-small-pre"
     )
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; 256 of the bundled text", ge=3)
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; 256 of the bundled text", ge=3)
     sentence: str | None = setting(
         None, "A sentence whose last token but one is followed through the layers.", shown=f"'{SENTENCE}'"
     )

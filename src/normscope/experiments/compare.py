@@ -1,9 +1,11 @@
 """compare: Compare models or runs side by side."""
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -150,7 +152,9 @@ class Compare(Seeded):
 
     def sides(self, progress: Progress = SILENT) -> list[Side]:
         """The subjects, opened: tables of runs, and models with their samples."""
-        return [self._side(subject, name, progress) for subject, name in zip(self.subjects, _short(self.subjects), strict=True)]
+        return [
+            self._side(subject, name, progress) for subject, name in zip(self.subjects, short_names(self.subjects), strict=True)
+        ]
 
     def _side(self, subject: Any, name: str, progress: Progress) -> Side:
         result = load(subject) if isinstance(subject, str | Path) and is_run(subject) else subject
@@ -174,6 +178,12 @@ class Compare(Seeded):
             read = any(subject.sentence for subject in subjects) if name == "sentence" else bool(subjects)
             if getattr(self, name) is not None and not read:
                 raise InputError(f"{name}= is not used: no model among these reads it, and runs are compared as they are")
+
+    @classmethod
+    def facts(cls, result: Result) -> list[tuple[str, str]]:
+        """The full names of subjects that the page calls by a short one."""
+        names = result.configuration["subjects"]
+        return [(short, name) for short, name in zip(short_names(names), names, strict=True) if short != name]
 
     @classmethod
     def records(cls, result: Result) -> list[Row]:
@@ -273,10 +283,15 @@ def _name_of(subject: Any) -> str:
     return str(subject) if isinstance(subject, str | Path) else str(getattr(subject, "name", type(subject).__name__))
 
 
-def _short(subjects: Sequence[Any]) -> list[str]:
-    """The last part of each name, if that tells them apart; names that are still equal are numbered."""
+def short_names(subjects: Sequence[Any]) -> list[str]:
+    """The last part of each name without what all begin with, as far as that tells them apart; equal names are numbered."""
     names = [_name_of(subject) for subject in subjects]
     last = [Path(name).name or name for name in names]
+    words = [re.findall(r"[^-_:]*[-_:]?", name) for name in last]
+    common = sum(takewhile(lambda same: same, (len(set(same)) == 1 for same in zip(*words, strict=False))))
+    rest = ["".join(parts[common:]) for parts in words]
+    if all(name[:1].isalpha() for name in rest):  # a number alone is no name
+        last = rest
     names = last if len(set(last)) == len(last) else names
     return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 

@@ -201,12 +201,12 @@ class Ensemble(Seeded):
             for r in rows
             if r["time"] in shown
         )
-        columns = ("scheme", "time", "mean cosine", "5%", "95%", "standard error")
+        columns = ("scheme", "time", "mean cosine", "5 %", "95 %", "standard error")
         yield PageTable(f"up to t = {times[-1]:g}", columns, tuple(cells))
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
-        """Mean cosine with its 90% band for each scheme."""
+        """Mean cosine with its 90 % band for each scheme."""
         lines = tuple(
             Line(str(name), list(rows["time"]), list(rows["mean"]), list(rows["low"]), list(rows["high"]))
             for name, rows in result.tables["cosines"].groupby("scheme", sort=False)
@@ -216,7 +216,7 @@ class Ensemble(Seeded):
             "time t",
             "mean cosine",
             lines,
-            "Lines are means over runs, bands hold 90% of them; all schemes saw the same starts and weights.",
+            "Lines are means over runs, bands hold 90 % of them; all schemes saw the same starts and weights.",
             result.summary,
         )
         yield Section("Random weights", figures={"ensemble": chart}, name="ensemble")

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from normscope.errors import InputError, did_you_mean, explain
+from normscope.errors import InputError, did_you_mean, explain, require_64_bits
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
 from normscope.measures.base import Quantity
@@ -64,6 +64,11 @@ class Experiment(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        require_64_bits(dict(self))
+        return self
 
     def begin(self, arguments: list[str]) -> str | int | None:
         """What the command does instead of running: a text to print, or the exit status of processes it launched."""

@@ -90,7 +90,7 @@ class OnModel(WithModel):
     bundled_tokens: ClassVar[int | None] = None
 
     text: Path | None = setting(None, "A text to read.", shown="the bundled one")
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; up to 512 of the bundled text", ge=3)
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; up to 512 of the bundled text", ge=3)
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
 
     @property
@@ -137,7 +137,7 @@ def findings_of(measures: "Iterable[Measure]", tables: Mapping[str, pd.DataFrame
     """The findings of all measures: cards first, the most important first, then those that are only listed."""
     findings = [finding for measure in measures for finding in measure.findings(tables, about)]
     cards = most_important(findings, len(findings))
-    return [*cards, *(finding for finding in findings if not finding.title)]
+    return [*cards, *(finding for finding in findings if finding not in cards)]
 
 
 def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[Section]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_WIDTH_OF_A_FILE = 160
 _MOST_LINES = 8  # of what is computed at the same time
 
 
@@ -67,8 +66,9 @@ def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
     from rich import progress as bars
     from rich.console import Console
 
-    stream = sys.stderr
-    console = Console(file=stream, width=None if stream.isatty() else _WIDTH_OF_A_FILE, highlight=False, emoji=False)
+    from normscope.experiments.terminal import Terminal
+
+    console: Console = Terminal(sys.stderr)
     if console.is_jupyter or "ipykernel" in sys.modules:
         console = Console()
     columns = (

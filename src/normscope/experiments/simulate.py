@@ -71,12 +71,12 @@ class Simulate(Seeded):
     start: str = setting("orthogonal", "orthogonal, uniform, gaussian, cone, or a file (.npy, .csv, .safetensors).")
     delta: float = setting(0.01, "Width of the cone: every pairwise cosine is at least 1 - delta.")
     radius: float = setting(1.0, "Norm of the initial tokens (its mean, for gaussian).")
-    time: float | None = setting(None, "The last time.", shown="20, or the last of --times", gt=0, allow_inf_nan=False)
-    times: Numbers | None = setting(None, "Comma-separated times to report.", shown="five between 0 and --time")
+    time: float | None = setting(None, "The last time.", shown="20, or the last of times=", gt=0, allow_inf_nan=False)
+    times: Numbers | None = setting(None, "Comma-separated times to report.", shown="five between 0 and time=")
     layers: bool = setting(False, "Apply discrete layers, one per unit of time, instead of the flow.")
     symmetric: bool = setting(False, "Solve the two-variable reduction of the orthogonal start.")
     solver: str = setting("rk4", "euler, midpoint, rk4, dopri5 or dopri8.")
-    step: float | None = setting(None, "Largest time step.", shown="0.025; 1 with --layers")
+    step: float | None = setting(None, "Largest time step.", shown="0.025; 1 with layers=True; adaptive solvers choose alone")
     samples: int = setting(201, "Number of times at which the curves are sampled.", ge=2)
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
     alpha: str | None = setting(None, "Step of nGPT: constant, root, linear, mixed, power, or a formula in t.", shown="1")
@@ -84,19 +84,18 @@ class Simulate(Seeded):
     heads: int = setting(1, "Number of heads of random weights.", ge=1)
     causal: bool = setting(False, "Use a causal mask.")
     feedforward: int = setting(0, "Width of a random feed-forward layer in every block; 0 for none.", ge=0)
-    gradient: bool = setting(False, "Also compute the gradient of the last token by depth (needs --layers).")
+    gradient: bool = setting(False, "Also compute the gradient of the last token by depth (needs layers=True).")
     precision: Precision = setting("float64", "float64, float32, or bfloat16 (products only; the state stays float32).")
     save_states: bool = setting(False, "Save the tokens at the reported times (states.safetensors).")
 
     @model_validator(mode="after")
     def _consistent(self) -> "Simulate":
-        from normscope.dynamics.integrators import check_solver
+        from normscope.dynamics.integrators import longest_step
         from normscope.dynamics.motion import check_schemes
         from normscope.dynamics.trajectory import check_times
 
-        check_schemes(self.schemes)
         check_times(self.report_times)
-        check_solver(self.method, self.stride)
+        longest_step(self.method, self.step)
         if self.times and self.times[-1] > self.end:
             raise InputError(f"times= goes up to {self.times[-1]:g}, past time={self.end:g}")
         if self.gradient and (not self.layers or self.stride != 1):
@@ -107,6 +106,9 @@ class Simulate(Seeded):
                     raise InputError(f"with layers=True every time is a multiple of step={self.stride:g}; {t:g} is not")
         if self.symmetric:
             self._check_symmetric()
+        if self.alpha is not None and not any(stage.learns_alpha for scheme in self.schemes for stage in scheme.stages):
+            raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
+        check_schemes(self.schemes, self.end, self.grid, named_schedule(self.alpha))
         return self
 
     def _check_symmetric(self) -> None:
@@ -118,6 +120,10 @@ class Simulate(Seeded):
             )
         if any(stage.norm != "rms" for scheme in self.schemes for stage in scheme.stages):
             raise InputError("symmetric=True needs RMSNorm: LayerNorm moves the orthogonal start")
+        if self.precision != "float64":
+            raise InputError(f"symmetric=True is solved in float64; it takes no precision={self.precision}")
+        if self.width < self.tokens:
+            raise InputError(f"{self.tokens} orthogonal tokens need at least dim={self.tokens}, not dim={self.width}")
 
     @property
     def schemes(self) -> tuple[Scheme, ...]:
@@ -131,8 +137,10 @@ class Simulate(Seeded):
 
     @property
     def stride(self) -> float:
-        """The longest step in time."""
-        return self.step if self.step is not None else (1.0 if self.layers else 0.025)
+        """The longest step in time; infinite where an adaptive solver chooses alone."""
+        from normscope.dynamics.integrators import longest_step
+
+        return longest_step(self.method, self.step)
 
     @property
     def end(self) -> float:
@@ -166,7 +174,10 @@ class Simulate(Seeded):
     @property
     def summary(self) -> str:
         """One line for people."""
-        how = "symmetric reduction" if self.symmetric else f"{self.method}, step {self.stride:g}, {self.precision}"
+        step = f"step {self.stride:g}" if math.isfinite(self.stride) else "steps by its error"
+        if self.symmetric and self.step is None:
+            step = "steps in ln(1 + t)"
+        how = f"{'symmetric reduction, ' * self.symmetric}{self.method}, {step}, {self.precision}"
         about = [
             f"n = {self.tokens}, d = {self.width}, β = {self.beta:g}",
             f"start {self.start}",
@@ -306,15 +317,9 @@ class _Particles:
 
 def _simulated(settings: Simulate, advance: Callable[[float], None]) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
     """The trajectory of every scheme, and gradients by depth where they are asked for."""
-    from normscope.core import Attention
     from normscope.core.threads import one_thread
-    from normscope.dynamics.motion import Motion
 
-    alpha = named_schedule(settings.alpha, settings.grid)
-    if alpha is not None and not any(stage.learns_alpha for scheme in settings.schemes for stage in scheme.stages):
-        raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
-    for scheme in settings.schemes:
-        Motion(scheme, Attention(settings.beta), settings.end, None, alpha).check(settings.grid)
+    alpha = named_schedule(settings.alpha)
     if settings.symmetric:
         return _reduced(settings, alpha, advance), []
     particles = _particles(settings, alpha)
@@ -331,7 +336,7 @@ def _reduced(settings: Simulate, alpha: "Schedule | None", advance: Callable[[fl
         flow.solve([0.0], radius=settings.radius)
     paths = []
     for number, flow in enumerate(flows, 1):
-        paths.append(flow.solve(settings.grid, radius=settings.radius))
+        paths.append(flow.solve(settings.grid, radius=settings.radius, solver=settings.solver, time_step=settings.step))
         advance(number * len(settings.grid))
     return paths
 
@@ -340,6 +345,7 @@ def _integrated(
     settings: Simulate, particles: _Particles, advance: Callable[[float], None]
 ) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
     from normscope.dynamics.simulate import simulate
+    from normscope.dynamics.trajectory import NotFiniteError
 
     done, paths, gradients = 0, [], []
 
@@ -351,13 +357,16 @@ def _integrated(
     for scheme in settings.schemes:
         paths.append(
             simulate(
-                particles.start, scheme, particles.attention, settings.grid, solver=settings.method, step=settings.stride,
+                particles.start, scheme, particles.attention, settings.grid, solver=settings.method, step=settings.step,
                 depth=settings.end, feedforward=particles.feedforward, alpha=particles.alpha,
                 keep_states=settings.report_times if settings.save_states else False, on_measures=count,
             )
         )  # fmt: skip
-        if settings.gradient:
-            gradients.append(_gradient(settings, particles, scheme))
+        if settings.gradient and not paths[-1].stopped:
+            try:
+                gradients.append(_gradient(settings, particles, scheme))
+            except NotFiniteError as error:
+                paths[-1].stopped = str(error)
     return paths, gradients
 
 
@@ -374,10 +383,10 @@ def _gradient(settings: Simulate, particles: _Particles, scheme: Scheme) -> pd.D
     )  # fmt: skip
 
 
-def named_schedule(text: str | None, times: list[float]) -> "Schedule | None":
-    """α_t from the name of a schedule or from a formula in t, which must have a value at all the times."""
+def named_schedule(text: str | None) -> "Schedule | None":
+    """α_t from the name of a schedule or from a formula in t."""
     from normscope.dynamics.schedules import SCHEDULES
-    from normscope.schemes import Expression
+    from normscope.schemes.expressions import Expression, finite_value
 
     if text is None:
         return None
@@ -390,14 +399,14 @@ def named_schedule(text: str | None, times: list[float]) -> "Schedule | None":
         raise InputError(allowed) from error
     if formula.names - {"t"}:
         raise InputError(allowed)
-    for t in times:
-        try:
-            value = formula({"t": t})
-        except (ArithmeticError, ValueError):
-            value = math.nan
-        if isinstance(value, complex) or not math.isfinite(value):
+
+    def schedule(t: float) -> float:
+        value = finite_value(formula, {"t": t})
+        if value is None:
             raise InputError(f"alpha='{text}' is not a finite number at t = {t:g}")
-    return lambda t: float(formula({"t": t}))
+        return value
+
+    return schedule
 
 
 def _particles(settings: Simulate, alpha: "Schedule | None") -> _Particles:

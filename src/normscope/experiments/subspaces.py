@@ -69,7 +69,7 @@ class Subspaces(OnModel):
         >>> import normscope as ns
         >>> found = ns.subspaces("builtin:addition-small-pre", examples=4, measures="interference", progress=False)
         >>> found.tables["interference"].columns.tolist()[:5]
-        ['layer', 'head', 'place', 'exchanged', 'change']
+        ['layer', 'head', 'place', 'resampled', 'change']
     """
 
     command: ClassVar[str] = "subspaces"
@@ -86,7 +86,7 @@ class Subspaces(OnModel):
         ..., f"{MODEL_HELP[:-1]}; or 'world' for constructed worlds and the induction circuit, where theory gives the numbers.",
         argument=True,
     )  # fmt: skip
-    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of --text; 128 of the bundled text", ge=3)
+    tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; 128 of the bundled text", ge=3)
     measures: Annotated[Names | None, one_of(*MEASURES)] = setting(
         None, f"Comma-separated measures: {', '.join(MEASURES)}.", shown="all", option="--measure"
     )
@@ -104,6 +104,9 @@ class Subspaces(OnModel):
         for name in refused:
             if getattr(self, name) is not None:
                 raise InputError(f"{name}= does not apply here: {why}")
+        for scheme in self.schemes or ():
+            for depth in (1, 2):  # worlds have one layer, the circuit two
+                scheme.check(depth)
         return self
 
     @property
@@ -180,7 +183,7 @@ def _world_rows(name: str, scheme: Scheme, seed: int) -> Iterator[dict[str, Any]
     world = World.make(_TOKENS, _WIDTHS, angle=angle, spread=spread, dim=_DIM, seed=seed)
     model = WorldModel(world, scheme)
     subject = Subject(model, model.sample(), seed)
-    table = Interference().measure(subject)["interference"].query("exchanged == 'both'")
+    table = Interference().measure(subject)["interference"].query("resampled == 'both'")
     observed = table.set_index(["place", "head"])["change"]
     partner = partners(subject.counted, seed)
     counted = subject.counted[0]

@@ -105,7 +105,7 @@ class Train(Experiment):
     @model_validator(mode="after")
     def _consistent(self) -> "Train":
         if (self.recipe is None) == (self.preset is None):
-            raise InputError("give either a recipe file or preset=: normscope train --preset tiny")
+            raise InputError("give either a recipe file or preset=, for example preset=tiny")
         self.found  # noqa: B018  # raises InputError for a recipe that cannot run
         return self
 
@@ -397,7 +397,7 @@ def _fit(training: "Training", checkpoints: "Checkpoints | None", every: float, 
 def _speed(now: "Metrics", before: "Metrics | None") -> str:
     examples, seconds = now.examples - (before.examples if before else 0), now.seconds - (before.seconds if before else 0.0)
     speed = f"{examples / seconds:,.0f}" if seconds > 0 else "–"
-    return f"loss {now.loss:.3f} accuracy {100 * now.accuracy:.1f}% {speed} examples/s"
+    return f"loss {now.loss:.3f} accuracy {100 * now.accuracy:.1f} % {speed} examples/s"
 
 
 def _log(folder: Path, step: int, progress: Progress) -> "TensorBoardLog | None":

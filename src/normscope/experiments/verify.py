@@ -194,6 +194,7 @@ def _ledger_section(rows: list[Row], drawn: set[str]) -> Section:
             title=f"{len(rows) - len(failing)} of {len(rows)} claims confirmed",
             severity="notice" if failing else "ok",
             number=len(failing),
+            weight=1,
         ),
         *(
             Finding(

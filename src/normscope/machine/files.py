@@ -12,15 +12,20 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, visible
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 MOST_SETTINGS = 16 << 20  # bytes of a scheme, recipe or plan
 MOST_TEXT = 256 << 20
 MOST_JSON = 256 << 20
 _DEEPEST = 64  # levels of tables and lists
 _LARGEST = 2**63  # the integers of TOML have 64 bits
+_DAMAGED = (OSError, ValueError, EOFError, TypeError, OverflowError, MemoryError, SyntaxError, RecursionError, TokenError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
@@ -88,6 +93,21 @@ def read_json(path: str | Path, what: str) -> Any:
     return _parsed(json.loads, read_text(path, what, MOST_JSON), _shown(path), "JSON")
 
 
+def read_array(path: str | Path, what: str) -> "npt.NDArray[Any]":
+    """The array of an ``.npy`` file of numbers; nothing is unpickled, and a damaged file is refused."""
+    import numpy as np
+
+    place = regular_file(path, what)
+    try:
+        array = np.load(place, allow_pickle=False)
+    except _DAMAGED as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is no array of numbers ({reason})") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufc":  # a ZIP archive holds several arrays
+        raise InputError(f"cannot read the {what} {_shown(path)}: it is no array of numbers")
+    return array
+
+
 @contextmanager
 def full_disk_explained(folder: str | Path) -> Iterator[None]:
     """One clear error when the disk is full, whichever library notices it."""
@@ -147,7 +167,7 @@ def _check_values(content: Any) -> None:
 
 def _shown(path: str | Path) -> str:
     """A path for a message: in quotes, short, without control characters."""
-    text = "".join(c if c.isprintable() else "�" for c in str(path))
+    text = visible(str(path))
     return f"'{text if len(text) <= 120 else f'{text[:60]}…{text[-50:]}'}'"
 
 

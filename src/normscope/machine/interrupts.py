@@ -44,6 +44,7 @@ def raising_signals() -> Iterator[None]:
     if not taken:
         yield
         return
+    report = sys.unraisablehook
     arrived, repeated = _Arrived(), signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -59,7 +60,12 @@ def raising_signals() -> Iterator[None]:
         if arrived.number is not None and not _is_leaving():
             raise _exception(arrived.number)
 
+    def on_dropped(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, KeyboardInterrupt | Terminated):  # which come again
+            report(dropped)
+
     try:
+        sys.unraisablehook = on_dropped
         if repeated:
             signal.signal(signal.SIGALRM, on_alarm)
         for number in taken:
@@ -73,6 +79,7 @@ def raising_signals() -> Iterator[None]:
         raise
     finally:
         with holding_signals():
+            sys.unraisablehook = report
             if repeated:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -84,7 +91,10 @@ def raising_signals() -> Iterator[None]:
 
 @contextmanager
 def holding_signals() -> Iterator[None]:
-    """Hold back the signals that end a process until a few renames are done."""
+    """Hold back the signals that end a process until a few renames are done.
+
+    A process that is started meanwhile holds them back too, until it calls ``release_signals``.
+    """
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {*_DEFAULTS, signal.SIGALRM})
     try:
         yield
@@ -92,17 +102,35 @@ def holding_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
+def release_signals() -> None:
+    """Take, in a process that was started within ``holding_signals``, the signals that end it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_DEFAULTS, signal.SIGALRM})
+
+
 @contextmanager
-def ending_at_once() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the process without any cleaning up, as before ``raising_signals``."""
-    handlers = {number: signal.getsignal(number) for number, default in _DEFAULTS.items() if default == signal.SIG_DFL}
+def keeping_handlers() -> Iterator[None]:
+    """Undo, at the end of the block, what a library does to the signals that end a process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in _DEFAULTS}
     try:
-        for number in handlers:
-            signal.signal(number, signal.SIG_DFL)
         yield
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that is not Python's cannot be set again
+                signal.signal(number, handler)
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the process without any cleaning up, as before ``raising_signals``."""
+    with keeping_handlers():
+        if threading.current_thread() is threading.main_thread():
+            for number, default in _DEFAULTS.items():
+                if default == signal.SIG_DFL and signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, default)
+        yield
 
 
 def _exception(number: int) -> BaseException:

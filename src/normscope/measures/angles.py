@@ -120,6 +120,7 @@ def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding
         f"What {matrix} reads in two heads of a layer overlaps with a mean cosine of {mean:.2f} ({chance:.2f} for random "
         "subspaces of this size).",
         f"angles-{side}",
+        title=f"{matrix} reads {'overlapping' if above else 'different'} subspaces in different heads",
         severity="notice" if above else "ok",
         number=float(mean),
         comparison=(

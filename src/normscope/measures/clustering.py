@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import torch
 
-from normscope.core.norms import mean_cosine, unit
+from normscope.core.norms import mean_cosine, participation_ratio, unit
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, last
 from normscope.measures.states import Counted, StateRows, Tokens
@@ -23,8 +23,7 @@ _SAME = 0.05  # mean cosines closer than this are told as one
 
 def token_rank(x: Tokens) -> float:
     """The effective rank (participation ratio) (Σσ²)²/Σσ⁴ of the tokens' directions: 1 if all are one, at most their number."""
-    squares = torch.linalg.svdvals(unit(x.double())).square()
-    return float(squares.sum().square() / squares.square().sum())
+    return float(participation_ratio(torch.linalg.svdvals(unit(x.double()))))
 
 
 def _row(every: Tokens, counted: Counted) -> dict[str, float]:
@@ -92,7 +91,7 @@ class Clustering(Measure):
             yield Finding(
                 f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} "
                 f"{place(motion[0]['layer'], about)} and smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
-                "rank", severity="ok", number=lowest["rank"],
+                "rank", title="Effective rank of the tokens", severity="ok", number=lowest["rank"],
             )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -265,6 +265,7 @@ class Collapse(Measure):
                 f"±{percent(math.sqrt(3) * level)} if it is uniform: {listed}. Heads with fewer than {FEWEST_ROWS} such rows "
                 "are left out.",
                 "collapse-heads",
+                title="Heads whose attention switches most",
             )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

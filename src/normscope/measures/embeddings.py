@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import NORMS, length
+from normscope.core.norms import NORMS, cosine, length
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.readout import OutputNorm, output_rows, scaled
@@ -103,8 +103,7 @@ def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, 
         normalised, centred = NORMS[kind](piece, eps=eps), piece - mean
         settings = {"original": piece, "centred": centred, "scaled": scale * piece, "centred and scaled": scale * centred}
         for setting, points in settings.items():
-            cosine = 1 - torch.cosine_similarity(normalised, points, dim=-1)
-            both = torch.stack((length(normalised - points).squeeze(-1), cosine))
+            both = torch.stack((length(normalised - points).squeeze(-1), 1 - cosine(normalised, points)))
             distances.setdefault(setting, []).append(both)
     rows = []
     for setting, parts in distances.items():

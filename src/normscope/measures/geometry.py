@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import NORMS, centre, layer_norm, length, rms_norm, unit
+from normscope.core.norms import NORMS, centre, cosine, layer_norm, length, rms_norm, unit
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import updates_of
@@ -139,7 +139,7 @@ def strongest_head(model: Model, layer: int, token: int) -> int:
     kind = OutputNorm.of(model).kind
     before = NORMS[kind](updates.states)
     after = NORMS[kind](updates.states + updates.by_head)
-    return int(torch.cosine_similarity(before, after, dim=-1).argmin())
+    return int(cosine(before, after).argmin())
 
 
 def head_update(model: Model, layer: int, head: int, token: int) -> pd.DataFrame:

@@ -62,7 +62,7 @@ class Growth(Measure):
         yield Finding(
             f"The mean residual norm is {radius[0]:.3g} before layer {first} and {radius[-1]:.3g} after layer {last}, "
             f"{total:.3g} times as much{parts if last > first else ''}.",
-            "radius", severity="ok", number=total,
+            "radius", title="Growth of the residual norm", severity="ok", number=total,
         )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

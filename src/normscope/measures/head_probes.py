@@ -123,7 +123,10 @@ class HeadProbe(TokenMeasure):
             "than random weights with the same singular values.",
             f"heads-{self.name}-same",
             number=clear,
-            comparison=f"Heads return the word itself in {heads['same'].mean():.1%} of cases, random weights in {random:.1%}.",
+            comparison=(
+                f"Heads return the word itself in {100 * heads['same'].mean():.1f} % of cases, "
+                f"random weights in {100 * random:.1f} %."
+            ),
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.core.norms import length, unit
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, statistic, two_digits
 from normscope.measures.head_rows import HeadRows, head_name
@@ -30,7 +31,7 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, head_map, spans_decades, table_of
 
-EXCHANGED = ("queries", "keys", "both")
+RESAMPLED = ("queries", "keys", "both")
 ROUNDING = 1e-4  # a change of logits that float32 rounding may cause; what a norm causes is far larger
 MANY = 1 / 3  # of the queries of a layer's median head: a change worth a warning
 _NAMED = 3  # heads that a finding lists
@@ -82,8 +83,8 @@ class Interference(Measure):
             return {}
         shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
         medians = {
-            title: _before(table, exchanged).dropna(subset=["change"]).groupby("layer")[column].median()
-            for title, (exchanged, column) in shares.items()
+            title: _before(table, resampled).dropna(subset=["change"]).groupby("layer")[column].median()
+            for title, (resampled, column) in shares.items()
         }
         return {
             title: {
@@ -144,8 +145,8 @@ class Interference(Measure):
         return self.page(_TEXT, maps)
 
 
-def _before(table: pd.DataFrame, exchanged: str) -> pd.DataFrame:
-    return table[(table["place"] == "before") & (table["exchanged"] == exchanged)]
+def _before(table: pd.DataFrame, resampled: str) -> pd.DataFrame:
+    return table[(table["place"] == "before") & (table["resampled"] == resampled)]
 
 
 def _by_layer(table: pd.DataFrame, shared: bool) -> Finding:
@@ -180,13 +181,14 @@ def _by_layer(table: pd.DataFrame, shared: bool) -> Finding:
 
 def _strength(table: pd.DataFrame) -> Finding:
     """By how much logits change, as noise on key norms, and in which heads most."""
-    both, keys = (_before(table, exchanged).dropna(subset=["change"]) for exchanged in ("both", "keys"))
+    both, keys = (_before(table, resampled).dropna(subset=["change"]) for resampled in ("both", "keys"))
     most = both.nlargest(_NAMED, "change").to_dict("records")
     listed = ", ".join(f"{head_name(row)} ({100 * row['change']:.3g} %)" for row in most)
     return Finding(
         f"Resampling what a head cannot read of queries and keys changes its attention logits by "
         f"{100 * both['change'].median():.3g} % in the median head.",
         "interference",
+        title="How much content that heads cannot read changes attention logits",
         number=float(both["change"].median()),
         comparison=(
             f"Of keys alone: {100 * keys['change'].median():.3g} %, like RMS noise of {100 * keys['kappa'].median():.3g} % on "
@@ -285,19 +287,19 @@ def _compared(
     raw = q @ k.mT
     scores, top = raw.double(), step.soften(raw.masked_fill(~mask, -torch.inf)).amax(-1)
     best = scores.masked_fill(~mask, -torch.inf).argmax(-1)
-    size = scores[pairs].square().sum().sqrt()
+    size = length(scores[pairs])
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
     kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
-    for exchanged in EXCHANGED:
-        after = (changes[exchanged][0] @ changes[exchanged][1].mT).double()
+    for resampled in RESAMPLED:
+        after = (changes[resampled][0] @ changes[resampled][1].mT).double()
         moved = after.masked_fill(~mask, -torch.inf).argmax(-1) != best
         yield {
             "layer": step.layer,
             "head": head,
             "place": place,
-            "exchanged": exchanged,
-            "change": float((after - scores)[pairs].square().sum().sqrt() / size),
-            "kappa": kappas[exchanged],
+            "resampled": resampled,
+            "change": float(length((after - scores)[pairs]) / size),
+            "kappa": kappas[resampled],
             "moved": float(moved[asked].double().mean()),
             "top_weight": float(top[asked].double().mean()),
         }
@@ -306,4 +308,5 @@ def _compared(
 def _kappa(x: Tensor, ablated: Tensor, counted: Tensor) -> float:
     """The RMS of κ, where 1 + κ is the ablated vector's component along the clean one over its norm."""
     old, new = x[counted].double(), ablated[counted].double()
-    return float(((new * old).sum(-1) / old.square().sum(-1) - 1).square().mean().sqrt())
+    kappa = (new * unit(old)).sum(-1) / length(old).squeeze(-1) - 1
+    return float(kappa.square().mean().sqrt())

@@ -395,7 +395,7 @@ def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
 
 
 def _share(shown: list[float]) -> str:
-    shares = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shown), max(shown)))) if shown else ""
+    shares = " to ".join(dict.fromkeys(f"{100 * share:.0f} %" for share in (min(shown), max(shown)))) if shown else ""
     return f"the projection shows {shares} of the path's squared norm" if shown else "a map of neighbours, without a scale"
 
 

@@ -298,13 +298,14 @@ def _layers_alone(rows: list[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             f"With {percent(level)} RMS noise in one layer at a time, loss rises most in layers {listed}.",
             figure,
+            title="Layers most sensitive to norm noise",
             advice="Keep these layers in full precision first, and check them when a change to the norms hurts.",
         )
     elif alone:
         text = (
             f"With {percent(level)} RMS noise in one layer at a time, no layer costs loss beyond the error of the measurement."
         )
-        yield Finding(text, figure, severity="ok")
+        yield Finding(text, figure, title="No layer is sensitive to norm noise", severity="ok")
 
 
 def _chart(rows: pd.DataFrame, clean: pd.DataFrame, column: str, settings: str) -> Chart | None:

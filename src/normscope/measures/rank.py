@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from normscope.core.norms import participation_ratio
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
-from normscope.measures.head_spaces import effective_rank, factors
+from normscope.measures.head_spaces import factors
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, table_of
@@ -50,7 +51,8 @@ class Rank(Measure):
         )
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
-            yield Finding(text, "qk-rank", severity="ok", number=float(width), comparison=half)
+            title = "All heads use their query and key dimensions"
+            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(width), comparison=half)
             return
         listed = ", ".join(f"{head_name(row)} ({row['rank']})" for row in lacking.head(_NAMED).to_dict("records"))
         yield Finding(
@@ -61,6 +63,7 @@ class Rank(Measure):
             number=float(len(lacking)),
             comparison=half,
             advice="These heads can be stored with fewer query and key dimensions without any change.",
+            weight=1,
         )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
@@ -83,7 +86,7 @@ class Rank(Measure):
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     weights, dim = subject.model.projections(attention.layer), subject.model.dim
     svd = factors(weights.W_Q, weights.W_K)
-    effective, largest = effective_rank(svd.singular).tolist(), svd.singular[:, 0].tolist()
+    effective, largest = participation_ratio(svd.singular).tolist(), svd.singular[:, 0].tolist()
     for head, rank in enumerate(svd.rank.tolist()):
         yield {
             "layer": attention.layer,

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, length, visible_part
+from normscope.core.norms import cosine, degrees_between, length, visible_part
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, late, late_layers
 from normscope.measures.replay import replay_table
@@ -49,7 +49,7 @@ class _Observer(PassObserver):
         elif self.before is not None and layer == self.last + 1:
             update = after - self.before
             self.lengths.append(length(update).squeeze(-1))
-            self.along.append(torch.cosine_similarity(update, self.before, dim=-1))
+            self.along.append(cosine(update, self.before))
             self.angles[self.last] = float(degrees_between(self.before, after).mean())
         self.before, self.last = after, layer
 
@@ -132,6 +132,7 @@ class Rotation(Measure):
                 f"layers rotates tokens per layer by: {listed} (this model: {fmean(angles[i] for i in late_third):.3g}°). A "
                 "model trained with that placement would learn other updates.",
                 "angle",
+                title="Rotation with other norm placements",
             )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

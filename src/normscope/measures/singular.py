@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import unit
 from normscope.errors import InputError, require_known
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import position_rotations, reader
@@ -77,10 +78,10 @@ class SingularVectors(TokenMeasure):
             return
         top, share = max(first, key=lambda row: float(row["share"])), median(row["share"] for row in first)
         yield Finding(
-            f"The first singular vector holds {share:.0%} of Σσ² in the median head and {top['share']:.0%} in head "
-            f"{top['head']} of layer {top['layer']}.",
+            f"The first singular vector holds {100 * share:.0f} % of Σσ² in the median head and {100 * top['share']:.0f} % in "
+            f"head {top['head']} of layer {top['layer']}.",
             number=share,
-            comparison=f"{1 / dimensions:.1%} if all {dimensions} singular values were equal",
+            comparison=f"{100 / dimensions:.1f} % if all {dimensions} singular values were equal",
         )
         empty = {(row["layer"], row["head"]) for row in spectrum if row["share"] is None}
         if empty:
@@ -168,7 +169,7 @@ def singular_tables(model: Model, layer: int, matrix: str, vectors: int, count: 
     first, right_scores, right_tokens = oriented(first, read if matrix == "qk" else output_rows(model), count)
     left = (first.values[:, None] * first.left).mT
     left_scores, left_tokens = (x.view(*left.shape[:2], -1) for x in nearest(left.flatten(0, 1), read, count))
-    shares = whole.values.square() / whole.values.square().sum(-1, keepdim=True)
+    shares = unit(whole.values).square()
     spectrum = [
         {"layer": layer, "head": head, "matrix": matrix, "index": index, "value": value, "share": share}
         for head, (values, parts) in enumerate(zip(whole.values.tolist(), shares.tolist(), strict=True))

@@ -163,7 +163,7 @@ class Sparsity(Measure):
         yield Finding(
             f"{percent(whole['share'])} of {whole['distributions']:,} attention rows are near-one-hot (largest weight at least "
             f"{NEAR_ONE_HOT}){most}.",
-            "sparsity", severity="ok", number=whole["share"],
+            "sparsity", title="Near-one-hot attention", severity="ok", number=whole["share"],
         )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -60,14 +60,15 @@ class _Observer(PassObserver):
         after = step.carry * x + update if step.after is None else step.after[self.counted]
         before, A, after = (visible_part(y, self.kind).double() for y in (unmoved, A, after))
         speed = float(effective_speed(before, after, A).median())
-        theory = self._theory(step, length(before).squeeze(-1), length(A).squeeze(-1))
+        radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
+        theory = self._theory(step, length(radius).squeeze(-1), length(A).squeeze(-1))
         self.rows.append({"layer": step.layer, "speed": speed if speed > 0 else None, "theory": theory})
 
     def _theory(self, step: SublayerStep, r: Float[Tensor, " tokens"], a: Float[Tensor, " tokens"]) -> float | None:
         """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
 
-        Norms in theory have radius 1; those of a model have that of their output, which multiplies the update and is the norm
-        of a normalised stream. Theory takes A before a factor on the input, the model after it.
+        Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update; tokens of
+        a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, models after it.
         """
         scheme = self.model.schemes[step.layer]
         if scheme is None:
@@ -145,7 +146,7 @@ class Speed(Measure):
         yield Finding(
             "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
             f"s = {number:.3g} in the last third of layers.",
-            "speed", severity="ok", number=number, comparison=comparison,
+            "speed", title="Damping of rotation", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, kv_rows, needless, side_means
 from normscope.measures.head_spaces import PLACES, SIDES, layer_input
@@ -93,9 +94,9 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
 
 def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
     """Of one head, with its orthonormal basis."""
-    squares = (x @ basis).square().sum(1)
-    low, median, high = squares.sqrt().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
-    share = float((squares / x.square().sum(1)).mean())
+    norms = length(x @ basis).squeeze(1)
+    low, median, high = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
+    share = float((norms / length(x).squeeze(1)).square().mean())
     over = median or math.nan  # a head without weights reads nothing
     return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
@@ -115,6 +116,7 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
         f"Projected onto what {matrix} reads, token norms are nearly constant (90 % within ±20 %) in {len(constant)} of "
         f"{len(before)} {kind}{where}.",
         f"spheres-{side}",
+        title=f"Token norms that {matrix} reads",
         severity="ok" if fine else "notice",
         number=len(constant) / len(before),
         comparison=(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import statistic
 from normscope.models.describe import layers_named
@@ -61,7 +62,7 @@ class _Observer(PassObserver):
     def attention(self, attention: LayerAttention) -> None:
         weights, counted = attention.weights, self.counted
         received = (counted.to(weights)[:, None, None] @ weights).squeeze(2).transpose(0, 1)[:, counted]
-        self.rows += spread_rows(attention.layer, attention.step.stream.norm(dim=-1)[counted], received)
+        self.rows += spread_rows(attention.layer, length(attention.step.stream).squeeze(-1)[counted], received)
 
     def tables(self) -> Tables:
         return {"spread": pd.DataFrame(self.rows).astype({"layer": "Int64", "head": "Int64"})}
@@ -159,7 +160,7 @@ def _chart(table: pd.DataFrame, settings: str) -> Chart:
     for share in _INTERVALS:
         low, high = floats(whole[f"low{share}"]), floats(whole[f"high{share}"])
         lines += [Line("whole layer", layers, low, low, high, thin=True), Line("whole layer", layers, high, thin=True)]
-    lines += [Line("±20%", layers, [limit] * len(layers)) for limit in (1 - NORM_BAND, 1 + NORM_BAND)]
+    lines += [Line("±20 %", layers, [limit] * len(layers)) for limit in (1 - NORM_BAND, 1 + NORM_BAND)]
     lines += _head_limits(table[table["head"].notna()].sort_values("layer"))
     return Chart(
         "Residual norms before every layer",
@@ -173,11 +174,11 @@ def _chart(table: pd.DataFrame, settings: str) -> Chart:
 
 
 def _head_limits(heads: pd.DataFrame) -> list[Line]:
-    """The 90% limits of every head; of many heads only the outermost, layer by layer."""
+    """The 90 % limits of every head; of many heads only the outermost, layer by layer."""
     groups = [rows for _, rows in heads.groupby("head")]
     if not groups:
         return []
     if len(groups) <= DRAWN_HEADS:
-        return [together("single heads, 90%", groups, "layer", column) for column in ("low90", "high90")]
+        return [together("single heads, 90 %", groups, "layer", column) for column in ("low90", "high90")]
     widest = heads.groupby("layer", as_index=False).agg({"low90": "min", "high90": "max"})
-    return [together("outermost heads, 90%", [widest], "layer", column) for column in ("low90", "high90")]
+    return [together("outermost heads, 90 %", [widest], "layer", column) for column in ("low90", "high90")]

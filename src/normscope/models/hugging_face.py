@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from normscope.core.norms import length
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
@@ -127,7 +128,7 @@ class HuggingFaceModel(Model):
             weights = self._weights(layer)
         except InputError:  # raised again by those who ask for the weights
             return 1.0
-        factor = float(q.norm() / (x[:, None] @ weights.W_Q + weights.b_Q[:, None]).norm())
+        factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
         return factor if abs(factor - 1) > max(_NOT_ONE, torch.finfo(q.dtype).eps) else 1.0
 
     def output_projection(self, layer: int) -> nn.Module:
@@ -183,7 +184,7 @@ class HuggingFaceModel(Model):
         errors = []
         for rotation in (None, step.rotation):
             (q,) = self.heads_of(step.layer, step.input, rotation, "q")
-            errors.append(float((q - step.q).norm()))
+            errors.append(float(length((q - step.q).flatten())))
         return errors[1] <= errors[0]
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import factor_between, same
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
@@ -204,7 +205,7 @@ def _feedforward(block: BlockRecord, settled: Tensor, last: Call, normalised: bo
             return None
     end = total if norm is None else norm.output
     norms = _modules(output=output, stream=norm)
-    factor = float((block.output * end).sum() / end.square().sum())
+    factor = factor_between(block.output, end)
     if _same(block.output, factor * end):
         note = "" if abs(factor - 1) < _SMALLEST else f"every block multiplies its output by {factor:.4g}"
         return Branch(norms, last.module, scales), note
@@ -336,5 +337,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if a.numel() != b.numel():
         return False
     near = max(_NEAR, torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    a, b = a.flatten().double(), b.flatten().double()
-    return bool((a - b).norm() <= near * b.norm())
+    return same(a.flatten().double(), b.flatten().double(), near)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import factor_between, same
 from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall, observing
 from normscope.models.check import layer_path
@@ -77,8 +78,8 @@ class Probe:
         entered, embedded = self._attended[0][0], self._embedded.get(id(embedding))
         if embedded is None or embedded.shape != entered.shape:
             return 1.0
-        factor = float((entered * embedded).sum() / embedded.square().sum())
-        return factor if bool((entered - factor * embedded).norm() <= _NEAR * entered.norm()) else 1.0
+        factor = factor_between(entered, embedded)
+        return factor if same(factor * embedded, entered, _NEAR) else 1.0
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """Attention as it is; its module and values are recorded."""

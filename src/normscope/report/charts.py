@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
 
 from normscope.report.theme import DASHES, text_width, wrapped
-from normscope.results.figures import Chart, Figure, HeatMap, Line, Panels, drawable
+from normscope.results.figures import Chart, Figure, HeatMap, Panels, drawable
 
 if TYPE_CHECKING:
     import altair as alt
@@ -45,7 +45,7 @@ def draw_chart(chart: Chart, *, interactive: bool = False, width: float = WIDTH)
     width = height / _ratio(rows) if chart.equal else width
     look = _Look(names, {row[0] for row in rows if row[2] == _LINE}, dots=all(row[2] == _DOT for row in rows), width=width)
     base = alt.Chart().encode(x=_axis(chart, "x", rows), y=_axis(chart, "y", rows), color=look.colour, detail="g:N")
-    layers = _marks(base, look, rows, interactive)
+    layers = _marks(base, look, rows, interactive, _edge(chart, rows))
     if interactive:
         layers.append(_hover(base, chart, rows))
     drawn: Any = alt.layer(*layers, data=_csv(_COLUMNS, rows)).properties(width=width, height=height)
@@ -143,17 +143,12 @@ def short(value: float) -> str:
 
 
 def _rows(chart: Chart, names: list[str]) -> Iterator[Row]:
-    """Every point that can be drawn; a gap begins a new stroke, and a point between two gaps is a dot.
-
-    On a logarithmic axis a band that reaches to zero or below ends at the lowest value shown.
-    """
-    floor = _lowest_positive(chart.lines) if chart.log_y else -math.inf
+    """Every point that can be drawn; a gap begins a new stroke, and a point between two gaps is a dot."""
     strokes = 0
     for line in chart.lines:
         index, missing = names.index(line.name), [math.nan] * len(line.x)
         kind = _THIN if line.thin else _ARROW if line.arrow else _DOT if line.dots else _LINE
-        low = missing if line.low is None else [v if math.isnan(v) else max(v, floor) for v in line.low]
-        high = missing if line.high is None else [v if v >= floor else math.nan for v in line.high]
+        low, high = (missing if edge is None else edge for edge in (line.low, line.high))
         points = zip(drawable(line.x, log=chart.log_x), drawable(line.y, log=chart.log_y), low, high, strict=True)
         for whole, stroke in groupby(points, lambda point: math.isfinite(point[0] + point[1])):
             shown = list(stroke) if whole else []
@@ -163,9 +158,10 @@ def _rows(chart: Chart, names: list[str]) -> Iterator[Row]:
                 yield index, strokes, _DOT if len(shown) == 1 else kind, x, y, *edges
 
 
-def _lowest_positive(lines: Sequence[Line]) -> float:
-    values = (v for line in lines for column in (line.y, line.low, line.high) for v in column or ())
-    return min((float(v) for v in values if v > 0 and math.isfinite(v)), default=1.0)
+def _lowest(rows: Sequence[Row]) -> float:
+    """The lowest value of a logarithmic axis: that of the points, or of their bands and bars as far as a decade below it."""
+    base = min((row[4] for row in rows), default=1.0)
+    return max(min((row[5] for row in rows if math.isfinite(row[5])), default=base), 0.1 * base)
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[float]]) -> "alt.Data":
@@ -188,6 +184,9 @@ def _axis(chart: Chart, way: str, rows: Sequence[Row]) -> Any:
     across = way == "x"
     log, label = (chart.log_x, chart.x_label) if across else (chart.log_y, chart.y_label)
     shown = [value for row in rows for value in (row[3:4] if across else row[4:]) if math.isfinite(value)]
+    if log and not across:
+        lowest = min(_lowest(rows), *(row[4] for row in rows), math.inf)
+        shown = [max(value, lowest) for value in shown]
     limits = chart.limits if chart.limits and not across else _limits(shown, log=log)
     exact = across or bool(chart.limits) or chart.equal
     room = 8 if exact or any(row[2] == _DOT for row in rows) else 0  # so that dots at an edge are whole
@@ -262,8 +261,13 @@ class _Look:
         return alt.Legend(title=None, orient="bottom", columns=columns, **style) if self.names else None
 
 
-def _marks(base: "alt.Chart", look: _Look, rows: Sequence[Row], interactive: bool) -> "list[alt.Chart]":
-    """Bands, bars, lines, arrows and dots, as far as there are any."""
+def _edge(chart: Chart, rows: Sequence[Row]) -> float | None:
+    """Where bands and bars that leave a logarithmic axis are cut off, far below its edge; None for a linear one."""
+    return max(1e-30 * _lowest(rows), 1e-307) if chart.log_y else None
+
+
+def _marks(base: "alt.Chart", look: _Look, rows: Sequence[Row], interactive: bool, edge: float | None) -> "list[alt.Chart]":
+    """Bands, bars, lines, arrows and dots, as far as there are any; ``edge`` is the end of what is drawn of bands and bars."""
     import altair as alt
 
     def shown(test: str, opacity: float) -> alt.Chart:
@@ -274,12 +278,19 @@ def _marks(base: "alt.Chart", look: _Look, rows: Sequence[Row], interactive: boo
     edged = {row[2] == _DOT for row in rows if math.isfinite(row[5])}
     edges = {"y": base.encoding.y.copy(), "y2": "h:Q"} if edged else {}
     if edged:
-        edges["y"].shorthand = "l:Q"
+        edges["y"].shorthand = "l:Q" if edge is None else "e:Q"
+
+    def between(kind: str, opacity: float) -> alt.Chart:
+        if edge is None:
+            return shown(f"isValid(datum.l) && {kind}", opacity)
+        chart: alt.Chart = shown(f"isValid(datum.l) && datum.h > {edge!r} && {kind}", opacity)
+        return chart.transform_calculate(e=f"max(datum.l, {edge!r})")
+
     layers = []
     if False in edged:
-        layers.append(shown(f"isValid(datum.l) && datum.k < {_DOT}", 0.16).mark_area().encode(**edges))
+        layers.append(between(f"datum.k < {_DOT}", 0.16).mark_area(clip=True, aria=edge is None).encode(**edges))
     if True in edged:
-        layers.append(shown(f"isValid(datum.l) && datum.k == {_DOT}", 0.6).mark_rule(strokeWidth=1).encode(**edges))
+        layers.append(between(f"datum.k == {_DOT}", 0.6).mark_rule(strokeWidth=1, clip=True, aria=edge is None).encode(**edges))
     if _THIN in kinds:
         layers.append(shown(f"datum.k == {_THIN}", 0.6).mark_line(strokeWidth=0.8).encode(order="o:Q"))
     if _LINE in kinds:

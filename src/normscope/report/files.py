@@ -1,8 +1,11 @@
 """A figure as a file: .png, .svg and .pdf without a browser, .html with one page around it, .csv and .json with its numbers."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from normscope.errors import InputError, did_you_mean
 from normscope.report.blocks import blocks_svg
@@ -13,6 +16,7 @@ from normscope.results.data import figure_data
 from normscope.results.figures import Blocks, Figure, Panels, Scene
 
 _SCALE = 2  # pixels of a PNG for each of the figure
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # ASCII, and as wide letters
 _SUFFIXES = (".png", ".svg", ".pdf", ".html", ".csv", ".json")
 
 
@@ -47,13 +51,24 @@ def _content(figure: Figure, suffix: str) -> bytes:
 
         return render_page(figure.title, "", [Section(figure.title, figures={"figure": figure})]).encode()
     if suffix == ".csv":
-        return figure_data(figure).to_csv(index=False).encode()
+        return (
+            spreadsheet(figure_data(figure)).to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
+        )  # a text may end a line
     if suffix == ".json":
         return str(figure_data(figure).to_json(orient="records", force_ascii=False, double_precision=15)).encode()
     svg = figure_svg(figure)
     if suffix == ".svg":
         return svg.encode()
     return vl_convert.svg_to_png(svg, scale=_SCALE) if suffix == ".png" else vl_convert.svg_to_pdf(svg)
+
+
+def spreadsheet(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with an apostrophe before every text that a spreadsheet would run as a formula; numbers stay numbers."""
+    return table.rename(columns=_no_formula).map(_no_formula)
+
+
+def _no_formula(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def figure_svg(figure: Figure) -> str:

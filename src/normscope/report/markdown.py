@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from normscope.errors import visible
 from normscope.report.outline import Outline, Target
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
@@ -79,4 +80,4 @@ def _figure(target: Target, folder: str, data: bool) -> list[str]:
 
 def _plain(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return _LIST.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", " ".join(text.split())))
+    return _LIST.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", visible(" ".join(text.split()))))

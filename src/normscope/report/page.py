@@ -93,6 +93,8 @@ def vega_script() -> str:
         )  # with names of its own scope
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".{stored.name}.*"):  # of a killed process; a living one does without the cache
+            left.unlink()
         partial = folder / f".{stored.name}.{os.getpid()}"
         partial.write_text(script, encoding="utf-8")
         partial.replace(stored)

@@ -55,7 +55,7 @@ class Chart:
         caption: one line that says what to see in it.
         settings: small print under the chart, such as sizes and seed.
         log_x: a logarithmic horizontal axis; values that are not positive are left out.
-        log_y: a logarithmic vertical axis, likewise.
+        log_y: a logarithmic vertical axis, likewise; a band or bar that reaches 0 or below is drawn to the edge of the axis.
         equal: one scale on both axes, so that a circle is round.
         limits: lowest and highest value of the vertical axis, if not those of the lines.
     """

@@ -23,12 +23,13 @@ class Finding:
     Attributes:
         text: one sentence with the number that matters.
         figure: the name of the figure that shows it, or None.
-        title: a few words that head its card; empty for a finding that is only listed.
+        title: a few words that head it.
         severity: ``ok``, ``notice`` or ``warning``.
         number: the number in the sentence, if there is one.
         comparison: what gives the number scale: typical models, theory, a published value.
         advice: what to do, if anything.
-        weight: how much it matters; findings with a title are shown as cards, the heaviest five first.
+        weight: how much it matters; those with a weight, and warnings, are shown as cards if they have a title, the
+            heaviest five first, and the others are only listed.
     """
 
     text: str
@@ -54,7 +55,7 @@ class Finding:
 
 def most_important(findings: Iterable[Finding], count: int = 5) -> list[Finding]:
     """The cards of a page: warnings first, then by weight."""
-    cards = [finding for finding in findings if finding.title]
+    cards = [finding for finding in findings if finding.title and (finding.weight or finding.severity == "warning")]
     return sorted(cards, key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.weight))[:count]
 
 
@@ -64,9 +65,7 @@ def card_text(finding: Finding, width: int = 100) -> str:
     wrapped = [
         textwrap.fill(f"{label}{text}", width, initial_indent="  ", subsequent_indent="  ") for label, text in parts if text
     ]
-    return "\n".join(
-        [f"{finding.severity.upper()}  {finding.title}" if finding.title else finding.severity.upper(), *wrapped, ""]
-    )
+    return "\n".join([f"{finding.severity.upper()}  {finding.title}".rstrip(), *wrapped, ""])
 
 
 def cards_text(findings: Sequence[Finding]) -> Iterator[str]:

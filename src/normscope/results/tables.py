@@ -110,5 +110,4 @@ def token_name(text: object, longest: int = _NAME) -> str:
 def banded(name: str, rows: pd.DataFrame, x: str, column: str) -> Line:
     """A line with a band of one standard error, the column ``<column>_stderr``."""
     middle, error = np.array(floats(rows[column])), np.array(floats(rows[f"{column}_stderr"]))
-    low = np.maximum(middle - error, 0.1 * middle)  # a band that nearly reaches 0 would stretch a logarithmic axis
-    return Line(name, floats(rows[x]), middle.tolist(), low.tolist(), (middle + error).tolist())
+    return Line(name, floats(rows[x]), middle.tolist(), (middle - error).tolist(), (middle + error).tolist())

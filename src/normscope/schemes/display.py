@@ -39,7 +39,7 @@ def slot_rows(scheme: Scheme) -> list[list[str]]:
     """The table of slots: names of columns, then a row for each sublayer of each stage; an empty slot is a dash."""
     rows = [["", *scheme.attention.texts]]
     for stage in scheme.stages:
-        when = f" (t < {stage.until:g}·T)" if stage.then else " (then)" if stage is not scheme else ""
+        when = f" (t < {stage.end_text})" if stage.then else " (then)" if stage is not scheme else ""
         for name, slots in (("attention", stage.attention), ("feed-forward", stage.feedforward)):
             rows.append([name + when, *("–" if text == "none" else text for text in slots.texts.values())])
     return rows

@@ -56,7 +56,7 @@ def block_records(scheme: Scheme) -> list[dict[str, Any]]:
     """The drawing as a tidy table: a record for each sublayer of each stage, to be kept in results and drawn later."""
     records = []
     for stage in scheme.stages:
-        holds = f"t < {stage.until:g}·T" if stage.then else ("after" if stage is not scheme else "")
+        holds = f"t < {stage.end_text}" if stage.then else ("after" if stage is not scheme else "")
         for sublayer, part in zip(("attention", "feedforward"), block_parts(stage), strict=True):
             records.append({"scheme": scheme.name, "stage": holds, "sublayer": sublayer, **asdict(part)})
     return records
@@ -66,7 +66,7 @@ def draw_blocks(scheme: Scheme) -> str:
     """The block of every stage in box-drawing characters, x entering at the top."""
     if scheme.then is None:
         return draw_records(block_records(scheme))
-    titles = (f"for t < {stage.until:g}·T:" if stage.then else "then:" for stage in scheme.stages)
+    titles = (f"for t < {stage.end_text}:" if stage.then else "then:" for stage in scheme.stages)
     drawings = (draw_records(block_records(stage)) for stage in scheme.stages)
     return "\n\n".join(f"{title}\n{drawing}" for title, drawing in zip(titles, drawings, strict=True))
 

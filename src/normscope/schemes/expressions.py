@@ -7,6 +7,7 @@ which speed factors are derived: the same object gives the number and the text.
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,8 +22,16 @@ VARIABLES = {
     "depth": "number of layers in all",
     "alpha": "the step that training learns and a simulation may schedule",
 }
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """base^exponent; of numbers a real one, or an ArithmeticError or ValueError as all of ``math`` raises."""
+    plain = isinstance(base, int | float) and isinstance(exponent, int | float)
+    return math.pow(base, exponent) if plain else base**exponent
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sqrt": lambda value: value**0.5,
+    "sqrt": lambda value: _power(value, 0.5),
     "exp": lambda value: value.exp() if hasattr(value, "exp") else math.exp(value),
     "log": lambda value: value.log() if hasattr(value, "log") else math.log(value),
     "sin": lambda value: value.sin() if hasattr(value, "sin") else math.sin(value),
@@ -33,11 +42,12 @@ _OPERATORS: dict[type[ast.AST], tuple[str, int, Callable[..., Any]]] = {
     ast.Sub: ("−", 1, operator.sub),
     ast.Mult: ("·", 2, operator.mul),
     ast.Div: ("/", 2, operator.truediv),
-    ast.Pow: ("^", 4, operator.pow),
+    ast.Pow: ("^", 4, _power),
     ast.USub: ("−", 3, operator.neg),
 }
 _ATOM = 5
 _LONGEST = 200
+_LARGEST = 1e300
 _SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "inner": "⟨θ_j,A_j⟩"}
 
 
@@ -57,17 +67,23 @@ class Expression:
             return text
         if isinstance(text, bool) or not isinstance(text, (str, int, float)):
             raise InputError(f"a formula is a number or a text, not {text!r}")
+        if not isinstance(text, str) and not abs(text) < _LARGEST:  # before its digits are written
+            shown = text if isinstance(text, float) else "a longer integer"
+            raise InputError(f"a number in a formula is finite and below {_LARGEST:g} in size, not {shown}")
         source = str(text).strip()
-        if len(source) > _LONGEST:
-            raise InputError(f"a formula has at most {_LONGEST} characters; one that begins '{source[:20]}' has {len(source)}")
+        _check_length(source)
         try:
-            tree = ast.parse(source, mode="eval").body
-        except (SyntaxError, ValueError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what Python thinks of 1if, which is refused below
+                tree = ast.parse(source, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two from deep nesting
             raise InputError(f"cannot read the formula '{text}'") from error
         _check(tree, source, extra)
         if isinstance(tree, ast.Constant):
             return cls(_number_text(float(tree.value)))  # type: ignore[arg-type]  # so that 1.0 is 1
-        return cls(ast.unparse(_LayerAsTime().visit(tree)))
+        stored = ast.unparse(_LayerAsTime().visit(tree))
+        _check_length(stored)  # files hold this text, and it is read again
+        return cls(stored)
 
     @property
     def tree(self) -> ast.expr:
@@ -109,6 +125,15 @@ class Expression:
 
 
 ONE = Expression("1")
+
+
+def finite_value(formula: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any]) -> float | None:
+    """The value of a formula of numbers; None where that is not a finite real number."""
+    try:
+        value = formula(values)
+    except (ArithmeticError, ValueError):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +184,7 @@ class Product:
             for part, power in parts:
                 base = part(values)
                 vanishes = isinstance(base, int | float) and base == 0 and power < 0
-                result = result * (math.inf if vanishes else base**power)
+                result = result * (math.inf if vanishes else _power(base, power))
             return result
 
         return product
@@ -188,13 +213,18 @@ class _LayerAsTime(ast.NodeTransformer):
         return ast.parse("t + 1", mode="eval").body if node.id == "layer" else node
 
 
+def _check_length(source: str) -> None:
+    if len(source) > _LONGEST:
+        raise InputError(f"a formula has at most {_LONGEST} characters; one that begins '{source[:20]}' has {len(source)}")
+
+
 def _check(node: ast.AST, text: str, extra: frozenset[str]) -> None:
     """Allow numbers, the variables, + - * / ** and the listed functions of one argument; nothing else."""
     allowed = [*VARIABLES, *sorted(extra)]
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            if not -1e300 < number < 1e300:
-                raise InputError(f"the number in '{text}' is not finite")
+            if not abs(number) < _LARGEST:
+                raise InputError(f"the number in '{text}' is not finite, or not below {_LARGEST:g} in size")
         case ast.Name(id=name):
             if name not in allowed:
                 raise InputError(
@@ -305,11 +335,7 @@ def _constant(node: ast.expr) -> float | None:
     """The value of a formula without variables; None with variables or without a value."""
     if any(isinstance(part, ast.Name) and part.id not in FUNCTIONS for part in ast.walk(node)):
         return None
-    try:
-        value = _function(node)({})
-    except (ArithmeticError, ValueError):
-        return None
-    return value if isinstance(value, float) and math.isfinite(value) else None
+    return finite_value(Expression(ast.unparse(node)), {})
 
 
 def _number_text(value: float) -> str:

@@ -95,8 +95,6 @@ def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> S
             raise InputError("'then' is the name or the path of a scheme")
         is_file = then.endswith(".toml") or "/" in then
         given["then"] = read_scheme(path.parent / then, readers) if is_file else find_scheme(then)
-    if "until" in given and (isinstance(given["until"], bool) or not isinstance(given["until"], int | float)):
-        raise InputError(f"'until' is a number, not {given['until']!r}")
     for key in ("name", "norm", "weights", "title", "users", "note"):
         if not isinstance(given.get(key, ""), str):
             raise InputError(f"'{key}' is a text, not {given[key]!r}")

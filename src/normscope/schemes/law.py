@@ -163,7 +163,7 @@ def join_stages(scheme: Scheme, texts: list[str]) -> str:
     """``1 for t < 0.25·T, then r_j``; a single text when all stages agree."""
     if len(set(texts)) == 1:
         return texts[0]
-    parts = [f"{text} for t < {stage.until:g}·T" for stage, text in zip(scheme.stages, texts, strict=True) if stage.then]
+    parts = [f"{text} for t < {stage.end_text}" for stage, text in zip(scheme.stages, texts, strict=True) if stage.then]
     return ", then ".join([*parts, texts[-1]])
 
 

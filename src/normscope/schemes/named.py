@@ -10,6 +10,7 @@ _MENARY = (
 _KARAGODIN = "Karagodin, Ge, Polyanskiy, Rigollet 2025, Normalization in Attention Dynamics, arXiv 2510.22026"
 _NGPT = "Loshchilov et al. 2024, nGPT: Representation Learning on the Hypersphere, arXiv 2410.01131"
 _HENRY = "Henry et al. 2020, Query-Key Normalization for Transformers, arXiv 2010.04245"
+_ZHUO = "Zhuo et al. 2025, HybridNorm, arXiv 2503.04598"
 
 NONE = Scheme(
     "none",
@@ -126,17 +127,29 @@ DEEPNORM = Scheme(
 )
 HYBRID = Scheme(
     "hybrid",
-    QKV.attention,
-    feedforward=POST.feedforward,
+    Slots(heads="qkv", stream="norm"),
+    feedforward=NONE.feedforward,
     title="HybridNorm",
     users="HybridNorm (Zhuo et al. 2025)",
-    papers=("Zhuo et al. 2025, HybridNorm, arXiv 2503.04598",),
+    papers=(_ZHUO,),
+    note="The norm after attention is the paper's Post-Norm of the feed-forward layer: n = Norm(x), then x = n + F(n).",
+)
+HYBRID_STAR = Scheme(
+    "hybrid-star",
+    PRE_QKV.attention,
+    feedforward=PRE_QKV.feedforward,
+    until="1/depth",
+    then=HYBRID,
+    title="HybridNorm*",
+    users="HybridNorm* (Zhuo et al. 2025)",
+    papers=(_ZHUO,),
+    note="The first block is pre-qkv.",
 )
 
 NAMED: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         NONE, POST, PRE, MIX, PERI, NGPT, NGPT_LERP, SQRT_SCALING, LN_SCALING,
-        QK, QKV, PRE_QKV, RES_POST, DEEPNORM, HYBRID,
+        QK, QKV, PRE_QKV, RES_POST, DEEPNORM, HYBRID, HYBRID_STAR,
     )
 }  # fmt: skip

@@ -6,13 +6,13 @@ Every residual sublayer f at depth t is
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.errors import InputError, did_you_mean
-from normscope.schemes.expressions import ONE, Expression, Product
+from normscope.schemes.expressions import ONE, Expression, Product, finite_value
 
 if TYPE_CHECKING:
     from normscope.schemes.law import Law, StagedLaw
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NormKind = Literal["rms", "layer"]
 NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
 WEIGHTS = ("free", "normalised")
+_MOST_LAYERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class At:
     def values(self) -> dict[str, Any]:
         """The variables of an ``Expression``."""
         return {"t": self.t, "depth": self.depth, "alpha": self.alpha}
+
+    def __str__(self) -> str:
+        layer = f", layer {self.t:g} of {self.depth:g}" if float(self.t).is_integer() and self.t < self.depth else ""
+        return f"t = {self.t:g}{layer}"
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,33 @@ class Slots:
         return Expression.parse(self.step), Expression.parse(self.carry)
 
     @property
+    def named_formulas(self) -> "dict[str, Expression | Product]":
+        """Step, carry and the factor on the input norm, by slot."""
+        step, carry = self.formulas
+        return {"step": step, "carry": carry, "input": self.input_factor}
+
+    @property
     def learns_alpha(self) -> bool:
         """Whether alpha stands in a slot, as the step that training learns."""
-        return any("alpha" in formula.names for formula in (*self.formulas, self.input_factor))
+        return any("alpha" in formula.names for formula in self.named_formulas.values())
+
+    def number(self, slot: str, at: At) -> Any:
+        """The value of ``step``, ``carry`` or the factor of ``input`` at a place in depth.
+
+        A number is finite, positive for ``input``, and for ``carry`` where the stream is normalised, which would otherwise keep
+        nothing of x; any other is refused. With a learned alpha the value is a tensor, as it comes.
+        """
+        formula = self.named_formulas[slot]
+        if "alpha" in formula.names and not isinstance(at.alpha, int | float):
+            return formula(at.values)
+        value = finite_value(formula, at.values)
+        if value is None:
+            raise InputError(f"{slot} = '{formula.text}' is not a finite number at {at}")
+        if slot == "carry" and self.stream == "norm" and not value > 0:
+            raise InputError(f"with a normalised stream carry must be positive; '{formula.text}' is {value:g} at {at}")
+        if slot == "input" and not value > 0:
+            raise InputError(f"the factor on the input norm must be positive; '{formula.text}' is {value:g} at {at}")
+        return value
 
     @property
     def law(self) -> "Law":
@@ -140,7 +169,8 @@ class Scheme:
         norm: RMSNorm or LayerNorm, wherever a slot says norm.
         alpha: the value of ``alpha`` in the slots, a formula in t: the start of a learned step, or its schedule.
         weights: ``free``, or ``normalised``: every matrix keeps unit length along the stream's dimension while it is trained.
-        until: share of the depth for which these slots hold, when ``then`` follows.
+        until: share of the depth for which these slots hold, when ``then`` follows: a number, or a formula in ``depth``
+            (``1/depth`` is the first layer).
         then: the scheme of the remaining layers.
         title, users, papers, note: for people.
     """
@@ -151,7 +181,7 @@ class Scheme:
     norm: NormKind = "rms"
     alpha: str | float | Expression = ONE
     weights: str = "free"
-    until: float = 1.0
+    until: str | float | Expression = ONE
     then: "Scheme | None" = None
     title: str = field(default="", compare=False)
     users: str = field(default="", compare=False)
@@ -171,39 +201,88 @@ class Scheme:
         if "alpha" in alpha.names:
             raise InputError("alpha is a number or a formula in t, layer and depth; it cannot refer to itself")
         object.__setattr__(self, "alpha", alpha)
-        for slots in (self.attention, self.feedforward):
-            self._check_formulas(slots)
-        if isinstance(self.until, bool) or not (isinstance(self.until, int | float) and 0 < self.until <= 1):
-            raise InputError(f"'until' is a share of the depth, above 0 and at most 1, not {self.until}")
-        if self.then is None and self.until < 1:
-            raise InputError("'until' below 1 needs 'then': the scheme of the remaining layers")
-        if self.then is not None and self.until == 1:
-            raise InputError("'then' needs 'until' below 1: the share of the depth before it")
-        if self.then is not None and self.then.then is not None and self.then.until <= self.until:
-            raise InputError(f"'{self.then.name}' holds until {self.then.until:g}, which is over when it would begin")
+        self._check_until()
+        self._check_constants()
 
-    def _check_formulas(self, slots: Slots) -> None:
-        """Every formula is a finite number at the first layer and at later ones; a normalised stream keeps some x."""
-        step, carry = slots.formulas
-        formulas: dict[str, Expression | Product] = {
-            "alpha": self.schedule,
-            "input": slots.input_factor,
-            "step": step,
-            "carry": carry,
-        }
-        for t in map(float, range(12)):
-            values = self.place(t, 12.0).values if _finite(self.schedule, At(t).values) else At(t).values
-            for what, formula in formulas.items():
-                if not _finite(formula, values):
-                    raise InputError(f"{what} = '{formula.text}' is not a finite number at t = {t:g}")
-            if slots.stream == "norm" and not carry(values) > 0:
-                raise InputError(f"with a normalised stream carry must be positive; '{carry.text}' is not at t = {t:g}")
-            if not slots.input_factor(values) > 0:
-                raise InputError(f"the factor on the input norm must be positive; '{slots.input}' is not at t = {t:g}")
+    def _check_until(self) -> None:
+        """A stage ends at a share of the depth, before the stage after it does."""
+        allowed = "'until' is a share of the depth, above 0 and at most 1, or a formula in depth such as 1/depth"
+        try:
+            until = Expression.parse(self.until)
+        except InputError as error:
+            raise InputError(f"{allowed}, not {self.until!r}") from error
+        object.__setattr__(self, "until", until)
+        if until.names - {"depth"} or (not until.names and not 0 < (finite_value(until, {}) or 0.0) <= 1):
+            raise InputError(f"{allowed}, not '{until.text}'")
+        if self.then is None and until != ONE:
+            raise InputError("'until' below 1 needs 'then': the scheme of the remaining layers")
+        if self.then is not None and until == ONE:
+            raise InputError("'then' needs 'until' below 1: the share of the depth before it")
+        if self.then is not None and not (until.names or self.then.share.names):
+            self._check_order(1.0)
+
+    def _check_order(self, depth: float) -> None:
+        if self.then is not None and self.then.then is not None and self.then.end(depth) <= self.end(depth):
+            raise InputError(f"'{self.then.name}' holds for t < {self.then.end_text}, which is over when it would begin")
+
+    def _check_constants(self) -> None:
+        """Formulas without t and depth have their value at every depth, so it is checked at once; ``check`` does the others."""
+        fixed = not self.schedule.names
+        place = self.place(0.0, 1.0) if fixed else At()
+        for slots in (self.attention, self.feedforward):
+            for name, formula in slots.named_formulas.items():
+                if formula.names <= ({"alpha"} if fixed else set()):
+                    slots.number(name, place)
+
+    def check(self, depth: float, times: Iterable[float] = (), alpha: "Callable[[float], float] | None" = None) -> None:
+        """Refuse a scheme that cannot run at a depth: the one check of every formula where a scheme meets a depth.
+
+        Args:
+            depth: the number of layers, or the length of time.
+            times: where the formulas are evaluated besides every layer 0, 1, ..., depth − 1: those of a flow.
+            alpha: α_t as a function of time, in place of the scheme's own.
+        """
+        try:
+            for stage in self.stages:
+                share = finite_value(stage.share, {"depth": depth})
+                if share is None or not share > 0:
+                    raise InputError(f"until = '{stage.share.text}' is not a positive number at depth {depth:g}")
+                stage._check_order(depth)
+            varying = alpha is not None or any(stage._varies for stage in self.stages)
+            for t in (*_layers(depth), *times):
+                stage = self.at(t, depth)
+                place = stage.place(t, depth, alpha)
+                for slots in (stage.attention, stage.feedforward):
+                    for name in slots.named_formulas:
+                        slots.number(name, place)
+                if not varying:
+                    break
+        except InputError as error:
+            raise InputError(f"scheme '{self.name}' cannot run at depth {depth:g}: {error}") from error
+
+    @property
+    def _varies(self) -> bool:
+        """Whether any formula of this stage depends on time."""
+        slots = (*self.attention.named_formulas.values(), *self.feedforward.named_formulas.values())
+        return any("t" in formula.names for formula in (self.schedule, *slots))
+
+    @property
+    def share(self) -> Expression:
+        """``until`` as an expression in depth."""
+        return Expression.parse(self.until)
+
+    def end(self, depth: float) -> float:
+        """The time at which this stage ends."""
+        return min(1.0, float(self.share({"depth": depth}))) * depth
+
+    @property
+    def end_text(self) -> str:
+        """The same as a formula: ``0.25·T``."""
+        return (Product.of(self.share) * Product.of("depth")).text
 
     def at(self, t: float, depth: float) -> "Scheme":
         """The stage that holds at time t of ``depth`` layers (t = 0 is the first layer)."""
-        if self.then is None or t < self.until * depth - 1e-9 * depth:  # 0.07 · 100 is 7 layers, not 8
+        if self.then is None or t < self.end(depth) - 1e-9 * depth:  # 0.07 · 100 is 7 layers, not 8
             return self
         return self.then.at(t, depth)
 
@@ -223,9 +302,13 @@ class Scheme:
         if self.then is not None:
             yield from self.then.stages
 
-    def place(self, t: float, depth: float) -> At:
-        """The variables of the slots at time t."""
-        return At(t, depth, self.schedule({"t": t, "depth": depth}))
+    def place(self, t: float, depth: float, alpha: "Callable[[float], float] | None" = None) -> At:
+        """The variables of the slots at time t; ``alpha`` is α_t in place of the scheme's own."""
+        value = finite_value(self.schedule, {"t": t, "depth": depth}) if alpha is None else alpha(t)
+        if value is None or not math.isfinite(value):
+            text = f" = '{self.schedule.text}'" if alpha is None else ""
+            raise InputError(f"alpha{text} is not a finite number at {At(t, depth)}")
+        return At(t, depth, value)
 
     @property
     def law(self) -> "Law | StagedLaw":
@@ -312,9 +395,7 @@ def _require(value: str, allowed: tuple[str, ...], what: str) -> None:
         raise InputError(f"{what} is one of {', '.join(allowed)}, not '{value}'{did_you_mean(str(value), allowed)}")
 
 
-def _finite(formula: Any, values: dict[str, Any]) -> bool:
-    try:
-        value = formula(values)
-    except (ArithmeticError, ValueError):
-        return False
-    return not isinstance(value, complex) and math.isfinite(value)
+def _layers(depth: float) -> Iterator[float]:
+    """Every layer of a model; of one that is deeper than any, as many spread over its depth."""
+    count = math.ceil(depth)
+    return (float(i * count // min(count, _MOST_LAYERS)) for i in range(min(count, _MOST_LAYERS)))

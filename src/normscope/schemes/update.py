@@ -74,14 +74,13 @@ class Update:
             step: a learned step in place of the formula.
             carry: a learned carry in place of the formula.
         """
-        formulas = slots.formulas
         filled = {"input": slots.reads_norm, "output": slots.output == "norm", "stream": slots.stream == "norm"}
         chosen = {slot: norms[slot] if isinstance(norms, Mapping) else norms for slot in _NORM_SLOTS if filled[slot]}
         return cls(
             **chosen,
-            factor=slots.input_factor(at.values),
-            step=formulas[0](at.values) if step is None else step,
-            carry=formulas[1](at.values) if carry is None else carry,
+            factor=slots.number("input", at),
+            step=slots.number("step", at) if step is None else step,
+            carry=slots.number("carry", at) if carry is None else carry,
         )
 
     @classmethod

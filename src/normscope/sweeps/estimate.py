@@ -13,6 +13,7 @@ from typing import Any
 from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment
 from normscope.experiments.progress import SILENT, Progress
+from normscope.machine.interrupts import holding_signals
 from normscope.sweeps.local import prepare
 
 TIMED, SCALED, AT_LEAST = "timed", "scaled", "at least"
@@ -85,7 +86,8 @@ def estimate(
     (receiver, sender), lifeline = context.Pipe(duplex=False), context.Pipe(duplex=False)
     queue = [(index, experiments[index]) for index in order]
     process = context.Process(target=_time, args=(sender, lifeline[0], threads, gpu, device, queue), daemon=True)
-    process.start()
+    with holding_signals():
+        process.start()
     sender.close()
     try:
         return _collect(receiver, len(works), _BUDGET[device.partition(":")[0]], progress).estimates(works)

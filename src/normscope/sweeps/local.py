@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from normscope.machine.interrupts import holding_signals, release_signals
 from normscope.sweeps.tasks import LOG, Failure, Task, attempt, redirect_output
 
 _GRACE = 5.0  # seconds that a worker has to clean up
@@ -42,7 +43,8 @@ class _Worker:
             context = get_context("spawn")
             self.lifeline = context.Pipe(duplex=False)
             self.pool = ProcessPoolExecutor(1, context, prepare, (self.lifeline[0], *self.prepared))
-        self.future = self.pool.submit(attempt, task)
+        with holding_signals():  # a process has no handler yet while it imports
+            self.future = self.pool.submit(attempt, task)
         return self.future
 
     def close(self) -> None:
@@ -102,6 +104,7 @@ def visible_gpus(device: str) -> tuple[str, ...]:
 def prepare(lifeline: Connection, threads: int, gpu: str | None, log: Path) -> None:
     """Prepare a process that works for this one: it ends with the lifeline, and what it prints goes to the log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the main process decides
+    release_signals()
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu

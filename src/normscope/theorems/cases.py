@@ -177,7 +177,7 @@ def _corners(space: Space, count: int, random: np.random.Generator) -> list[tupl
 
 
 def near(space: Space, case: Case, size: float, random: np.random.Generator) -> Case:
-    """A case close by: some of its values moved, its tensors turned by an angle of about ``size``."""
+    """A case close by: some of its values moved, its tensors rotated by an angle of about ``size``."""
     moved = {name: part.near(case[name], size, random) if random.random() < 0.5 else case[name] for name, part in space.items()}
     angle = min(size, math.pi / 2) * random.random()
     turned = tuple((seed, weight * math.cos(angle)) for seed, weight in case.seeds)

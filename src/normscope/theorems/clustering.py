@@ -138,7 +138,7 @@ def _curves() -> Curves:
     for scheme in SIX:
         motion = Motion(NAMED[scheme], Attention(1.0), 4.0)
         points = [(t, float(1 - smallest_cosine(x))) for t, x in follow(motion, started(case, 1)[0], log_times(0.1, 100, 40))]
-        lines[scheme] = ([t for t, _ in points], [max(gap, 1e-12) for _, gap in points])
+        lines[scheme] = ([t for t, _ in points], [gap for _, gap in points])
     return Curves(
         lines_table(lines),
         "time t",

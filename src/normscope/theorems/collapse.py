@@ -1,7 +1,7 @@
 """Paper 1, Theorem 7: when noise on the norms of queries and keys makes sparse attention select another token.
 
-Two keys are enough: a circuit collapses if some other key overtakes the selected one. With w the score of the selected key, w'
-that of the other, and noise q → (1 + κ^q) q, k_t → (1 + κ_t) k_t, the scores become
+Two keys are enough: a circuit collapses if some other key overtakes the selected one. With w the logit of the selected key, w'
+that of the other, and noise q → (1 + κ^q) q, k_t → (1 + κ_t) k_t, the logits become
 w_t (1 + κ^q)(1 + κ_t) = w_t (1 + κ^q + κ_t) + O(κ²).
 """
 
@@ -24,7 +24,7 @@ _NOT_ZERO = 1e-12
 
 
 def _read(case: Case) -> tuple[float, float, float, float, float]:
-    """Scores w of the selected key, w' of the other (neither exactly 0, where the ratio has no meaning), κ^q, κ of both."""
+    """Logits w of the selected key, w' of the other (neither exactly 0, where the ratio has no meaning), κ^q, κ of both."""
     w = case["selected"] or _NOT_ZERO
     other = (w - case["gap"]) or -_NOT_ZERO
     return w, other, case["kappa_query"], case["kappa_selected"], case["kappa_other"]
@@ -38,7 +38,7 @@ def _criterion(w: float, other: float, left: float, right: float) -> float:
 
 
 def _agreement(gap: float, criterion: float) -> Comparison:
-    """Whether the true order of the two noisy scores and the criterion have one sign; the margin is 0 at a tie."""
+    """Whether the true order of the two noisy logits and the criterion have one sign; the margin is 0 at a tie."""
     both = math.copysign(min(abs(gap), abs(criterion)), gap * criterion)
     return Comparison(both, 0.0, "≥", tolerance=1e-9, scale=1.0)
 
@@ -50,7 +50,7 @@ def _to_first_order(case: Case) -> Comparison:
 
 
 def _noisy_scores(case: Case) -> Float[Tensor, " two"]:
-    """The scores of both keys after the whole noise, as products of noisy vectors."""
+    """The logits of both keys after the whole noise, as products of noisy vectors."""
     w, other, query, selected, key = _read(case)
     q = unit(case.normal("q", 8))
     keys = torch.stack([w * q, other * q])
@@ -133,7 +133,7 @@ STATEMENTS = (
         title="Circuit collapse, to first order",
         claim="Collapse iff some t ≠ t* has w_{t*}/w_t < λ (if w_t(1+κ^q+κ_{t*}) > 0; else reversed), λ = "
         "(1+κ^q+κ_t)/(1+κ^q+κ_{t*}).",
-        tested="The sign of the criterion is that of the gap of scores whose change ε_t is taken to first order, w_t(κ^q + "
+        tested="The sign of the criterion is that of the gap of logits whose change ε_t is taken to first order, w_t(κ^q + "
         "κ_t).",
         space=_SCORES | dict.fromkeys(_KAPPAS, Range(-1.5, 1.5)),
         conclusion=_to_first_order,
@@ -146,14 +146,14 @@ STATEMENTS = (
         id="1:7ii",
         title="Circuit collapse, for the whole noise",
         claim="The same criterion, with ε_t the change of w_t.",
-        tested="The sign of the criterion is that of the gap between the noisy scores themselves.",
+        tested="The sign of the criterion is that of the gap between the noisy logits themselves.",
         space=_SCORES | dict.fromkeys(_KAPPAS, Range(-0.4, 0.4)),
         conclusion=_whole_noise,
         cases=300,
         correction=Correction(
             claim="Collapse iff some t ≠ t* has w_{t*}/w_t < λ (if w_t(1+κ^q)(1+κ_{t*}) > 0; else reversed), λ = "
             "(1+κ_t)/(1+κ_{t*}).",
-            why="The noisy score is w_t(1+κ^q)(1+κ_t). The query's factor is common to all keys and cancels from λ; the "
+            why="The noisy logit is w_t(1+κ^q)(1+κ_t). The query's factor is common to all keys and cancels from λ; the "
             "printed λ keeps it because it drops κ^q κ_t. The two differ by κ^q(κ_{t*} − κ_t) to second order, so only noise "
             "on both q and k tells them apart.",
             conclusion=_whole_noise_corrected,
@@ -172,8 +172,8 @@ STATEMENTS = (
         correction=Correction(
             claim="Query noise alone never collapses if κ^q > −1, as it is when a norm stays positive; the log-odds are "
             "multiplied by 1 + κ^q.",
-            why="All scores get the factor 1 + κ^q, so every gap does. Below κ^q = −1 the factor is negative and the order of "
-            "all scores turns round. The printed criterion says so too: with κ_t = 0 it has λ = 1 and, for w_t(1+κ^q) < 0, the "
+            why="All logits get the factor 1 + κ^q, so every gap does. Below κ^q = −1 the factor is negative and the order of "
+            "all logits turns round. The printed criterion says so too: with κ_t = 0 it has λ = 1 and, for w_t(1+κ^q) < 0, the "
             "reversed case.",
             conclusion=_query_noise_corrected,
         ),
@@ -183,7 +183,7 @@ STATEMENTS = (
         id="1:7iv",
         title="Temperature cancels",
         claim="Temperature cancels from the criterion.",
-        tested="Collapse margins and probabilities (stability) of scores times a factor equal those of the scores.",
+        tested="Collapse margins and probabilities (stability) of logits times a factor equal those of the logits.",
         space={"keys": whole(2, 16), "factor": Range(1e-3, 1e3, log=True)},
         conclusion=_temperature,
         cases=45,
@@ -192,7 +192,7 @@ STATEMENTS = (
         id="1:7v",
         title="Equal lengths and small angles",
         claim="For equal key lengths, an aligned selected key and small angles θ_t: collapse when ½θ_t² ≲ κ_t − κ_{t*}.",
-        tested="The smallest κ_t − κ_{t*} that collapses, by bisection on noisy scores, is ½θ² within a factor of 1.3.",
+        tested="The smallest κ_t − κ_{t*} that collapses, by bisection on noisy logits, is ½θ² within a factor of 1.3.",
         space={"angle": Range(1e-3, 0.5, log=True), "kappa_selected": Range(-0.1, 0.1)},
         conclusion=_small_angles,
         limit="'≲' is read as: the same up to a factor of 1.3, for angles up to 0.5 and |κ_{t*}| up to 0.1. Exactly it is (1 + "

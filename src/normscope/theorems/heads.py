@@ -25,7 +25,7 @@ def _weights(case: Case) -> list[torch.Tensor]:
 
 
 def _null_spaces(case: Case) -> Comparison:
-    """Attention of queries in the left null space beside 1/T, scores of keys in the right one beside 0, and both dimensions."""
+    """Attention of queries in the left null space beside 1/T, logits of keys in the right one beside 0, and both dimensions."""
     W_Q, W_K, *_ = _weights(case)
     d, k, size = case["dim"], case["head"], 10.0
     U, S, Vh = torch.linalg.svd(W_Q @ W_K.T)
@@ -74,12 +74,12 @@ STATEMENTS = (
         id="3:3.3",
         title="Null spaces of W_QK",
         claim="At least d−k directions of queries attend to everything equally, and likewise for keys.",
-        tested="Attention of queries from the left null space beside 1/T, scores of keys from the right one beside 0, "
+        tested="Attention of queries from the left null space beside 1/T, logits of keys from the right one beside 0, "
         "dimensions beside d − k.",
         space=_SPACE,
         conclusion=_null_spaces,
         notices=("sign", "constant", "exponent"),
-        remark="For keys 'equally' means that every query gives them the same score, 0; the weight still depends on the other "
+        remark="For keys 'equally' means that every query gives them the same logit, 0; the weight still depends on the other "
         "keys.",
     ),
     Statement(

@@ -211,7 +211,7 @@ STATEMENTS = (
         by="scheme",
         correction=Correction(
             claim="E(Θ) = −(1/2β) Σ exp(β θ_jᵀ V θ_k); for V = I this is the printed E.",
-            why="−∂E/∂θ_j = Σ_k exp(β θ_jᵀVθ_k)·½(V + Vᵀ)θ_k = Z_j A_j needs the scores inside E: an E without V has weights "
+            why="−∂E/∂θ_j = Σ_k exp(β θ_jᵀVθ_k)·½(V + Vᵀ)θ_k = Z_j A_j needs the logits inside E: an E without V has weights "
             "exp(β⟨θ_j, θ_k⟩) and no factor V. It is a gradient of the flow only for V = I.",
             conclusion=lambda case: _gradient(case, corrected=True),
         ),

@@ -50,7 +50,7 @@ def _first_order(case: Case) -> Comparison:
 
 
 def _sparse(case: Case) -> Comparison:
-    """|q and k terms| ≤ 2(1 − a*)·max|m_t − m*|·max|change of score|, and |m term − ε*| ≤ (1 − a*)·max|ε_t − ε*|."""
+    """|q and k terms| ≤ 2(1 − a*)·max|m_t − m*|·max|change of logit|, and |m term − ε*| ≤ (1 − a*)·max|ε_t − ε*|."""
     q, k, m, d_q, d_k, d_m = _inputs(case, "q", "k", "m", "dq", "dk", "dm")
     gap = case["gap"]
     scores = case.uniform("scores", case["keys"]) - 1 - gap
@@ -66,7 +66,7 @@ def _sparse(case: Case) -> Comparison:
 
 
 def _isotropic(case: Case) -> tuple[Tensor, ...]:
-    """Queries, keys, messages and noise with equal scores, bent so that the case's condition for stability is true."""
+    """Queries, keys, messages and noise with equal logits, bent so that the case's condition for stability is true."""
     q, k, m, d_q, d_k, d_m = _inputs(case, "q", "k", "m", "dq", "dk", "dm")
     k = k - (k @ q)[:, None] * q / (q @ q)
     condition = case["condition"]
@@ -124,7 +124,7 @@ def _isotropic_formula(case: Case) -> Comparison:
 
 
 def _key_norms(case: Case) -> Comparison:
-    """Multiplicative key noise at equal scores w: the first-order change beside w⟨m̃_t κ_t⟩."""
+    """Multiplicative key noise at equal logits w: the first-order change beside w⟨m̃_t κ_t⟩."""
     q, k, m = _inputs(case, "q", "k", "m")
     w = case["score"]
     k = k + (w - k @ q)[:, None] * q / (q @ q)
@@ -169,11 +169,11 @@ STATEMENTS = (
         id="1:5",
         title="Sparse attention",
         claim="Sparse: the q and k terms vanish; the m term is ε^m of the selected token.",
-        tested="The terms' lengths are at most 2(1 − a*) times the spreads of messages and scores; the m term is within (1 − "
+        tested="The terms' lengths are at most 2(1 − a*) times the spreads of messages and logits; the m term is within (1 − "
         "a*) of ε*.",
         space=_SIZES | {"gap": Range(2, 20)},
         conclusion=_sparse,
-        limit="'Vanish' is a limit a* → 1: the terms are bounded by a constant times 1 − a*, for gaps of the scores up to 20.",
+        limit="'Vanish' is a limit a* → 1: the terms are bounded by a constant times 1 − a*, for gaps of the logits up to 20.",
         remark="The covariance of two quantities under weights with one atom a* is at most 2(1 − a*) times the product of "
         "their ranges from it.",
         notices=("sign",),
@@ -182,7 +182,7 @@ STATEMENTS = (
         id="1:6i",
         title="Isotropic attention: the formulas",
         claim="Isotropic: the same formulas with a_t = 1/T.",
-        tested="Averages with weights 1/T beside automatic differentiation through softmax at equal scores.",
+        tested="Averages with weights 1/T beside automatic differentiation through softmax at equal logits.",
         space=_SIZES | {"term": choice(*_TERMS)},
         conclusion=_isotropic_formula,
         by="term",
@@ -202,7 +202,7 @@ STATEMENTS = (
         title="Key norms under isotropic attention",
         claim="Multiplicative key noise on isotropic attention: 0 if κ_t is uncorrelated with messages, or constant, or q = 0; "
         "else w⟨m̃_t κ_t⟩.",
-        tested="Automatic differentiation through softmax along κ_t k_t, at equal scores w, beside the formula.",
+        tested="Automatic differentiation through softmax along κ_t k_t, at equal logits w, beside the formula.",
         space=_SIZES | {"score": Range(-10, 10), "noise": choice("any", "constant", "uncorrelated", "query zero")},
         conclusion=_key_norms,
         by="noise",

@@ -1,7 +1,7 @@
 """Paper 1, Theorems 1 to 3: which subspaces of an embedding parallel heads can read on their own.
 
 A token is x = Σ_α x_α with x_α = E_α a_α. Where the subspaces are linearly independent, the dual bases D_α read coordinates,
-D_αᵀx = a_α, and the scores of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``models.worlds.World``).
+D_αᵀx = a_α, and the logits of a head with W_Q = W_K = D_α are products of coordinates a_α alone (``models.worlds.World``).
 """
 
 import itertools
@@ -48,7 +48,7 @@ def _coordinates(case: Case, name: str, spheres: bool) -> list[Float[Tensor, "to
     return found
 
 
-def _exchanged(case: Case, orthogonal: bool = False, spheres: bool = False) -> tuple[World, World]:
+def _replaced(case: Case, orthogonal: bool = False, spheres: bool = False) -> tuple[World, World]:
     """A world, and the same with every part but the first taken from other tokens."""
     spaces = _subspaces(case, orthogonal)
     own, other = (_coordinates(case, name, spheres) for name in ("own", "other"))
@@ -56,19 +56,19 @@ def _exchanged(case: Case, orthogonal: bool = False, spheres: bool = False) -> t
 
 
 def _scores(scheme: str, world: World) -> Float[Tensor, "tokens tokens"]:
-    """Scores of the head that reads the first part."""
+    """Logits of the head that reads the first part."""
     return head_scores(NAMED[scheme], world.weights, world.embeddings)[0]
 
 
 def _independent(case: Case) -> Comparison:
-    """Scores of the head that reads the first part, before and after the others are exchanged."""
-    before, after = (_scores("none", world) for world in _exchanged(case))
+    """Logits of the head that reads the first part, before and after the others are replaced."""
+    before, after = (_scores("none", world) for world in _replaced(case))
     return Comparison(after, before, tolerance=1e-5, scale=max(float(before.abs().max()), 1e-3))
 
 
 def _null_space(case: Case) -> Comparison:
     """Dimensions of the left and right null space of W_QK, and what is left of the other subspaces after it."""
-    world, _ = _exchanged(case)
+    world, _ = _replaced(case)
     W_Q, W_K = world.weights.W_Q, world.weights.W_K
     if W_Q is None or W_K is None:
         raise ValueError("a world's heads have weights")
@@ -82,7 +82,7 @@ def _null_space(case: Case) -> Comparison:
 
 
 def _score_slopes(weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> list[Float[Tensor, "others dim"]]:
-    """How scores change when the first token moves: as a query, and as a key, against all others."""
+    """How logits change when the first token moves: as a query, and as a key, against all others."""
 
     def scores(first: Tensor) -> Tensor:
         found = head_scores(NAMED["none"], weights, torch.cat([first[None], x[1:]]))[0]
@@ -92,9 +92,9 @@ def _score_slopes(weights: HeadWeights, x: Float[Tensor, "tokens dim"]) -> list[
 
 
 def _shared(case: Case) -> Comparison:
-    """What scores of a head blind to β depend on, beside the library's row spaces of W_QK; and how much of α that can be.
+    """What logits of a head blind to β depend on, beside the library's row spaces of W_QK; and how much of α that can be.
 
-    α and β have s directions in common. Everything that scores do not depend on is in a null space of W_QK, and all but s
+    α and β have s directions in common. Everything that logits do not depend on is in a null space of W_QK, and all but s
     directions of α are seen: a head that reads all of α needs s = 0.
     """
     width, shared = case["width"], min(case["shared"], case["width"])
@@ -115,8 +115,8 @@ def _shared(case: Case) -> Comparison:
 
 
 def _orthogonal_spheres(case: Case) -> Comparison:
-    """Logits after a norm with a gain, which the head undoes, on orthogonal spheres, before and after an exchange."""
-    worlds = _exchanged(case, orthogonal=True, spheres=True)
+    """Logits after a norm with a gain, which the head undoes, on orthogonal spheres: other parts replaced, and not."""
+    worlds = _replaced(case, orthogonal=True, spheres=True)
     readers, found = worlds[0].subspaces.duals[0], []
     gain = (0.5 * case.normal("gain", len(readers))).exp()
     for world in worlds:
@@ -126,8 +126,8 @@ def _orthogonal_spheres(case: Case) -> Comparison:
 
 
 def _interference(case: Case) -> Comparison:
-    """Scores after an exchange beside scores before times |x||y| / (|x'||y'|), with lengths of the embeddings themselves."""
-    worlds = _exchanged(case)
+    """Logits after the other parts are replaced beside logits before times |x||y| / (|x'||y'|), norms of whole embeddings."""
+    worlds = _replaced(case)
     before, after = (_scores("pre", world) for world in worlds)
     shrunk = length(worlds[0].embeddings) / length(worlds[1].embeddings)
     factor = shrunk * shrunk.T
@@ -146,8 +146,8 @@ def _interference_curves() -> Curves:
     return Curves(
         lines_table(lines),
         "length of the part that the head does not read",
-        "score of a token with itself",
-        "The part that is read stays the same. Behind a norm of the input its score still falls with the other part's length.",
+        "logit of a token with itself",
+        "The part that is read stays the same. After a norm of the input its logit still falls with the other part's length.",
         log_x=True,
         log_y=True,
     )
@@ -202,7 +202,7 @@ def _must_be_spheres(case: Case) -> Comparison:
 def _varying_spheres(case: Case) -> Comparison:
     """Parts that do not interfere: cosines of what varies, spreads of |P_A x|. Then either is broken, and |x| has to vary.
 
-    Turned by ε, (x_1 − x_1')·(x_2 − x_2') is 4ε r_1 r_2 for some pairs, and |x|² varies by as much at least; with a point at
+    Rotated by ε, (x_1 − x_1')·(x_2 − x_2') is 4ε r_1 r_2 for some pairs, and |x|² varies by as much at least; with a point at
     (1 + ε)r instead of r it varies by 2ε r² at least.
     """
     parts, radii = _offset_parts(case)
@@ -218,9 +218,9 @@ def _varying_spheres(case: Case) -> Comparison:
 
 
 def _normalised_heads(case: Case) -> Comparison:
-    """Scores and values of the QKV-Norm head that reads the first part, before and after an exchange."""
+    """Logits and values of the QKV-Norm head that reads the first part, before and after the other parts are replaced."""
     found = []
-    for world in _exchanged(case):
+    for world in _replaced(case):
         q, k, v = project_heads(NAMED["qkv"], world.weights, world.embeddings)
         found.append(torch.cat([q[0] @ k[0].T, v[0]], 1))
     return Comparison(found[1], found[0], tolerance=1e-5, scale=1.0)
@@ -231,8 +231,7 @@ STATEMENTS = (
         id="1:1i",
         title="No-Norm: independence is enough",
         claim="Heads can attend to different subspaces if these are linearly independent.",
-        tested="Scores of a head that reads one subspace, after all others are exchanged for other tokens', equal those "
-        "before.",
+        tested="Logits of a head that reads one subspace, after all others are replaced by other tokens', equal those before.",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_independent,
         remark="Edges: subspaces that are nearly dependent, token lengths over four orders of magnitude.",
@@ -251,7 +250,7 @@ STATEMENTS = (
         id="1:1iii",
         title="No-Norm: independence is needed",
         claim="Heads that attend to different subspaces need them linearly independent.",
-        tested="The directions in which a token's scores change, for a head that is blind to β: they are the row spaces of "
+        tested="The directions in which a token's logits change, for a head that is blind to β: they are the row spaces of "
         "W_QK (head_spaces.factors), and as many of α's as are not shared with β.",
         space={"width": _SIZES["width"], "spare": _SIZES["spare"], "shared": Range(0, 4, whole=True), "head": whole(1, 6)},
         conclusion=_shared,
@@ -261,8 +260,7 @@ STATEMENTS = (
         id="1:2i",
         title="Pre-Norm: orthogonal spheres are enough",
         claim="Pre-Norm keeps subspaces independent if they are mutually orthogonal spheres.",
-        tested="Attention of a head after RMSNorm or LayerNorm with a gain, after the others are exchanged, equals that "
-        "before.",
+        tested="Attention of a head after RMSNorm or LayerNorm with a gain, after the others are replaced, equals that before.",
         space=_SIZES | _LENGTHS | {"norm": choice("rms", "layer")},
         conclusion=_orthogonal_spheres,
         by="norm",
@@ -271,8 +269,8 @@ STATEMENTS = (
     Statement(
         id="1:2ii",
         title="Pre-Norm: the interference factor",
-        claim="Otherwise subspaces interfere through a common factor 1/|x| on the scores: P_α x/|x| = x_α/|Σ_β x_β|.",
-        tested="Scores after an exchange are scores before times |x||y|/(|x'||y'|).",
+        claim="Otherwise subspaces interfere through a common factor 1/|x| on the logits: P_α x/|x| = x_α/|Σ_β x_β|.",
+        tested="Logits after the other parts are replaced are logits before times |x||y|/(|x'||y'|).",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_interference,
         curves=_interference_curves,
@@ -293,7 +291,7 @@ STATEMENTS = (
             "0, so A_1 ⊥ A_2. With x_α = u_α + a_α, a_α in A_α and s = u_1 + u_2, |x|² = |s|² + Σ_α (|a_α|² + 2 s·a_α) is "
             "constant if and only if every |a_α + P_α s| = |P_{A_α} x| is. For instance x_1 = e_3 ± e_1 and x_2 = e_3 + e_4 ± "
             "e_2: |x|² = 7 always, and x_1·x_2 = 1. Nothing asks that u_1·u_2 = 0, or that |u_α + a_α| is constant, or that "
-            "spheres have one radius. That the conditions are needed is tested by breaking them: with A_2 turned by ε towards "
+            "spheres have one radius. That the conditions are needed is tested by breaking them: with A_2 rotated by ε towards "
             "A_1, or one point ε outside its sphere, |x|² varies by 4ε r_1 r_2 and 2ε r² at least.",
             conclusion=_varying_spheres,
         ),
@@ -303,7 +301,7 @@ STATEMENTS = (
         id="1:3",
         title="QKV-Norm: independence is enough again",
         claim="QKV-Norm: linear independence is enough again.",
-        tested="Scores and values of a QKV-Norm head, after all other subspaces are exchanged, equal those before.",
+        tested="Logits and values of a QKV-Norm head, after all other subspaces are replaced, equal those before.",
         space=_SIZES | _LENGTHS | _LEAN,
         conclusion=_normalised_heads,
     ),

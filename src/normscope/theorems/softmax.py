@@ -14,7 +14,7 @@ _SIZES: Space = {"keys": whole(2, 32), "dim": whole(2, 16), "head": whole(1, 8)}
 
 
 def _shift(case: Case) -> Comparison:
-    """Attention with a constant added to every score, which a common change of all keys along q does."""
+    """Attention with a constant added to every logit, which a common change of all keys along q does."""
     q, k = case.normal("q", case["head"]), case.normal("k", case["keys"], case["head"])
     moved = k + case["shift"] * q / (q @ q)
     before, after = (attention_of(q[None], keys) for keys in (k, moved))
@@ -22,7 +22,7 @@ def _shift(case: Case) -> Comparison:
 
 
 def _temperature_ends(case: Case) -> Comparison:
-    """|T a_t − 1| ≤ e^{cΔ} − 1 for scores c·w that differ by at most cΔ; 1 − a* ≤ (T − 1) e^{−c·gap}."""
+    """|T a_t − 1| ≤ e^{cΔ} − 1 for logits c·w that differ by at most cΔ; 1 − a* ≤ (T − 1) e^{−c·gap}."""
     keys, factor = case["keys"], case["factor"]
     scores = case.normal("scores", keys).sort(descending=True).values
     a = attention_of(torch.ones(1, 1, dtype=torch.float64), scores[:, None], factor if case["end"] == "∞" else 1 / factor)[0]
@@ -65,21 +65,21 @@ def _biases(case: Case) -> Comparison:
 STATEMENTS = (
     Statement(
         id="1:9",
-        title="Shifts of scores",
-        claim="A constant shift of scores changes nothing.",
-        tested="Attention after adding a constant to every score of a query equals that before.",
+        title="Shifts of logits",
+        claim="A constant shift of logits changes nothing.",
+        tested="Attention after adding a constant to every logit of a query equals that before.",
         space={"keys": whole(2, 32), "head": whole(1, 16), "shift": Range(-1000, 1000)},
         conclusion=_shift,
     ),
     Statement(
         id="1:10",
-        title="Factors of scores",
-        claim="A positive factor on scores is an inverse temperature: 0 → isotropic, ∞ → argmax.",
+        title="Factors of logits",
+        claim="A positive factor on logits is an inverse temperature: 0 → isotropic, ∞ → argmax.",
         tested="|T a_t − 1| ≤ e^{cΔ} − 1 for small factors c, 1 − a* ≤ (T − 1) e^{−c·gap} for large ones.",
         space={"keys": whole(2, 64), "factor": Range(1, 1e6, log=True), "end": choice("0", "∞")},
         conclusion=_temperature_ends,
         by="end",
-        limit="The limits are bounds with a rate, tested for factors from 1e-6 to 1e6; with equal largest scores ∞ gives each "
+        limit="The limits are bounds with a rate, tested for factors from 1e-6 to 1e6; with equal largest logits ∞ gives each "
         "the same share.",
         notices=("sign",),
     ),
@@ -103,6 +103,6 @@ STATEMENTS = (
         | {"size": Range(0.01, 10, log=True), "constant": Range(0.1, 10, log=True), "term": choice("query", "key")},
         conclusion=_biases,
         by="term",
-        remark="The constant direction is one of what the head reads. Behind a Pre-Norm it is constant only where |x| is.",
+        remark="The constant direction is one of what the head reads. After a Pre-Norm it is constant only where |x| is.",
     ),
 )

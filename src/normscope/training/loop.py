@@ -142,8 +142,8 @@ class Training:
 
     def _finite(self) -> bool:
         """Whether all weights are finite numbers."""
-        lengths = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()])
-        return bool(torch.stack(lengths).isfinite().all())
+        largest = torch._foreach_norm([parameter.detach() for parameter in self.model.parameters()], math.inf)
+        return bool(torch.stack(largest).isfinite().all())
 
     @property
     def _small(self) -> bool:

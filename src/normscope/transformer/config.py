@@ -47,6 +47,9 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         validate(self)
+        for depth in (self.layers, self.encoder_layers):
+            if depth:
+                self.scheme.check(depth)
         if self.head < 2 and any(stage.attention.heads != "none" for stage in self.scheme.stages):
             raise InputError(f"head is at least 2: '{self.scheme.name}' normalises heads, and one number's norm is its sign")
         if 2 * self.frequencies > self.dim:
