@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, model_validator
 
 from normscope.errors import InputError, require_known
 from normscope.experiments.experiment import Seeded, Shown
-from normscope.experiments.on_model import TRUST_HELP
+from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
@@ -176,7 +176,7 @@ class Advise(Seeded):
     )
     quantities: ClassVar[tuple[Quantity, ...]] = tuple(map(_advised, CRITERIA))
 
-    model: Any = setting(
+    model: ModelSource | None = setting(
         None, "The model of weights=spectrum-of: a folder, hub name, GGUF file, package:smollm2.", argument=True
     )
     trust_remote_code: bool = setting(False, TRUST_HELP)
