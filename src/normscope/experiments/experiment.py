@@ -114,7 +114,7 @@ class Experiment(BaseModel):
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
         """The settings in the order in which they are documented: those that experiments share come last."""
-        common = Seeded.model_fields
+        common = (*Seeded.model_fields, "trust_remote_code")
         return dict(sorted(cls.model_fields.items(), key=lambda item: item[0] in common))
 
     @property

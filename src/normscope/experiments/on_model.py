@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pandas as pd
 from pydantic import AfterValidator
 
+from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -36,6 +37,13 @@ def as_model(value: Any) -> Any:
 
         check_model(value)
         return str(value)
+    return as_source(value)
+
+
+def as_source(value: Any) -> Any:
+    """A name, a path or an object in memory: not the numbers and lists that a plan may hold."""
+    if isinstance(value, bool | int | float | list | tuple | dict):
+        raise InputError(f"a model is a name, a path or an object in memory, not {value!r}")
     return value
 
 

@@ -139,7 +139,7 @@ def strongest_head(model: Model, layer: int, token: int) -> int:
     kind = OutputNorm.of(model).kind
     before = NORMS[kind](updates.states)
     after = NORMS[kind](updates.states + updates.by_head)
-    return int(cosine(before, after).argmin())
+    return int(cosine(before.expand_as(after), after).argmin())
 
 
 def head_update(model: Model, layer: int, head: int, token: int) -> pd.DataFrame:
