@@ -17,6 +17,21 @@ with suppress(ImportError):  # property tests draw the same cases every time
     settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", choices=("some", "all"), default="some", help="which cases of the fuzzer run")
+    parser.addoption("--fuzz-seed", type=int, default=0, help="seed of the values that the fuzzer draws")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Cases of the fuzzer: a sample of them, or all."""
+    if "case" in metafunc.fixturenames and metafunc.module.__name__ == "test_fuzz":
+        from helpers.fuzz import cases, sample
+
+        seed = metafunc.config.getoption("--fuzz-seed")
+        chosen = sample(seed) if metafunc.config.getoption("--fuzz") == "some" else cases(seed)
+        metafunc.parametrize("case", chosen, ids=[case.name.replace(" ", "-") for case in chosen])
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to run a command in."""

@@ -151,3 +151,9 @@ def test_the_kernel_for_few_tokens_agrees_with_float64() -> None:
     errors = [float(line) for line in result.stdout.split()]
     assert len(errors) == 4
     assert max(errors) < 0.01
+
+
+def test_logits_that_overflow_are_never_taken_for_keys_that_are_masked() -> None:
+    """A row of logits −∞ has no softmax; fused kernels return 0 for it."""
+    x = torch.ones(3, 4, dtype=torch.float64) * 1e200
+    assert attend(x, x, x, -1.0).isnan().all()

@@ -121,6 +121,8 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("simulate", "--scheme", "pre,pre"), "named twice"),
         (("simulate", "--precision", "float16"), "should be 'float64', 'float32' or 'bfloat16'"),
         (("simulate", "--solver", "rk5"), "unknown solver"),
+        (("simulate", "--symmetric", "--precision", "float32"), "it takes no --precision float32"),
+        (("simulate", "--symmetric", "--tokens", "8", "--dim", "4"), "need at least --dim 8"),
         (("simulate", "--step", "0"), "step"),
         (("simulate", "--alpha", "log(0-1)"), "alpha"),
         (("simulate", "--gradient"), "--layers"),
@@ -144,3 +146,14 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_written(
     assert len(lines) == 1
     assert message in lines[0]
     assert sorted(path.name for path in here.iterdir()) == ["nan.safetensors", "zero.npy"]
+
+
+def test_tokens_far_out_are_measured_and_those_without_a_speed_stop(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("simulate", "--scheme", "pre", "--tokens", "4", "--dim", "4", "--time", "1", "--samples", "3", "--json")
+    status, out, _ = run(capsys, *common, "--radius", "2e19", "--precision", "float32")
+    assert status == 0
+    assert [row["cosine"] for row in json.loads(out)] == pytest.approx([0.0] * 5, abs=1e-6)
+    status, out, err = run(capsys, *common, "--radius", "1e-310")
+    assert json.loads(out) == []
+    assert "scheme 'pre' became non-finite (NaN/Inf) at time 0, token 0: its speed |ẋ|/|x| has no value" in err
+    assert open_run(here / "runs" / "simulate-2").table("trajectories").empty

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -383,3 +384,90 @@ def test_bad_input_is_refused_with_a_reason(make: Callable[[], object], message:
     with pytest.raises(InputError) as caught:
         make()
     assert message in str(caught.value)
+
+
+def in_extended_precision(scheme: Scheme, x: npt.NDArray[np.longdouble], layers: int) -> npt.NDArray[np.longdouble]:
+    """Layers of attention with identity weights as the slots define them, in numbers from 1e-4932 to 1e4932."""
+
+    def norm(x: npt.NDArray[np.longdouble]) -> npt.NDArray[np.longdouble]:
+        return x / np.sqrt((x**2).sum(-1, keepdims=True))
+
+    for t in range(layers):
+        stage = scheme.at(t, layers)
+        slots, values = stage.attention, stage.place(float(t), layers).values
+        step, carry = (float(formula(values)) for formula in slots.formulas)
+        if stage.on_sphere(feedforward=False) and (t == 0 or stage is not scheme.at(t - 1, layers)):
+            x = norm(x)
+        read = norm(x) * float(slots.input_factor(values)) if slots.reads_norm else x
+        q, k, v = (norm(read) if letter in slots.heads.replace("none", "") else read for letter in "qkv")
+        scores = np.longdouble(BETA) * (q @ k.T)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        y = weights / weights.sum(-1, keepdims=True) @ v
+        x = carry * x + step * (norm(y) if slots.output == "norm" else y)
+        x = norm(x) if slots.stream == "norm" else x
+    return x
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).maxexp < 16000, reason="numpy has no extended precision here")
+@pytest.mark.parametrize(
+    ("dtype", "radius"),
+    [(torch.float32, r) for r in (1e-38, 1e-25, 1e13, 2e19, 3e38)]
+    + [(torch.float64, r) for r in (1e-300, 1e-170, 1e150, 1e200, 1e300, 1.7e308)],
+)
+@pytest.mark.parametrize("name", list(NAMED))
+def test_any_representable_state_gives_the_right_numbers_or_stops(name: str, dtype: torch.dtype, radius: float) -> None:
+    start, layers = (uniform(4, 5).double() * radius).to(dtype), 3
+    path = simulate(start, NAMED[name], Attention(BETA), range(layers + 1), solver="layers")
+    near = 1e-4 if dtype == torch.float32 else 1e-10
+    for t, row in zip(path.times, path.measures, strict=True):
+        x = start.numpy().astype(np.longdouble)
+        x = in_extended_precision(NAMED[name], x, layers) if t == layers else x
+        if t in (0, layers):
+            norms = np.sqrt((x**2).sum(-1))
+            total = ((x / norms[:, None]).sum(0) ** 2).sum()
+            assert row["cosine"] == pytest.approx(float((total - 4) / 12), abs=near)
+        assert all(map(math.isfinite, row.values()))
+    if len(path.times) <= layers:
+        assert f"scheme '{name}'" in path.stopped
+        assert "time" in path.stopped
+        assert "token" in path.stopped
+
+
+def test_a_stream_that_doubles_stays_right_until_it_overflows() -> None:
+    """Carry = 2: after 64 layers squares overflow in float32, after 127 the numbers themselves."""
+    scheme = Scheme("doubling", Slots(input="norm", carry=2.0))
+    narrow = simulate(uniform().float(), scheme, Attention(BETA), [float(t) for t in range(140)], solver="layers")
+    wide = simulate(uniform().float().double(), scheme, Attention(BETA), [float(t) for t in range(140)], solver="layers")
+    count = len(narrow.times)
+    assert 120 < count < 130
+    assert "scheme 'doubling' became non-finite (NaN/Inf) at time" in narrow.stopped
+    assert "token" in narrow.stopped
+    assert not wide.stopped
+    assert np.allclose(narrow.table["cosine"], wide.table["cosine"][:count], atol=1e-5)
+    assert np.allclose(narrow.table["radius"], wide.table["radius"][:count], rtol=1e-5)
+
+
+def test_a_token_that_vanishes_stops_the_run() -> None:
+    scheme = Scheme("fading", Slots(input="norm", step=0.0, carry=0.5))
+    path = simulate(uniform().float(), scheme, Attention(BETA), [float(t) for t in range(160)], solver="layers")
+    assert "scheme 'fading' underflowed to zero at time" in path.stopped
+    assert all(math.isfinite(value) for row in path.measures for value in row.values())
+
+
+def test_logits_that_overflow_stop_the_run() -> None:
+    """Fused attention returns 0 for a token whose logits are all −∞."""
+    scheme = NAMED["none"]
+    path = simulate(uniform(4, 5) * 1e200, scheme, Attention(-BETA, causal=True), [0.0, 1.0])
+    assert path.times == []
+    assert "scheme 'none'" in path.stopped
+    assert "token 0" in path.stopped
+
+
+@pytest.mark.parametrize("solver", ["dopri5", "dopri8"])
+def test_adaptive_solvers_locate_collapse_between_the_times(solver: str) -> None:
+    start, attention = make_start("orthogonal", 8, 8), Attention(1.0)
+    fine = simulate(start, NAMED["post"], attention, [5.0], step=0.01).milestones
+    rough = simulate(start, NAMED["post"], attention, [5.0], solver=solver).milestones
+    assert fine.ninety < 5
+    assert rough.half == pytest.approx(fine.half, abs=1e-4)
+    assert rough.ninety == pytest.approx(fine.ninety, abs=1e-4)

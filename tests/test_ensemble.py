@@ -187,3 +187,10 @@ def test_a_killed_command_goes_on_and_ends_with_the_same_table(tmp_path: Path) -
     tables = [open_run(tmp_path / name).table("cosines") for name in ("killed", "whole")]
     pd.testing.assert_frame_equal(*tables)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
+
+
+def test_weights_whose_outputs_have_no_squares_give_the_numbers_of_ordinary_ones() -> None:
+    """Norms of what attention computes cancel a factor of W_O; 2¹⁰⁰ rounds nothing."""
+    schemes = [NAMED["peri"], NAMED["ngpt"]]
+    ordinary, huge = (run_chunk(replace(SMALL, output_gain=gain), schemes, 3, 0) for gain in (1.0, 2.0**100))
+    assert np.array_equal(ordinary, huge)

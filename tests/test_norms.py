@@ -1,7 +1,9 @@
 """Norms against torch's own layers, and the geometry that the papers give them."""
 
 import math
+from collections.abc import Callable
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 from normscope import InputError
 from normscope.core.norms import (
     centre,
+    cosine,
+    factor_between,
     hyperplane_basis,
     layer_ellipsoid,
     layer_norm,
+    length,
+    participation_ratio,
     rms_ellipsoid,
     rms_norm,
     tangent,
@@ -20,6 +26,7 @@ from normscope.core.norms import (
 )
 
 ROUNDING = 1e-13
+Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -102,3 +109,67 @@ def test_tangent_is_the_derivative_of_unit() -> None:
 def test_layer_norm_needs_two_dimensions() -> None:
     with pytest.raises(InputError, match="at least 2 dimensions"):
         layer_ellipsoid(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+
+MAGNITUDES = {
+    torch.bfloat16: (-39, -20, 20, 37),
+    torch.float32: (-42, -38, -20, -12, 12, 19, 37),
+    torch.float64: (-312, -300, -160, -99, 99, 160, 300, 307),
+}
+
+
+@pytest.mark.parametrize(("dtype", "power"), [(dtype, power) for dtype, powers in MAGNITUDES.items() for power in powers])
+def test_norms_are_right_for_every_representable_vector(dtype: torch.dtype, power: int) -> None:
+    """Against 700 digits, where no square overflows or vanishes."""
+    x, y = (random(6, seed=seed).mul(10.0 ** (power // 2)).mul(10.0 ** (power - power // 2)).to(dtype) for seed in (1, 2))
+    with mpmath.workdps(700):
+        X, Y = ([mpmath.mpf(float(value)) for value in vector] for vector in (x, y))
+        norm, other = (mpmath.sqrt(sum(value**2 for value in vector)) for vector in (X, Y))
+        flat = [value - sum(X) / 6 for value in X]
+        spread = mpmath.sqrt(sum(value**2 for value in flat))
+        directions = [float(value / norm) for value in X]
+        centred = [float(value / spread * mpmath.sqrt(6)) for value in flat]
+        between = float(sum(a * b for a, b in zip(X, Y, strict=True)) / norm / other)
+        size = float(norm)
+    near = 4 * torch.finfo(dtype).eps
+    assert float(length(x)) == pytest.approx(size, rel=near, abs=torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+    assert unit(x).tolist() == pytest.approx(directions, abs=near)
+    assert rms_norm(x).tolist() == pytest.approx([math.sqrt(6) * value for value in directions], abs=2 * near)
+    assert layer_norm(x).tolist() == pytest.approx(centred, abs=2 * near)
+    assert float(cosine(x, y)) == pytest.approx(between, abs=near)
+    assert factor_between(-2 * x, x) == pytest.approx(-2, rel=near)
+    assert float(participation_ratio(x)) == pytest.approx(1 / sum(value**4 for value in directions), rel=4 * near)
+
+
+@pytest.mark.parametrize("norm", [rms_norm, layer_norm, unit, lambda x: rms_norm(x, eps=1e-12)])
+@pytest.mark.parametrize("power", [-30, -15, 15, 30])
+def test_gradients_of_norms_are_right_where_squares_are_not_representable(norm: Norm, power: int) -> None:
+    x, g = random(3, 8) * 10.0**power, random(3, 8, seed=1)
+    wide, narrow = x.clone().requires_grad_(), x.float().requires_grad_()
+    norm(wide).backward(g)
+    norm(narrow).backward(g.float())
+    assert wide.grad is not None
+    assert narrow.grad is not None
+    assert torch.allclose(narrow.grad.double() / wide.grad.abs().max(), wide.grad / wide.grad.abs().max(), atol=1e-5)
+
+
+def test_large_neighbours_change_no_bit_of_ordinary_vectors() -> None:
+    x = random(5, 7).float()
+    extreme = torch.cat([x, torch.full((1, 7), 1e30), torch.full((1, 7), 1e-30)])
+    for norm in (unit, length, rms_norm, layer_norm):
+        assert torch.equal(norm(extreme)[:5], norm(x))
+    assert torch.equal(unit(x), x / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+
+
+def test_the_zero_vector_has_norm_zero_and_no_direction() -> None:
+    zero = torch.zeros(2, 3)
+    assert length(zero).tolist() == [[0.0], [0.0]]
+    assert unit(zero).isnan().all()
+    assert cosine(zero, torch.ones(2, 3)).tolist() == [0.0, 0.0]
+    assert rms_norm(zero, eps=1e-12).tolist() == zero.tolist()
+
+
+def test_quick_directions_are_nan_where_squares_are_not_representable() -> None:
+    x = torch.tensor([[3.0, 4.0], [3e25, 4e25], [3e-25, 4e-25]])
+    assert unit(x, quick=True)[0].tolist() == unit(x)[0].tolist()
+    assert unit(x, quick=True)[1:].isnan().all()

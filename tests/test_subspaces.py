@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers.models import FAMILIES, opened_smollm2, steps_of, untouched
 from normscope.core import HeadWeights
+from normscope.core.norms import participation_ratio
 from normscope.errors import InputError
 from normscope.experiments.subspaces import MEASURES
 from normscope.measures import all_measures
@@ -21,7 +22,6 @@ from normscope.measures.base import Subject, joined, measure_all
 from normscope.measures.head_spaces import (
     chance_cosine,
     data_roots,
-    effective_rank,
     factors,
     input_spaces,
     principal_cosines,
@@ -96,8 +96,8 @@ def test_ranks_of_a_trained_model_are_those_of_its_matrices() -> None:
     assert (table["rank"] + table["null"] == model.dim).all()
 
 
-def test_effective_rank_counts_equal_directions() -> None:
-    assert effective_rank(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).tolist() == [2.0, 1.0]
+def test_the_participation_ratio_counts_equal_directions() -> None:
+    assert participation_ratio(torch.tensor([[2.0, 2.0, 0.0], [5.0, 0.0, 0.0]])).tolist() == pytest.approx([2.0, 1.0])
 
 
 @pytest.mark.parametrize("width", [1, 4])

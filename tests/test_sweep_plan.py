@@ -1,5 +1,6 @@
 """The plan of a sweep: its runs, their names, and one line for every mistake before anything runs."""
 
+import os
 import re
 import tomllib
 from importlib.resources import files
@@ -9,6 +10,7 @@ import pytest
 
 from helpers.cli import run
 from normscope import InputError
+from normscope.core.threads import usable_cores
 from normscope.dynamics import PANELS
 from normscope.runs import new_run
 from normscope.sweeps.folder import SweepFolder
@@ -219,3 +221,10 @@ def test_unfinished_work_is_removed_for_complete_runs_alone(tmp_path: Path) -> N
         (tmp_path / "runs" / f".{name}.unfinished-0123456789ab").mkdir()  # killed before it was removed
     folder.tidy()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".seed=2.unfinished-0123456789ab", "seed=1"]
+
+
+def test_all_cores_count_where_the_system_restricts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS has no affinity of processes to cores."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    assert usable_cores() == 7

@@ -102,3 +102,21 @@ def test_sqrt_scaling_ends_with_the_root_of_time() -> None:
 def test_the_radius_grows_like_time(name: str) -> None:
     table = SymmetricFlow(NAMED[name], N, BETA, depth=20.0).solve([1e6], step=0.02).table
     assert table["radius"][0] / 1e6 == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("midpoint", 2), ("rk4", 4)])
+def test_solver_and_step_of_the_reduction_are_used(solver: str, order: int) -> None:
+    flow = SymmetricFlow(NAMED["pre"], 16, 2.0, depth=8.0)
+    exact = flow.solve([8.0], step=0.002).measures[0]["cosine"]
+    rough, fine = (abs(flow.solve([8.0], solver=solver, time_step=h).measures[0]["cosine"] - exact) for h in (0.5, 0.25))
+    assert math.log2(rough / fine) == pytest.approx(order, abs=0.7)
+
+
+def test_adaptive_solvers_of_the_reduction_agree_with_fine_steps() -> None:
+    flow = SymmetricFlow(NAMED["mix"], N, BETA, depth=20.0)
+    fine = flow.solve([20.0, 40.0], step=0.001)
+    for solver in ("dopri5", "dopri8"):
+        path = flow.solve([20.0, 40.0], solver=solver)
+        assert [row["cosine"] for row in path.measures] == pytest.approx([row["cosine"] for row in fine.measures], abs=1e-7)
+        assert path.milestones.half == pytest.approx(fine.milestones.half, rel=1e-5)
+        assert path.milestones.ninety == pytest.approx(fine.milestones.ninety, rel=1e-5)

@@ -674,10 +674,19 @@ def test_a_word_without_an_embedding_is_refused() -> None:
     view = HuggingFaceModel("llama", model, word_tokenizer())
     with pytest.raises(InputError, match="'cat' has an embedding of zeros"):
         probe_words(view, ["dog", "cat"])
-    with pytest.raises(InputError, match="'cat' has no embedding"):
-        follow(view, "the cat sat on a mat", 2)
     with pytest.raises(InputError, match="one of them is empty"):
         probe_words(view, ["dog", ""])
+
+
+def test_a_token_without_an_embedding_is_followed_from_its_first_direction() -> None:
+    model = built("LlamaConfig", FAMILIES["llama"].options)
+    model.model.embed_tokens.weight.data[6] = 0.0
+    found = follow(HuggingFaceModel("llama", model, word_tokenizer()), "the cat sat on a mat", 2)
+    assert found.start is None
+    assert found.table["radius"][0] == 0
+    assert found.table["nearest_text"].isna().tolist() == [True, False, False]
+    assert found.table["from_start"][1] == 0
+    assert found.table["travelled"][2] == pytest.approx(found.table["angle"][2])
 
 
 def test_a_token_that_is_predicted_again_keeps_both_landmarks() -> None:

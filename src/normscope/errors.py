@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
 Made = TypeVar("Made")
+_LARGEST = 2**63 - 1
 _LONGEST = 200  # characters of a wrong value that a message repeats
 
 
@@ -63,6 +64,14 @@ def require_keys(given: Iterable[str], allowed: Iterable[str], where: str, what:
             raise InputError(f"unknown {what} '{key}' in {where}{did_you_mean(key, names)} (allowed: {', '.join(names)})")
 
 
+def require_64_bits(values: Mapping[str, Any]) -> None:
+    """Refuse whole numbers that no 64-bit integer holds: nothing has so many of anything, and no tensor counts them."""
+    for name, value in values.items():
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, int) and abs(number) > _LARGEST:
+                raise InputError(f"{name}={_short(number)}: should fit into 64 bits")
+
+
 def make(kind: type[Made], values: Mapping[str, Any], where: str) -> Made:
     """A dataclass from plain values, such as TOML and JSON hold; unknown keys, missing and wrong values are refused."""
     settings: Any = kind
@@ -82,7 +91,9 @@ def _checked(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         found = _model(kind)(**{name: _plain(value) for name, value in values.items()})
     except ValidationError as error:
         raise InputError(explain(error)) from None
-    return {name: getattr(found, name) for name in values}
+    checked = {name: getattr(found, name) for name in values}
+    require_64_bits(checked)
+    return checked
 
 
 @cache

@@ -1,6 +1,6 @@
 """One attention call for everyone: the fast path, the path that returns scores, weights by head, norms on q, k and v."""
 
-from normscope.core.attention import attend, attention_weights, normalise_heads, steady_backend
+from normscope.core.attention import attend, attention_weights, normalise_heads
 from normscope.core.head_norm import HeadNorm
 from normscope.core.heads import Attention, HeadWeights, project, unproject
 from normscope.core.masks import AttentionMask, CausalMask, PackedMask, PaddingMask
@@ -20,7 +20,6 @@ __all__ = [
     "normalise_heads",
     "pack_tiles",
     "project",
-    "steady_backend",
     "tile_for",
     "unproject",
 ]

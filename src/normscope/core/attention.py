@@ -1,41 +1,49 @@
 """One attention call for everyone: the fast path, the path that returns scores, norms on q, k and v.
 
-The fast path never holds a tokens × tokens tensor: it is PyTorch's fused attention on the backend that is fastest for the
-shape at hand, or blocks of queries where no fused backend takes the shape.
+The fast path never holds a tokens × tokens tensor: it is PyTorch's fused attention, a kernel of our own for few tokens, or
+blocks of queries where neither takes the shape.
 """
 
 import math
-import warnings
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.backends.cuda import (
+    SDPAParams,
+    can_use_cudnn_attention,
+    can_use_efficient_attention,
+    can_use_flash_attention,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from normscope.core.norms import unit
-from normscope.core.tile import attend_in_tiles, tile_serves, tile_takes
+from normscope.core.tile import attend_in_tiles, tile_takes
 
 Heads = Float[Tensor, "*batch tokens head"]
 
 Backend = SDPBackend | Literal["blocks", "tile"]
-_FUSED = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+_FUSED = {
+    SDPBackend.CUDNN_ATTENTION: can_use_cudnn_attention,
+    SDPBackend.FLASH_ATTENTION: can_use_flash_attention,
+    SDPBackend.EFFICIENT_ATTENTION: can_use_efficient_attention,
+}
 _BLOCK_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}  # scores held at a time
-_TRIAL_TOKENS = 1 << 14
-_TRIALS = 4
-_fastest: dict[tuple[Any, ...], Backend] = {}
+_MANY_QUERIES = 4096
 
 
 def attend(q: Heads, k: Heads, v: Heads, scale: float, causal: bool = False, backend: Backend | None = None) -> Heads:
     """softmax(scale · q kᵀ) v over the last two dimensions, without a tokens × tokens tensor.
 
-    Without a ``backend`` the fastest one for the shape is found by a trial, once.
+    Without a ``backend``, ``chosen_backend`` names the one for the shape.
     """
     q4, k4, v4 = (x.reshape(-1, 1, *x.shape[-2:]) for x in (q, k, v))
     if backend is None:
-        backend = fastest_backend(q4, k4, v4, scale, causal)
+        backend = chosen_backend(q4, k4, v4, causal)
+    if isinstance(backend, SDPBackend) and not _logits_fit(q4, k4, scale):
+        backend = "blocks"
     return _attend_on(backend, q4, k4, v4, scale, causal).reshape(*q.shape[:-1], v.shape[-1])
 
 
@@ -55,49 +63,33 @@ def normalise_heads(q: Tensor, k: Tensor, v: Tensor, heads: str) -> tuple[Tensor
     return q, k, v
 
 
-def fastest_backend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Backend:
-    """The backend that a trial on some of the tokens finds fastest on this card; on a CPU there is one fused kernel."""
+def chosen_backend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Backend:
+    """The backend for (batch, 1, tokens, head), by a rule that shapes, precision and device decide: runs can be repeated.
+
+    On a CPU there is one fused kernel. On a GPU: whole rows in one tile where they fit; fused kernels for half precision, and
+    for float32 where there is enough to do; blocks for everything else and for gradients, which fused kernels add up in any
+    order.
+    """
+    width = q.shape[-1]
     if q.device.type != "cuda":
         # PyTorch's fused kernel for CPUs needs values as wide as the keys; other shapes would build the matrix of scores.
-        return SDPBackend.FLASH_ATTENTION if q.shape[-1] == v.shape[-1] else "blocks"
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    tokens = round(math.log2(k.shape[-2]))
-    key = (q.device, q.dtype, q.shape[-1], v.shape[-1], tokens, min(len(q), 64), causal, differentiated)
-    if key not in _fastest:
-        few = [x[:, :, :_TRIAL_TOKENS].detach() for x in (q, k, v)]
-        candidates: list[Backend] = [*_FUSED, "blocks"]
-        if tile_takes(q, k, v) and not differentiated:
-            candidates.append("tile")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a backend that refuses a shape says at length why
-            times = {backend: _trial(backend, few, scale, causal) for backend in candidates}
-        _fastest[key] = min(times, key=lambda backend: times[backend])
-    return _fastest[key]
+        return SDPBackend.FLASH_ATTENTION if width == v.shape[-1] else "blocks"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return "blocks"
+    if tile_takes(q, k, v):
+        return "tile"
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    if width <= 256 if half else width <= 128 and q[..., 0].numel() > _MANY_QUERIES:
+        params = SDPAParams(q, k, v, None, 0.0, causal, False)
+        return next((backend for backend, takes in _FUSED.items() if takes(params)), "blocks")
+    return "blocks"
 
 
-def steady_backend(device: torch.device, dtype: torch.dtype, tokens: int, width: int) -> Backend | None:
-    """A backend by rule rather than by trial, where the same numbers must come out of every process; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return "tile" if tile_serves(tokens, width, dtype) else "blocks"
-
-
-def _trial(backend: Backend, qkv: Sequence[Tensor], scale: float, causal: bool) -> float:
-    """Milliseconds of the fastest of some calls after the first; infinite if the backend refuses."""
-    q, k, v = qkv
-    times = []
-    try:
-        with torch.no_grad():
-            for _ in range(_TRIALS):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-                start.record()
-                _attend_on(backend, q, k, v, scale, causal)
-                end.record()
-                end.synchronize()
-                times.append(float(start.elapsed_time(end)))
-    except RuntimeError:
-        return math.inf
-    return min(times[1:])
+def _logits_fit(q: Tensor, k: Tensor, scale: float) -> bool:
+    """Whether no logit can overflow: fused kernels take a row of which all are −∞ for one without keys, and return 0."""
+    (q_low, q_high), (k_low, k_high) = (x.detach().aminmax() for x in (q, k))
+    most = abs(scale) * max(-float(q_low), float(q_high)) * max(-float(k_low), float(k_high)) * q.shape[-1]
+    return most < torch.finfo(q.dtype).max / 1024
 
 
 def _attend_on(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:

@@ -97,7 +97,7 @@ class Attention:
         weights: the identity by default, as in theory.
         causal: whether a token sees only itself and those before it.
         precision: dtype of the matrix products; the tokens' own if None.
-        backend: which attention kernel; the fastest for the shape if None.
+        backend: which attention kernel; ``chosen_backend`` for the shape if None.
     """
 
     beta: float

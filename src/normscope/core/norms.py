@@ -2,6 +2,10 @@
 
 Without parameters both put a vector on a sphere of radius √d: RMSNorm the whole space, LayerNorm first projects on
 the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an ellipsoid and a bias moves its centre.
+
+Norms, directions and cosines are right for every vector that the precision can represent, whether or not its squares can be:
+where they cannot, x/2ᵏ with 2ᵏ ≤ max|x| < 2ᵏ⁺¹ is squared in its place. A factor of two rounds nothing, so both ways give the
+same bits where both can be taken. The zero vector has norm 0 and no direction: its ``unit`` is NaN.
 """
 
 import math
@@ -17,6 +21,15 @@ from normscope.errors import InputError
 
 EPSILON = 1e-12  # for norms that are trained: against 0/0 alone, they do not otherwise notice it
 
+# Norms from 1/b to b: their squares, which half precision sums in float32, and the cubes that gradients need are representable.
+_ORDINARY = {torch.float16: 2.0**14, torch.bfloat16: 2.0**40, torch.float32: 2.0**40, torch.float64: 2.0**330}
+_EXPONENT_BITS = {
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
+    torch.float32: (torch.int32, 0x7F800000),
+    torch.float64: (torch.int64, 0x7FF0000000000000),
+}
+
 
 def rms_norm(
     x: Float[Tensor, "*batch dim"],
@@ -25,9 +38,7 @@ def rms_norm(
     eps: float = 0.0,
 ) -> Float[Tensor, "*batch dim"]:
     """Gain · x / √(mean(x²) + eps) + bias: onto the sphere of radius √d, then scaled and moved."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # a half-precision square overflows at 256
-    normalised = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return _affine(normalised.to(x.dtype), gain, bias)
+    return _affine(_on_sphere(x, "rms", eps), gain, bias)
 
 
 def layer_norm(
@@ -37,8 +48,7 @@ def layer_norm(
     eps: float = 0.0,
 ) -> Float[Tensor, "*batch dim"]:
     """RMSNorm of the centred vector: rms_norm(x − mean(x)·1)."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    return _affine(rms_norm(centre(wide), eps=eps).to(x.dtype), gain, bias)
+    return _affine(_on_sphere(x, "layer", eps), gain, bias)
 
 
 NORMS: dict[str, Callable[..., Tensor]] = {"rms": rms_norm, "layer": layer_norm}
@@ -49,15 +59,51 @@ def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     return x - x.mean(-1, keepdim=True)
 
 
-def unit(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
-    """The norm with radius 1 that theory uses: x/|x|."""
-    return x / length(x)
+def unit(x: Float[Tensor, "*batch dim"], dim: int = -1, kind: str = "rms", quick: bool = False) -> Float[Tensor, "*batch dim"]:
+    """The norm with radius 1 that theory uses: x/|x| along a dimension, of the centred x for ``layer``; NaN where that is 0.
+
+    ``quick`` spares a GPU the question whether squares are representable: the result is NaN where they are not.
+    """
+    seen = visible_part(x, kind)
+    norm = _plain_length(seen, dim)
+    if quick:
+        bound = _ORDINARY[x.dtype]
+        norm = norm.where((norm >= 1 / bound) & (norm <= bound), torch.nan)
+    elif not _ordinary(norm, _ORDINARY[x.dtype]):
+        seen = visible_part(_scaled(x, dim)[0], kind)
+        norm = _plain_length(seen, dim)
+    return seen / norm
 
 
-def length(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch 1"]:
-    """|x|, with the dimension kept so that it divides x."""
-    result: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return result
+def length(x: Float[Tensor, "*batch dim"], dim: int = -1) -> Float[Tensor, "*batch 1"]:
+    """|x| along a dimension, which is kept so that it divides x."""
+    norm = _plain_length(x, dim)
+    if not _ordinary(norm, _ORDINARY[x.dtype]):
+        x, size = _scaled(x, dim)
+        norm = _plain_length(x, dim) * size
+    return norm
+
+
+def cosine(a: Float[Tensor, "*batch dim"], b: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
+    """⟨a, b⟩/(|a||b|); 0 where a or b is zero."""
+    zero = (a == 0).all(-1) | (b == 0).all(-1)
+    return (unit(a) * unit(b)).sum(-1).masked_fill(zero, 0.0)
+
+
+def factor_between(target: Float[Tensor, "..."], x: Float[Tensor, "..."]) -> float:
+    """The factor c for which c·x is nearest to a target of as many numbers, ⟨target, x⟩/|x|²; NaN if x = 0."""
+    (a, size), (b, own) = (_scaled(y.flatten().double(), -1) for y in (target, x))
+    return float((a * b).sum() / b.square().sum() * (size / own))
+
+
+def same(a: Float[Tensor, "..."], b: Float[Tensor, "..."], tolerance: float) -> bool:
+    """Whether |a − b| ≤ tolerance · |b| for all their numbers together."""
+    return bool(length((a - b).flatten()) <= tolerance * length(b.flatten()))
+
+
+def participation_ratio(values: Float[Tensor, "*batch values"]) -> Float[Tensor, " *batch"]:
+    """(Σσ²)²/Σσ⁴: the number of values that matter, if some are much larger than others; NaN if all are 0."""
+    return unit(values).pow(4).sum(-1).reciprocal()
 
 
 def degrees_between(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
@@ -83,14 +129,16 @@ class SphereNorm:
     Attributes:
         kind: ``rms`` or ``layer``.
         radius: a number, or one for each token, (*batch, 1).
+        quick: that of ``unit``.
     """
 
     kind: str = "rms"
     radius: Any = 1.0
+    quick: bool = False
 
     def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """X on the sphere."""
-        direction = unit(visible_part(x, self.kind))
+        direction = unit(x, kind=self.kind, quick=self.quick)
         return direction if self._unit else self.radius * direction
 
     def tangent(self, x: Float[Tensor, "*batch dim"], u: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -166,13 +214,56 @@ def hyperplane_basis(
     return reflection[:, 1:]
 
 
+def _on_sphere(x: Tensor, kind: str, eps: float) -> Tensor:
+    """X / √(mean(x²) + eps), of the centred x for ``layer``."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # a half-precision square overflows at 256
+    seen = visible_part(wide, kind)
+    square = seen.square().mean(-1, keepdim=True) + eps
+    if not _ordinary(square, _ORDINARY[wide.dtype] ** 2):
+        wide, size = _scaled(wide, -1, math.sqrt(eps))
+        seen = visible_part(wide, kind)
+        square = seen.square().mean(-1, keepdim=True) + eps / size / size
+    return (seen * torch.rsqrt(square)).to(x.dtype)
+
+
+def _plain_length(x: Tensor, dim: int) -> Tensor:
+    result: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+    return result
+
+
+def _ordinary(sizes: Tensor, bound: float) -> bool:
+    """Whether all sizes lie between 1/bound and bound; not asked of a graph, which must hold for all values."""
+    if torch.compiler.is_compiling() or (sizes.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    if sizes.numel() == 0:
+        return True
+    smallest, largest = sizes.detach().aminmax()
+    return 1 / bound <= float(smallest) and float(largest) <= bound
+
+
+def _scaled(x: Tensor, dim: int, least: float = 0.0) -> tuple[Tensor, Tensor]:
+    """x/s and s = 2ᵏ, the power of two with 1 ≤ max|x|/s < 2 along a dimension, but at least that of ``least``.
+
+    Where s would leave the normal numbers, for denormal x and at the upper end, it stays among them. No gradient flows through
+    s: everything that is computed from x/s and s depends on x alone.
+    """
+    integer, exponent = _EXPONENT_BITS[x.dtype]
+    info = torch.finfo(x.dtype)
+    most = x.detach().abs().amax(dim, keepdim=True).clamp(min=least)
+    size = (most.view(integer) & exponent).view(x.dtype).clamp(info.tiny, 0.25 / info.tiny)
+    return x * size.reciprocal(), size
+
+
 def _affine(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
     x = x if gain is None else x * gain
     return x if bias is None else x + bias
 
 
-def mean_cosine(x: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, " *batch"]:
-    """Mean of ⟨θ_j, θ_k⟩ over pairs j ≠ k, without any n×n tensor; summed in the tokens' own precision."""
+def mean_cosine(x: Float[Tensor, "*batch tokens dim"], quick: bool = False) -> Float[Tensor, " *batch"]:
+    """Mean of ⟨θ_j, θ_k⟩ over pairs j ≠ k, without any n×n tensor; summed in the tokens' own precision.
+
+    ``quick`` is that of ``unit``.
+    """
     n = x.shape[-2]
-    total = (x / length(x)).sum(-2)
+    total = unit(x, quick=quick).sum(-2)
     return (total.square().sum(-1) - n) / (n * (n - 1))

@@ -30,12 +30,18 @@ def read_tile(qkv, tiles, heads, TILE: tl.constexpr, HEAD: tl.constexpr):
 
 @triton.jit
 def on_sphere(x, epsilon, CENTRED: tl.constexpr, HEAD: tl.constexpr):
-    """x/rms(x), of the centred x where the norm is LayerNorm, and 1/rms(x), in float32."""
+    """x/rms(x), of the centred x where the norm is LayerNorm, and 1/rms(x), in float32.
+
+    As in ``core.norms``, x/s is squared, where s is the power of two next to max|x| or √epsilon, so that no square overflows.
+    """
     x = x.to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(x), 1), tl.sqrt(epsilon))
+    size = tl.minimum((most.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True), 2.0**126)
+    x = x / size[:, None]
     if CENTRED:
         x = x - (tl.sum(x, 1) / HEAD)[:, None]
-    inverse = tl.rsqrt(tl.sum(x * x, 1) / HEAD + epsilon)
-    return x * inverse[:, None], inverse
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / HEAD + epsilon / size / size)
+    return x * inverse[:, None], inverse / size
 
 
 @triton.jit
@@ -176,21 +182,22 @@ def packed_attention(
     qkv = qkv.contiguous()
     tokens, _, heads, head = qkv.shape
     out = qkv.new_empty(tokens, heads, head)
-    forward_kernel[(len(tiles) - 1, heads)](
-        qkv,
-        segments,
-        tiles,
-        scale,
-        scale if gains is None else gains.contiguous(),
-        out,
-        EPSILON,
-        heads,
-        FLAGS=_flags(gains, letters),
-        CENTRED=centred,
-        TILE=tile,
-        HEAD=head,
-        num_warps=_warps(tile),
-    )
+    with torch.cuda.device(qkv.device):
+        forward_kernel[(len(tiles) - 1, heads)](
+            qkv,
+            segments,
+            tiles,
+            scale,
+            scale if gains is None else gains.contiguous(),
+            out,
+            EPSILON,
+            heads,
+            FLAGS=_flags(gains, letters),
+            CENTRED=centred,
+            TILE=tile,
+            HEAD=head,
+            num_warps=_warps(tile),
+        )
     return out
 
 
@@ -211,23 +218,24 @@ def packed_attention_backward(
     heads, head = qkv.shape[2:]
     d_qkv = torch.empty_like(qkv)
     shares = scale if gains is None else gains.new_zeros(len(tiles) - 1, *gains.shape)
-    backward_kernel[(len(tiles) - 1, heads)](
-        qkv,
-        segments,
-        tiles,
-        scale,
-        scale if gains is None else gains.contiguous(),
-        d_out,
-        d_qkv,
-        shares,
-        EPSILON,
-        heads,
-        FLAGS=_flags(gains, letters),
-        CENTRED=centred,
-        TILE=tile,
-        HEAD=head,
-        num_warps=_warps(tile),
-    )
+    with torch.cuda.device(qkv.device):
+        backward_kernel[(len(tiles) - 1, heads)](
+            qkv,
+            segments,
+            tiles,
+            scale,
+            scale if gains is None else gains.contiguous(),
+            d_out,
+            d_qkv,
+            shares,
+            EPSILON,
+            heads,
+            FLAGS=_flags(gains, letters),
+            CENTRED=centred,
+            TILE=tile,
+            HEAD=head,
+            num_warps=_warps(tile),
+        )
     return d_qkv, scale.new_empty(0) if gains is None else shares.sum(0)
 
 

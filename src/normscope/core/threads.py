@@ -1,9 +1,16 @@
-"""How many threads a computation gets on a CPU."""
+"""How many cores there are, and how many threads a computation gets on a CPU."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, where the system keeps count of that (Linux); else all (macOS)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if affinity is None else len(affinity(0))
 
 
 @contextmanager

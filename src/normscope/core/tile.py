@@ -16,14 +16,9 @@ _COLUMNS = 64
 
 def tile_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel can serve this shape: half precision, few tokens, heads that are a multiple of 64 wide."""
-    alike = q.shape[-2] == k.shape[-2] and v.shape[-1] % _COLUMNS == 0
-    return alike and q.device.type == "cuda" and tile_serves(k.shape[-2], q.shape[-1], q.dtype)
-
-
-def tile_serves(tokens: int, width: int, dtype: torch.dtype) -> bool:
-    """Whether the kernel is there for that many tokens, heads that wide and that precision, on a GPU."""
-    half = dtype in (torch.bfloat16, torch.float16)
-    return half and tokens <= _MOST_TOKENS and width % _COLUMNS == 0 and _has_triton()
+    half = q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16)
+    small = q.shape[-2] == k.shape[-2] <= _MOST_TOKENS
+    return half and small and q.shape[-1] % _COLUMNS == v.shape[-1] % _COLUMNS == 0 and _has_triton()
 
 
 def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
@@ -33,10 +28,11 @@ def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool)
     out = torch.empty_like(v)
     padded = max(16, 1 << (tokens - 1).bit_length())
     grid = (-(-tokens // _ROWS), batch)
-    _kernel()[grid](
-        q, k, v, out, scale * 1.4426950408889634, tokens, width, v.shape[-1],
-        PADDED=padded, ROWS=_ROWS, COLUMNS=_COLUMNS, CAUSAL=causal, num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device(q.device):  # a kernel starts on the current GPU, which need not be that of its tensors
+        _kernel()[grid](
+            q, k, v, out, scale * 1.4426950408889634, tokens, width, v.shape[-1],
+            PADDED=padded, ROWS=_ROWS, COLUMNS=_COLUMNS, CAUSAL=causal, num_warps=4,
+        )  # fmt: skip
     return out
 
 

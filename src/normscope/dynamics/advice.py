@@ -178,7 +178,7 @@ class RandomLayers:
 
     @property
     def _backend(self) -> Backend | None:
-        """On a GPU one that is differentiable and the same in every process, not the fastest of a trial."""
+        """On a GPU one that is the same with and without a gradient."""
         return "blocks" if torch.device(self.stack.device).type == "cuda" else None
 
     def _weights(self, layer: int) -> HeadWeights:
@@ -220,7 +220,7 @@ def normalised(weights: HeadWeights, feedforward: FeedForward | None) -> tuple[H
     """Every matrix scaled to unit norm along the residual dimension, from which it reads or to which it writes."""
 
     def along(weight: Tensor, axis: int) -> Tensor:
-        return torch.nn.functional.normalize(weight, dim=axis, eps=0)
+        return unit(weight, axis)
 
     def of_heads(weight: Tensor | None, axis: int) -> Tensor | None:
         return None if weight is None else along(weight, axis)
@@ -258,7 +258,7 @@ def measure_runs(
 
     ``progress`` takes how many of the 2 · depth · runs passes through a layer are done.
     """
-    workers = torch.get_num_threads() if torch.device(stack.device).type == "cpu" else 1
+    workers = runs_at_a_time(stack.device)
     stopping, counting, done = threading.Event(), threading.Lock(), [0]
 
     def tick() -> None:
@@ -276,6 +276,11 @@ def measure_runs(
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def runs_at_a_time(device: str) -> int:
+    """How many runs are computed at the same time: one on each thread of a CPU."""
+    return torch.get_num_threads() if torch.device(device).type == "cpu" else 1
 
 
 def measure_run(layers: RandomLayers, schemes: Sequence[Scheme], tick: Callable[[], None] = lambda: None) -> RunMeasures:
@@ -381,7 +386,7 @@ class _Path:
         with torch.enable_grad():
             after = self._motion(layer, blocks).layer(state, float(layer))
             (gradient,) = torch.autograd.grad(after, state, self.gradient_at)
-        size = float(torch.linalg.vector_norm(gradient.double()))
+        size = float(length(gradient.double().flatten()))
         if not 0 < size < np.inf:
             self.gradient_at = None
             return

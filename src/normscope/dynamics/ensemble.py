@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from normscope.core import Attention, steady_backend
+from normscope.core import Attention
 from normscope.core.norms import SphereNorm, mean_cosine
 from normscope.dynamics.integrators import (
     METHODS,
@@ -30,12 +30,12 @@ from normscope.dynamics.integrators import (
 )
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
-from normscope.dynamics.weights import random_weights
+from normscope.dynamics.weights import check_heads, random_weights
 from normscope.errors import InputError, make, require_known, validate
+from normscope.machine.memory import require_steps
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
-_MOST_STEPS = 1_000_000
 Several = Annotated[int, Field(ge=2)]
 Cosines = npt.NDArray[np.float32]
 
@@ -76,10 +76,10 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.dim % self.heads:
-            raise InputError(f"{self.dim} dimensions cannot be shared among {self.heads} heads")
-        if self.time / self.step > _MOST_STEPS or (self.redraw and self.time / self.redraw > _MOST_STEPS):
-            raise InputError(f"more than {_MOST_STEPS:,} steps or redraws: choose a longer step or redraw, or a shorter time")
+        check_heads(self.dim, self.heads)
+        require_steps(self.time / self.step, f"time={self.time:g} with step={self.step:g}")
+        if self.redraw:
+            require_steps(self.time / self.redraw, f"time={self.time:g} with redraw={self.redraw:g}")
 
     @property
     def times(self) -> list[float]:
@@ -90,6 +90,12 @@ class Ensemble:
     def evaluations(self) -> int:
         """How often a run evaluates A(X)."""
         steps = sum(1 for _ in time_grid(self.times, self.redraws, self.step))
+        return steps * len(METHODS[self.solver])
+
+    @property
+    def most_evaluations(self) -> float:
+        """How often a run evaluates A(X) at most, without listing the steps."""
+        steps = self.time / self.step + self.samples + (self.time / self.redraw if self.redraw else 0)
         return steps * len(METHODS[self.solver])
 
     @property
@@ -146,7 +152,7 @@ class Kernels:
 
     advance: Advance = advance_states
     advance_layer: Advance = advance_layer
-    mean_cosine: Callable[[Tensor], Tensor] = mean_cosine
+    mean_cosine: Callable[[Tensor, bool], Tensor] = mean_cosine
 
     @classmethod
     def compiled(cls) -> "Kernels":
@@ -171,8 +177,28 @@ def run_chunk(
     precision: torch.dtype = torch.float32,
     kernels: Kernels = PLAIN,
 ) -> Cosines:
-    """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone."""
+    """Mean cosines of shape (runs, schemes, samples) for one chunk: its starts and weights come from ``seed`` alone.
+
+    Norms whose squares are not representable come out as NaN the first time; a chunk with NaN is computed again without that
+    shortcut. What is NaN then became non-finite.
+    """
     check_schemes(schemes, setting.time, setting.times)
+    cosines = _chunk(setting, schemes, runs, seed, device, precision, kernels, quick=True)
+    return (
+        cosines if np.isfinite(cosines).all() else _chunk(setting, schemes, runs, seed, device, precision, PLAIN, quick=False)
+    )
+
+
+def _chunk(
+    setting: Ensemble,
+    schemes: Sequence[Scheme],
+    runs: int,
+    seed: int,
+    device: torch.device | str,
+    precision: torch.dtype,
+    kernels: Kernels,
+    quick: bool,
+) -> Cosines:
     generator = torch.Generator(device).manual_seed(seed)
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
@@ -187,18 +213,18 @@ def run_chunk(
 
     x = start.expand(runs, len(schemes), setting.tokens, setting.dim)
     advance = kernels.advance_layer if setting.solver == "layers" else kernels.advance
-    path = integrate(x, plan(setting, schemes, device), evaluate, advance)
-    cosines = [kernels.mean_cosine(state) for stage, state, _ in path if stage.wanted]
+    path = integrate(x, plan(setting, schemes, device, quick), evaluate, advance)
+    cosines = [kernels.mean_cosine(state, quick) for stage, state, _ in path if stage.wanted]
     return torch.stack(cosines, -1).to("cpu", torch.float32).numpy()
 
 
-def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str) -> list[DrawingStage]:
-    """Every stage of every step, with its numbers already on the device."""
+def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str, quick: bool = False) -> list[DrawingStage]:
+    """Every stage of every step, with its numbers already on the device; ``quick`` is that of the norms."""
     breaks = {stage.end(setting.time) for scheme in schemes for stage in scheme.stages if stage.then}
 
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         holding = [scheme.at(within, setting.time) for scheme in schemes]
-        norms = [SphereNorm(stage.norm) for stage in holding]
+        norms = [SphereNorm(stage.norm, quick=quick) for stage in holding]
         updates = [Update.of(stage.attention, stage.place(t, setting.time), norms[0]) for stage in holding]
         if len(set(norms)) > 1:
             raise InputError("schemes that are simulated together need the same norm, rms or layer")
@@ -217,13 +243,6 @@ def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | st
 def chunk_seeds(seed: int, chunks: int) -> list[int]:
     """A seed for each chunk, from the ensemble's."""
     return [int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(chunks)]
-
-
-def chunk_sizes(runs: int, chunk: int) -> list[int]:
-    """Runs in each chunk; the last may be smaller."""
-    if runs < 1 or chunk < 1:
-        raise InputError(f"runs and chunk are at least 1, not {runs} and {chunk}")
-    return [chunk] * (runs // chunk) + ([runs % chunk] if runs % chunk else [])
 
 
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:
@@ -281,8 +300,7 @@ def _draw_attention(
     )  # fmt: skip
     if all(stage.attention.heads == "none" for scheme in schemes for stage in scheme.stages):
         weights = weights.folded()
-    width = setting.dim // setting.heads
-    return Attention(setting.beta, weights, backend=steady_backend(generator.device, precision, setting.tokens, width))
+    return Attention(setting.beta, weights)
 
 
 def _attend(attention: Attention, x: Tensor, heads: Sequence[str]) -> Tensor:

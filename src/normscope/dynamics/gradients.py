@@ -1,5 +1,6 @@
 """How much a late token still depends on an early one: gradients back through the layers, by depth."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -12,6 +13,7 @@ from normscope.core.norms import length, unit
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.starts import check_start
+from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError
 from normscope.schemes import Scheme
 
@@ -60,36 +62,39 @@ def gradient_by_depth(
     for t in range(layers):
         x = motion.layer(x, float(t))
         states.append(x)
-    squares = _squared_jacobians(unit(x[late]), states[:-1], probes, generator)
+    jacobians = _jacobian_norms(unit(x[late]), states[:-1], probes, generator)
     rows = []
-    for depth, (state, square) in enumerate(zip(states, squares, strict=False)):
-        gradient = float(square[early].sqrt())
+    for depth, (state, norms) in enumerate(zip(states, jacobians, strict=False)):
+        broken = (~norms.isfinite()).nonzero()
+        if len(broken):
+            where = f"at layer {depth}, token {int(broken[0])}: its gradient has no value"
+            raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) {where}")
+        gradient = float(norms[early])
         rows.append(
             {
                 "scheme": scheme.name,
                 "layer": depth,
                 "gradient": gradient,
                 "relative": gradient * float(length(state[early].detach())),
-                "gradient_all": float(square.sum().sqrt()),
+                "gradient_all": float(length(norms)),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _squared_jacobians(
+def _jacobian_norms(
     output: Tensor, states: Sequence[Tensor], probes: int | None, generator: torch.Generator | None
 ) -> list[Tensor]:
-    """‖∂ output / ∂ x_j‖² for every token of every state; a random unit v gives E |vᵀJ|² = ‖J‖²/d."""
+    """‖∂ output / ∂ x_j‖ for every token of every state; a random unit v gives E |vᵀJ|² = ‖J‖²/d."""
     dim = len(output)
     if probes is None:
-        directions, weight = torch.eye(dim, dtype=output.dtype, device=output.device), 1.0
+        directions, factor = torch.eye(dim, dtype=output.dtype, device=output.device), 1.0
     else:
         normal = torch.randn(dim, min(probes, dim), generator=generator, dtype=output.dtype, device=output.device)
-        directions, weight = torch.linalg.qr(normal).Q.T, dim / min(probes, dim)
+        directions, factor = torch.linalg.qr(normal).Q.T, math.sqrt(dim / min(probes, dim))
     totals = [torch.zeros(len(state), dtype=output.dtype, device=output.device) for state in states]
     for direction in directions:
-        for total, gradient in zip(
-            totals, torch.autograd.grad(output, list(states), direction, retain_graph=True), strict=True
-        ):
-            total += weight * gradient.square().sum(-1)
+        gradients = torch.autograd.grad(output, list(states), direction, retain_graph=True)
+        for total, gradient in zip(totals, gradients, strict=True):
+            torch.hypot(total, factor * length(gradient).squeeze(-1), out=total)
     return totals

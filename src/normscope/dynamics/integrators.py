@@ -21,7 +21,8 @@ from normscope.schemes.update import Update
 
 Tokens = Float[Tensor, "*batch tokens dim"]
 Moment = tuple[float, Tensor, Tensor]
-Watch = Callable[[float, Tensor], None]
+Between = Callable[[float], Tensor]
+Watch = Callable[[float, Tensor, Between | None], None]
 Method = tuple[tuple[float, float, float], ...]
 
 ADAPTIVE = ("dopri5", "dopri8")
@@ -35,6 +36,8 @@ METHODS: dict[str, Method] = {
     "layers": ((0.0, 0.0, 1.0),),  # evaluated where an Euler step is; what is added differs, see ``advance_layer``
 }
 SOLVERS = (*METHODS, *ADAPTIVE)
+TOLERANCE = 1e-9  # of adaptive methods
+_DENSE = 16  # states between two times at which an adaptive method is observed
 
 
 @dataclass(frozen=True)
@@ -136,42 +139,48 @@ def runge_kutta_step(f: Callable[[float, Any], Any], t: float, x: Any, h: float,
     return x
 
 
-def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: float, watch: Watch) -> Iterator[Moment]:
-    """(t, x, ẋ) at every one of ``times``, the first of which is the start; ``watch`` is called with every state on the way."""
-    check_solver(solver, step)
+def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: float | None, watch: Watch) -> Iterator[Moment]:
+    """(t, x, ẋ) at every one of ``times``, the first of which is the start; ``watch`` is called with every state on the way.
+
+    ``watch`` takes a time, its state, and, of an adaptive solver, the state at any time since the call before.
+    """
+    step = longest_step(solver, step)
     if solver in ADAPTIVE:
-        yield from _adaptive(motion, x, times, solver, watch)
+        yield from _adaptive(motion, x, times, solver, step, watch)
     elif solver == "layers":
         yield from _layers(motion, x, times, step, watch)
     else:
         plan = stages(times, motion.breaks, step, METHODS[solver], motion.slots)
         for stage, state, velocity in integrate(x, plan, lambda stage, reads: motion.outputs(reads, *stage.heads), advance):
             if stage.first:
-                watch(stage.t, state)
+                watch(stage.t, state, None)
             if stage.wanted:
                 yield stage.t, state, motion.velocity(state, stage.t) if velocity is None else velocity
 
 
-def check_solver(solver: str, step: float) -> None:
-    """Refuse an unknown solver, one whose package is missing, and a step that leads nowhere."""
+def longest_step(solver: str, step: float | None) -> float:
+    """The given step, or the usual one of the solver; an unknown solver, and a step that leads nowhere, are refused."""
     require_known("solver", solver, SOLVERS)
     if solver in ADAPTIVE and find_spec("torchdiffeq") is None:
         raise MissingExtraError(f"solver '{solver}' needs torchdiffeq; pip install 'normscope[flows]'")
+    if step is None:
+        return math.inf if solver in ADAPTIVE else 1.0 if solver == "layers" else 0.025
     if not (math.isfinite(step) and step > 0):
         raise InputError(f"the step is a positive number, not {step}")
+    return step
 
 
 def time_grid(times: Sequence[float], breaks: Sequence[float], step: float) -> Iterator[tuple[float, float, bool]]:
     """Steps (t, h, whether t is one of ``times``) of length at most ``step`` that end at every time and every break."""
     wanted = set(times)
-    for left, right in itertools.pairwise(_nodes(times, breaks)):
+    for left, right in itertools.pairwise(nodes(times, breaks)):
         count = max(1, math.ceil((right - left) / step - 1e-9))
         h = (right - left) / count
         for i in range(count):
             yield left + i * h, h, i == 0 and left in wanted
 
 
-def _nodes(times: Sequence[float], breaks: Sequence[float]) -> list[float]:
+def nodes(times: Sequence[float], breaks: Sequence[float]) -> list[float]:
     """All times at which a step must end; a break that is a time but for rounding is that time."""
     inside = (t for t in breaks if times[0] < t < times[-1])
     return sorted({*times, *(t for t in inside if not any(math.isclose(t, own, rel_tol=1e-9) for own in times))})
@@ -184,7 +193,7 @@ def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watc
         if not math.isclose(h, step, rel_tol=1e-6):
             raise InputError(f"with layers every time is a multiple of the step {step:g}; {t + h:g} is not")
         x = motion.begun(x, t, h)
-        watch(t, x)
+        watch(t, x, None)
         if wanted:
             moved, velocity = motion.layer_and_velocity(x, t, h)
             yield t, x, velocity
@@ -192,27 +201,55 @@ def _layers(motion: Motion, x: Tokens, times: Sequence[float], step: float, watc
             moved = motion.layer(x, t, h)
         x = moved
     x = motion.begun(x, times[-1], step)
-    watch(times[-1], x)
+    watch(times[-1], x, None)
     yield times[-1], x, motion.velocity(x, times[-1])
 
 
-def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, watch: Watch) -> Iterator[Moment]:
-    """Torchdiffeq between the given times, with a tolerance of 1e-9."""
+def _adaptive(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: float, watch: Watch) -> Iterator[Moment]:
+    x = motion.settle(x, times[0])
+    watch(times[0], x, None)
+    yield times[0], x, motion.velocity(x, times[0])
+    for left, right in itertools.pairwise(nodes(times, motion.breaks)):
+        within = (left + right) / 2
+        x = motion.settle(x, within)
+
+        def velocity(t: float, y: Tensor, within: float = within) -> Tensor:
+            return motion.velocity(y, t, within)
+
+        try:
+            for t, state, between in adaptive_steps(velocity, x, left, right, solver, step):
+                x = motion.settle(state, within)
+                x = motion.settle(x, right) if t == right else x
+                watch(t, x, between)
+        except AssertionError as error:  # its step has shrunk to nothing
+            raise NotFiniteError(f"scheme '{motion.scheme.name}' outran solver {solver} after time {left:g}") from error
+        if right in times:
+            yield right, x, motion.velocity(x, right)
+
+
+def adaptive_steps(
+    f: Callable[[float, Tensor], Tensor], x: Tensor, left: float, right: float, solver: str, step: float = math.inf
+) -> Iterator[tuple[float, Tensor, Between]]:
+    """The solution of ẋ = f(t, x) from x at ``left`` to ``right`` in steps of at most ``step``, by torchdiffeq.
+
+    Yields:
+        Several times, the last of which is ``right``, with their states, and the state at any time since the one before.
+    """
     import torch
     from torchdiffeq import odeint
 
-    x = motion.settle(x, times[0])
-    watch(times[0], x)
-    yield times[0], x, motion.velocity(x, times[0])
-    for left, right in itertools.pairwise(_nodes(times, motion.breaks)):
-        within = (left + right) / 2
-        x = motion.settle(x, within)
-        span = torch.tensor([left, right], dtype=torch.float64, device=x.device)
-        try:
-            path = odeint(lambda t, y: motion.velocity(y, float(t), within), x, span, method=solver, rtol=1e-9, atol=1e-9)  # noqa: B023
-        except AssertionError as error:  # its step has shrunk to nothing
-            raise NotFiniteError(f"scheme '{motion.scheme.name}' outran solver {solver} after time {left:g}") from error
-        x = motion.settle(motion.settle(path[-1], within), right)
-        watch(right, x)
-        if right in times:
-            yield right, x, motion.velocity(x, right)
+    def solved(x: Tensor, times: Sequence[float]) -> Tensor:
+        span = torch.tensor(times, dtype=torch.float64, device=x.device)
+        path: Tensor = odeint(
+            lambda t, y: f(float(t), y), x, span, method=solver, rtol=TOLERANCE, atol=TOLERANCE, options={"max_step": step}
+        )
+        return path
+
+    times = [left + (right - left) * i / _DENSE for i in range(_DENSE)] + [right]
+    path = solved(x, times)
+    for i, t in enumerate(times[1:]):
+
+        def between(s: float, before: float = times[i], first: Tensor = path[i]) -> Tensor:
+            return solved(first, [before, s])[-1] if s > before else first
+
+        yield t, path[i + 1], between

@@ -1,15 +1,15 @@
 """Simulate tokens under a scheme: tokens, scheme and attention in; a trajectory with measures out."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import Attention
-from normscope.core.norms import mean_cosine
+from normscope.core.norms import length, mean_cosine
 from normscope.dynamics.integrators import solve
 from normscope.dynamics.measures import Measures, measure
 from normscope.dynamics.motion import FeedForward, Motion
@@ -27,7 +27,7 @@ def simulate(
     times: Sequence[float],
     *,
     solver: str = "rk4",
-    step: float = 0.025,
+    step: float | None = None,
     depth: float | None = None,
     feedforward: FeedForward | None = None,
     alpha: Schedule | None = None,
@@ -42,7 +42,7 @@ def simulate(
         attention: A(X): β, weights, causal mask, precision.
         times: when to measure; they rise and are not negative.
         solver: ``rk4``, ``midpoint``, ``euler``, ``dopri5``, ``dopri8`` for the flow; ``layers`` for one layer per ``step``.
-        step: the longest step in time; with ``layers`` 1 is the layer itself.
+        step: the longest step in time: 0.025 if None, for ``layers`` 1, the layer itself; adaptive solvers then choose alone.
         depth: the T that the scheme's rule for depth refers to; the last time if None.
         feedforward: F(X), if a block has a feed-forward layer too.
         alpha: α_t as a function of time, in place of the scheme's own.
@@ -57,14 +57,18 @@ def simulate(
     path, wanted = Trajectory(scheme.name), set(times)
     keep = wanted if keep_states is True else set(keep_states or ())
 
-    def watch(t: float, x: Tensor) -> None:
+    def cosine(x: Tensor) -> float:
+        return float(mean_cosine(x)) if len(x) > 1 else 1.0
+
+    def watch(t: float, x: Tensor, between: Callable[[float], Tensor] | None) -> None:
         _require_finite(scheme, t, x)
-        path.milestones.see(t, float(mean_cosine(x)) if len(x) > 1 else 1.0)
+        path.milestones.see(t, cosine(x), None if between is None else lambda s: cosine(between(s)))
 
     try:
         for t, x, velocity in solve(motion, start, times if times[0] == 0 else [0.0, *times], solver, step, watch):
             if t not in wanted:
                 continue
+            _require_speed(scheme, t, x, velocity)
             numbers = _numbers(measure(x, velocity))
             path.times.append(t)
             path.measures.append(numbers)
@@ -83,8 +87,19 @@ def _numbers(measures: Measures) -> dict[str, float]:
 
 
 def _require_finite(scheme: Scheme, t: float, x: Tensor) -> None:
-    if bool(torch.isfinite(x.sum())):
+    """Stop at a token that has no norm or no direction in its precision."""
+    norms = length(x).squeeze(-1)
+    smallest, largest = norms.aminmax()
+    if float(smallest) > 0 and math.isfinite(largest):
         return
-    broken = (~torch.isfinite(x).all(-1)).nonzero()
+    broken = int((~(norms.isfinite() & (norms > 0))).nonzero()[0, -1])
+    what = "underflowed to zero" if norms[broken] == 0 else "became non-finite (NaN/Inf)"
+    raise NotFiniteError(f"scheme '{scheme.name}' {what} at time {t:g}, token {broken}")
+
+
+def _require_speed(scheme: Scheme, t: float, x: Tensor, velocity: Tensor) -> None:
+    """Stop at a token whose speed |ẋ|/|x| has no value in its precision."""
+    broken = (~(length(velocity) / length(x)).squeeze(-1).isfinite()).nonzero()
     if len(broken):
-        raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) at time {t:g}, token {int(broken[0, -1])}")
+        where = f"at time {t:g}, token {int(broken[0, -1])}: its speed |ẋ|/|x| has no value"
+        raise NotFiniteError(f"scheme '{scheme.name}' became non-finite (NaN/Inf) {where}")

@@ -8,21 +8,34 @@ With identity weights, w = e^{−β(1−γ)} and every quantity divided by e^β,
 The state is (ln(1−γ), ln r), so that the approach to collapse keeps its digits down to 1−γ = 1e-300.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from normscope.dynamics.integrators import METHODS, runge_kutta_step, time_grid
+from normscope.dynamics.integrators import (
+    ADAPTIVE,
+    METHODS,
+    Between,
+    adaptive_steps,
+    longest_step,
+    nodes,
+    runge_kutta_step,
+    time_grid,
+)
+from normscope.dynamics.measures import MEASURES
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import Trajectory, check_times
 from normscope.errors import InputError
 from normscope.schemes import Scheme
 
 State = npt.NDArray[np.float64]
-MEASURES = ("cosine", "variance", "radius", "speed", "cosine_rate")
+Moving = Callable[[float, State], State]
+_Moment = tuple[float, State, Callable[[float], float] | None]
 
 
 @dataclass(frozen=True)
@@ -61,15 +74,15 @@ class SymmetricFlow:
         w = math.exp(-self.beta * law.temperature(values) * seen["q"] * seen["k"] * gap)
         Z = (n - 1) * w + 1
         R = (n - 1) * w * gamma + 1
-        sideways = (n - 1) * w**2 * gap * (1 + (n - 1) * gamma)
-        values["A"] = seen["v"] * math.sqrt(R**2 + sideways) / Z
+        sideways = w * math.sqrt(max((n - 1) * gap * (1 + (n - 1) * gamma), 0.0))
+        values["A"] = seen["v"] * math.hypot(R, sideways) / Z
         speed_factor = float(law.speed(values))
         closing = seen["v"] * 2 * w * ((n - 1) * gamma + 1) / (Z * speed_factor)
         return {
             "cosine": gamma,
             "variance": (n - 1) / n * gap,
             "radius": r,
-            "speed": seen["v"] * math.sqrt(max(sideways, 0.0)) / (Z * speed_factor),
+            "speed": seen["v"] * sideways / (Z * speed_factor),
             "cosine_rate": closing * gap,
             "radial_rate": law.radial(seen["v"] * R / Z, values),
             "closing": closing,
@@ -80,22 +93,38 @@ class SymmetricFlow:
         rates = self.rates(t, state, within)
         return np.array([-rates["closing"], rates["radial_rate"] / rates["radius"]])
 
-    def solve(self, times: Sequence[float], *, cosine: float = 0.0, radius: float = 1.0, step: float = 0.005) -> Trajectory:
-        """Measures at ``times`` from γ(0) = ``cosine`` and r(0) = ``radius``.
+    def solve(
+        self,
+        times: Sequence[float],
+        *,
+        cosine: float = 0.0,
+        radius: float = 1.0,
+        step: float = 0.005,
+        solver: str = "rk4",
+        time_step: float | None = None,
+    ) -> Trajectory:
+        """Measures at ``times`` from γ(0) = ``cosine`` and r(0) = ``radius``, by any ``solver`` of a flow.
 
-        Fourth-order steps in u = ln(1 + t), of at most ``step``: late times, where everything slows down, cost no more than
-        early ones.
+        Steps are taken in u = ln(1 + t), of at most ``step``: late times, where everything slows down, cost no more than early
+        ones. With a ``time_step`` they are taken in t, of at most that.
         """
         times = check_times(times)
+        longest_step(solver, time_step)
+        if solver == "layers":
+            raise InputError("the symmetric reduction is that of the flow; solver='layers' is not one of its solvers")
         if not -1 / (self.tokens - 1) < cosine < 1:
             raise InputError(f"n tokens can have one common cosine above −1/(n−1) and below 1, not {cosine}")
         if not (math.isfinite(radius) and radius > 0):
             raise InputError(f"the radius of a start is a positive number, not {radius}")
         path, wanted = Trajectory(self.scheme.name), set(times)
+        start = np.array([math.log1p(-cosine), math.log(radius)])
+        clock = _LOGARITHMIC if time_step is None else _PLAIN
+        walk = self._adaptive if solver in ADAPTIVE else self._fixed
         try:
-            for t, state in self._states(times if times[0] == 0 else [0.0, *times], cosine, radius, step):
+            grid = times if times[0] == 0 else [0.0, *times]
+            for t, state, between in walk(start, grid, clock, solver, step if time_step is None else time_step):
                 rates = self.rates(t, state)
-                path.milestones.see(t, rates["cosine"])
+                path.milestones.see(t, rates["cosine"], between)
                 if t in wanted:
                     path.times.append(t)
                     path.measures.append({name: rates[name] for name in MEASURES})
@@ -105,21 +134,67 @@ class SymmetricFlow:
             )
         return path
 
-    def _states(self, grid: list[float], cosine: float, radius: float, step: float) -> Iterator[tuple[float, State]]:
-        """(t, (ln(1−γ), ln r)) at every step and at every time of the grid."""
-        state = np.array([math.log1p(-cosine), math.log(radius)])
-        breaks = [math.log1p(stage.end(self.depth)) for stage in self.scheme.stages if stage.then]
-        exact = {math.log1p(t): t for t in grid}
-        for u, h, _ in time_grid(list(exact), breaks, step):
-            within = math.expm1(u + h / 2)
-            if self.scheme.at(within, self.depth).attention.law.radius_fixed:
-                state = np.array([state[0], 0.0])
-            yield exact.get(u, math.expm1(u)), state
+    def _fixed(self, state: State, grid: list[float], clock: "_Clock", solver: str, step: float) -> "Iterator[_Moment]":
+        """Every step, and every time of the grid."""
+        exact = {clock.reading(t): t for t in grid}
+        for u, h, _ in time_grid(list(exact), self._breaks(clock), step):
+            state, moving = self._begun(state, clock.time(u + h / 2), clock)
+            yield exact.get(u, clock.time(u)), state, None
+            state = runge_kutta_step(moving, u, state, h, METHODS[solver])
+            _require_finite(state)
+        yield grid[-1], state, None
 
-            def moving(u: float, y: State, within: float = within) -> State:
-                return math.exp(u) * self.derivative(math.expm1(u), y, within)
+    def _adaptive(self, state: State, grid: list[float], clock: "_Clock", solver: str, step: float) -> "Iterator[_Moment]":
+        """Every time of the grid and some between them."""
+        import torch
 
-            state = runge_kutta_step(moving, u, state, h, METHODS["rk4"])
-            if not np.isfinite(state).all():
-                raise FloatingPointError
-        yield grid[-1], state
+        exact, between = {clock.reading(t): t for t in grid}, None
+        for left, right in itertools.pairwise(nodes(list(exact), self._breaks(clock))):
+            state, moving = self._begun(state, clock.time((left + right) / 2), clock)
+            yield exact.get(left, clock.time(left)), state, between
+
+            def velocity(u: float, y: Tensor, moving: Moving = moving) -> Tensor:
+                return torch.from_numpy(moving(u, y.numpy()))
+
+            longest = step if clock is _PLAIN else math.inf
+            try:
+                for u, y, at in adaptive_steps(velocity, torch.from_numpy(state), left, right, solver, longest):
+                    state = y.numpy()
+                    _require_finite(state)
+                    between = _cosine_at(at, clock)
+                    if u < right:
+                        yield clock.time(u), state, between
+            except AssertionError as error:  # its step has shrunk to nothing
+                raise FloatingPointError from error
+        yield grid[-1], state, between
+
+    def _breaks(self, clock: "_Clock") -> list[float]:
+        return [clock.reading(stage.end(self.depth)) for stage in self.scheme.stages if stage.then]
+
+    def _begun(self, state: State, within: float, clock: "_Clock") -> "tuple[State, Moving]":
+        """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's reading."""
+        if self.scheme.at(within, self.depth).attention.law.radius_fixed:
+            state = np.array([state[0], 0.0])
+        return state, lambda u, y: clock.pace(u) * self.derivative(clock.time(u), y, within)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """A variable u in which steps are taken: u of t, t of u, and dt/du."""
+
+    reading: Callable[[float], float]
+    time: Callable[[float], float]
+    pace: Callable[[float], float]
+
+
+_LOGARITHMIC = _Clock(math.log1p, math.expm1, math.exp)
+_PLAIN = _Clock(float, float, lambda u: 1.0)
+
+
+def _cosine_at(at: Between, clock: _Clock) -> Callable[[float], float]:
+    return lambda t: 1 - math.exp(at(clock.reading(t))[0])
+
+
+def _require_finite(state: State) -> None:
+    if not np.isfinite(state).all():
+        raise FloatingPointError

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -10,8 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import length
+from normscope.core.norms import length, unit
+from normscope.dynamics.measures import MEASURES
 from normscope.errors import InputError
+
+_CLOSE = 1e-9  # of a time: as near as a crossing is located
+_ITERATIONS = 50
 
 
 class NotFiniteError(ArithmeticError):
@@ -20,25 +24,47 @@ class NotFiniteError(ArithmeticError):
 
 @dataclass
 class Milestones:
-    """When the mean cosine has gone half and 90 % of the way from its start to 1; read off at every step of the solver."""
+    """When the mean cosine has first gone half and 90 % of the way from its start to 1."""
 
     half: float = math.nan
     ninety: float = math.nan
     _start: float = math.nan
     _last: tuple[float, float] = (0.0, math.nan)
 
-    def see(self, t: float, cosine: float) -> None:
-        """Take note of the mean cosine at the next time; between two of them it is taken as a straight line."""
+    def see(self, t: float, cosine: float, between: Callable[[float], float] | None = None) -> None:
+        """Take note of the mean cosine at the next time.
+
+        ``between`` gives it at any time since the last one; without it, a straight line does.
+        """
         if math.isnan(self._start):
             self._start, self._last = cosine, (t, cosine)
             return
         for name, share in (("half", 0.5), ("ninety", 0.9)):
             level = self._start + share * (1 - self._start)
             if math.isnan(getattr(self, name)) and cosine >= level:
-                before, low = self._last
-                part = (level - low) / (cosine - low) if cosine > low else 1.0
-                setattr(self, name, before + max(0.0, part) * (t - before))
+                setattr(self, name, _crossing(self._last, (t, cosine), level, between))
         self._last = (t, cosine)
+
+
+def _crossing(
+    left: tuple[float, float], right: tuple[float, float], level: float, between: Callable[[float], float] | None
+) -> float:
+    """When a curve that ends at or above the level reaches it: on a straight line, or by the Illinois rule with more points."""
+    (a, low), (b, high) = (left[0], left[1] - level), (right[0], right[1] - level)
+    t = b if low >= high else a + max(0.0, low / (low - high)) * (b - a)
+    if between is None or low >= 0:
+        return t
+    for _ in range(_ITERATIONS):
+        value = between(t) - level
+        if value < 0:
+            a, low, high = t, value, high / 2
+        else:
+            b, high, low = t, value, low / 2
+        moved = a + low / (low - high) * (b - a)
+        if abs(moved - t) <= _CLOSE * abs(t):
+            return moved
+        t = moved
+    return t
 
 
 @dataclass
@@ -67,13 +93,12 @@ class Trajectory:
     def table(self) -> pd.DataFrame:
         """A row for each time: scheme, time, cosine, variance, radius, speed, cosine_rate."""
         rows = [{"scheme": self.scheme, "time": t, **m} for t, m in zip(self.times, self.measures, strict=True)]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows, columns=["scheme", "time", *MEASURES])
 
     @property
     def directions(self) -> Float[Tensor, "times tokens dim"]:
         """θ_j at each kept time."""
-        x = self._kept_states()
-        return x / length(x)
+        return unit(self._kept_states())
 
     @property
     def radii(self) -> Float[Tensor, "times tokens"]:

@@ -16,9 +16,10 @@ from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.audit import Audit
 from normscope.experiments.experiment import Seeded, Shown
+from normscope.experiments.on_model import as_source
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
-from normscope.experiments.settings import setting
+from normscope.experiments.settings import as_list, setting
 from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
@@ -123,7 +124,7 @@ class Compare(Seeded):
     )
     variadic: ClassVar[str] = "subjects"
 
-    subjects: Annotated[tuple[Any, ...], BeforeValidator(lambda value: _distinct(tuple(value)))] = setting(
+    subjects: Annotated[tuple[Any, ...], BeforeValidator(lambda value: _distinct(as_list(value)))] = setting(
         help="Two or more: models (as for audit) or run folders of audit, train, evaluate, stability, subspaces, words "
         "(journey), ensemble, simulate or advise.",
         argument=True,
@@ -257,8 +258,9 @@ def _nothing_in_common(tables: Mapping[str, Collection[str]]) -> InputError:
     )
 
 
-def _distinct(subjects: tuple[Any, ...]) -> tuple[Any, ...]:
+def _distinct(given: Sequence[Any]) -> tuple[Any, ...]:
     """Refuse a comparison of fewer than two, or of a subject with itself."""
+    subjects = tuple(map(as_source, given))
     if len(subjects) < 2:
         raise InputError("a comparison needs at least two models or runs")
     places = [_place(subject) for subject in subjects]

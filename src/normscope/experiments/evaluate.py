@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
+from pydantic import model_validator
 from rich.text import Text
 
 from normscope.errors import require_known
@@ -13,6 +14,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, setting
+from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, Line
@@ -53,8 +55,18 @@ class Evaluate(Seeded):
 
     model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
     split: Names | None = setting(None, "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation.", shown="all")
-    examples: int = setting(128_000, "Examples per split.", ge=2)
+    examples: int = setting(128_000, "Examples per split.", ge=2, le=10**15)
     show: int = setting(4, "Worked examples of each split to print.", ge=0, le=1000)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Evaluate":
+        from normscope.training.recipe import task_of
+        from normscope.transformer.files import model_folder, read_config
+
+        task, _ = task_of(read_config(model_folder(self.model)).get("recipe", {}))
+        for name in self.split or ():
+            require_known("split", name, task.splits)
+        return self
 
     @property
     def summary(self) -> str:
@@ -63,20 +75,23 @@ class Evaluate(Seeded):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The model on every split."""
+        from normscope.models.check import check_finite, named
         from normscope.training import evaluate
         from normscope.training.recipe import task_of
+        from normscope.training.sizes import testing_memory
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
+        zeros = check_finite(str(self.model), saved.model)
         task, offsets = task_of(saved.about.get("recipe", {}))
+        require_memory(testing_memory(saved.model.config, task, self.device), self.device)
         splits = list(self.split or task.splits)
-        for name in splits:
-            require_known("split", name, task.splits)
         advance = progress.stage("testing", len(splits) * self.examples)
         evaluation = evaluate(
             saved.model, task, splits, self.examples, seed=self.seed, offsets=offsets, worked=self.show, progress=advance
         )
-        configuration = {"model": str(self.model), "splits": splits, "examples": self.examples}
+        zero_weights = f"All values are 0 in {named(zeros)}." if zeros else ""
+        configuration = {"model": str(self.model), "splits": splits, "examples": self.examples, "zero_weights": zero_weights}
         tables = evaluation_tables(evaluation)
         return Result(type(self), configuration, tables, self.summary, self.seed, self.device)
 
@@ -115,6 +130,8 @@ def evaluation_text(result: Result) -> Iterator[Shown]:
     yield PageTable("", ("accuracy in % at position", *map(str, positions)), tuple(rows))
     for row in plain_rows(result.tables["worked"]) if "worked" in result.tables else ():
         yield _worked(row)
+    if result.configuration.get("zero_weights"):
+        yield f"Warning: {result.configuration['zero_weights']}"
 
 
 def _worked(row: Mapping[str, str]) -> Text:
@@ -137,8 +154,10 @@ def evaluation_section(result: Result) -> Section:
         "Bands are one standard error.",
         result.summary,
     )
-    text = ("An answer is exact if every character of it is right; ± is one standard error.",)
-    return Section("Evaluation", text, (_accuracy(result.tables["accuracy"]),), {"positions": chart}, name="evaluation")
+    text = ["An answer is exact if every character of it is right; ± is one standard error."]
+    if result.configuration.get("zero_weights"):
+        text.append(f"Warning: {result.configuration['zero_weights']}")
+    return Section("Evaluation", tuple(text), (_accuracy(result.tables["accuracy"]),), {"positions": chart}, name="evaluation")
 
 
 def percent(share: float, error: float) -> str:

@@ -5,16 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from normscope.errors import InputError, did_you_mean, explain
+from normscope.core.devices import is_elsewhere
+from normscope.errors import InputError, did_you_mean, explain, require_64_bits
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
+from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -65,6 +67,22 @@ class Experiment(BaseModel):
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
 
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        require_64_bits(dict(self))
+        return self
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> "Experiment":
+        """Refuse sizes that this machine cannot hold, before anything else is done with them."""
+        if not is_elsewhere():
+            require_memory(self.memory(), getattr(self, "device", "cpu"))
+        return self
+
+    def memory(self) -> dict[str, float]:
+        """Bytes that the run needs at most, about, by the settings that they follow from."""
+        return {}
+
     def begin(self, arguments: list[str]) -> str | int | None:
         """What the command does instead of running: a text to print, or the exit status of processes it launched."""
         return None
@@ -96,7 +114,7 @@ class Experiment(BaseModel):
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
         """The settings in the order in which they are documented: those that experiments share come last."""
-        common = Seeded.model_fields
+        common = (*Seeded.model_fields, "trust_remote_code")
         return dict(sorted(cls.model_fields.items(), key=lambda item: item[0] in common))
 
     @property

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, model_validator
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Shown
 from normscope.experiments.on_model import (
+    DEGENERATE,
     OnModel,
     layer_table,
     measure_outcome,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
 
 _MEASURES = ("spread", "noise", "collapse", "sparsity")
-_RECORDS = {"spread": "spread", "noise": "noise", "collapse": "collapse", "margins": "margin", "sparsity": "sparsity"}
+_RECORDS = {DEGENERATE: DEGENERATE, **{name: name for name in _MEASURES}, "margins": "margin"}
 _STRICT_DRAWS = 16  # for each draw of the noise
 _LEVELS = 0.005, 0.3, 25
 
@@ -69,6 +70,7 @@ class Stability(OnModel):
 
     command: ClassVar[str] = "stability"
     title: ClassVar[str] = "Stability of attention"
+    copies: ClassVar[tuple[float, float]] = (25, 0)
     usage: ClassVar[tuple[str, ...]] = (
         "normscope stability builtin:addition-small-pre",
         "normscope stability ./SmolLM2-135M-Instruct.Q4_1.gguf --measure spread,collapse,sparsity",
@@ -137,14 +139,15 @@ class Stability(OnModel):
 
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = self.offered(subject, progress)
-        tables = joined(measure_all(subject, measures, progress).values())
+        taken = [*named_measures([DEGENERATE]), *measures]
+        tables = joined(measure_all(subject, taken, progress).values())
         settings = {
             "measures": [measure.name for measure in measures],
             **{name: list(getattr(self, name)) for name in ("levels", "noise_levels", "layer_noise")},
             "noise": self.noise,
             "draws": self.draws,
         }
-        return self.measured_result(subject, measures, tables, started, settings)
+        return self.measured_result(subject, taken, tables, started, settings)
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """Opening the model and one level of noise, times the number of levels and layers."""
@@ -186,7 +189,7 @@ class Stability(OnModel):
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
         """The sections of the measures."""
-        yield from measure_sections(named_measures(_MEASURES), result)
+        yield from measure_sections(named_measures([DEGENERATE, *_MEASURES]), result)
 
 
 def _noise_table(table: pd.DataFrame) -> PageTable:
@@ -199,6 +202,6 @@ def _noise_table(table: pd.DataFrame) -> PageTable:
             f"{row['loss']:.4g} ± {row['loss_stderr']:.2g}",
         )
         for row in plain_rows(table)
-        if row["layer"] is None
+        if row["layer"] is None and row["loss"] is not None
     )
     return PageTable("", ("noise on", "in attention rows", "RMS noise", "accuracy", "loss"), rows)

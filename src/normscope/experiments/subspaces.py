@@ -12,6 +12,7 @@ from pydantic import AfterValidator, model_validator
 from normscope.errors import InputError
 from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import (
+    DEGENERATE,
     MODEL_HELP,
     OnModel,
     as_model,
@@ -41,7 +42,7 @@ KINDS = {
     "at 60°, norms ±50 %": (60.0, 0.5),
 }  # angle between subspaces in degrees, and spread of norms
 SHOWN = {"orthogonal spheres": (90.0, 0.0), "80° between subspaces": (80.0, 0.0), "norms ±20 %": (90.0, 0.2)}
-_RECORDS = {"rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
+_RECORDS = {DEGENERATE: DEGENERATE, "rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _SCHEMES, _TYPES = "none,pre,qkv", 12
 _WIDTHS, _TOKENS, _DIM = (3, 4, 5), 64, 32  # of the constructed worlds
@@ -73,6 +74,7 @@ class Subspaces(OnModel):
 
     command: ClassVar[str] = "subspaces"
     title: ClassVar[str] = "Input subspaces of heads"
+    copies: ClassVar[tuple[float, float]] = (110, 0)
     bundled_tokens: ClassVar[int | None] = 128
     usage: ClassVar[tuple[str, ...]] = (
         "normscope subspaces builtin:addition-small-pre",
@@ -127,8 +129,9 @@ class Subspaces(OnModel):
             return self._of_world(progress)
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
-        tables = joined(measure_all(subject, measures, progress).values())
         names = [measure.name for measure in measures]
+        measures = [*named_measures([DEGENERATE]), *measures]
+        tables = joined(measure_all(subject, measures, progress).values())
         return self.measured_result(subject, measures, tables, started, {"measures": names})
 
     def _of_world(self, progress: Progress) -> Result:
@@ -163,7 +166,8 @@ class Subspaces(OnModel):
             yield _circuit_section(result)
             yield _worlds_section(result)
         else:
-            yield from measure_sections(sorted(named_measures(MEASURES), key=lambda measure: measure.order or 0), result)
+            measures = named_measures([DEGENERATE, *MEASURES])
+            yield from measure_sections(sorted(measures, key=lambda measure: measure.order or 0), result)
 
 
 def interference_table(schemes: Sequence[Scheme], seed: int = 0) -> pd.DataFrame:

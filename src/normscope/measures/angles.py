@@ -47,7 +47,7 @@ class Angles(Measure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """For queries and for keys, the mean cosine beside that of random subspaces."""
         table = table_of(tables, "angles")
-        for side, rows in () if table is None else table.groupby("side", sort=False):
+        for side, rows in () if table is None else table.dropna().groupby("side", sort=False):
             yield _finding(str(side), rows, about)
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
@@ -90,13 +90,14 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
         heads, _, width = bases.shape
         products = (wide.T @ wide).view(heads, width, heads, width)[left, :, right]
         roots, cosines = data_roots(x, bases), principal_cosines(products)
-        weighted = weighted_cosine(products, roots[left], roots[right]).tolist()
         ranks = bases.any(1).sum(1)
-        means = (cosines.sum(1) / torch.minimum(ranks[left], ranks[right])).tolist()
-        smallest = torch.rad2deg(cosines[:, 0].acos()).tolist()
+        common = torch.minimum(ranks[left], ranks[right])  # 0 where a head reads nothing, and has no angles
+        overlap = weighted_cosine(products, roots[left], roots[right]).masked_fill(common == 0, torch.nan).tolist()
+        means = (cosines.sum(1) / common).tolist()
+        smallest = torch.rad2deg(cosines[:, 0].acos()).masked_fill(common == 0, torch.nan).tolist()
         for i, (head, other) in enumerate(pairs):
             row = {"layer": attention.layer, "head": head, "other": other, "side": side}
-            yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": weighted[i]}
+            yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": overlap[i]}
 
 
 def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:

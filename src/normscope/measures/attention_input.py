@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import centre
+from normscope.core.norms import centre, factor_between, same
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, Model
 
@@ -46,8 +46,8 @@ def attention_input(model: Model, step: AttentionStep) -> AttentionInput:
     norms = [_beside(step.stream, norm) for norm in model.norms]
     for states, norm in _candidates(model, step, norms):
         normed = states if norm is None else norm(states)
-        factor = float((normed * step.input).sum() / normed.square().sum())
-        if float((factor * normed - step.input).norm()) <= _FITS * float(step.input.norm()):
+        factor = factor_between(step.input, normed)
+        if same(factor * normed, step.input, _FITS):
             return AttentionInput(states, norm, factor)
     raise InputError(
         f"unsupported architecture: the input of attention in layer {step.layer} of '{model.name}' is neither the residual "

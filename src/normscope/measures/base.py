@@ -16,12 +16,14 @@ from normscope.results.sections import PageTable, Section
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from normscope.measures.faults import Fault
     from normscope.models import AttentionStep, Model, Sample, SublayerStep
 
 Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
 Stages = Callable[[str, float, float], None]
 LAYER = "layer"
+_PATTERNS, _LOGITS = 8, 3  # copies of a layer's attention pattern and of the logits while a measure works
 PASS = "one forward pass"
 
 
@@ -40,6 +42,13 @@ class Subject:
     sample: "Sample"
     seed: int = 0
     sentence: str | None = None
+
+    def memory(self, states: float, embeddings: float) -> dict[str, float]:
+        """Bytes that measures need at most, about: so many copies of the hidden states and of the embeddings, and logits."""
+        model, (rows, tokens) = self.model, self.sample.tokens.shape
+        read = rows * tokens * (states * model.dim + _PATTERNS * tokens * model.heads)
+        vocabulary = model.vocabulary * (embeddings * model.dim + _LOGITS * rows * tokens)
+        return {f"reading {rows * tokens:,} tokens": 4.0 * (read + vocabulary)}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -81,9 +90,22 @@ class Subject:
         return self.model.checksum
 
     @cached_property
+    def present(self) -> "Tensor":
+        """Tokens (rows, tokens) that have hidden states: all but padding, and those whose embedding is 0."""
+        mask = self.sample.attention_mask
+        if self.model.position_kind in ("learned", "cyclic"):  # what a position adds is not 0
+            return mask
+        return mask & self.model.embeddings.any(-1)[self.sample.tokens]
+
+    @property
+    def without_embedding(self) -> int:
+        """How many tokens have no hidden state before layer 0, since their embedding is 0."""
+        return int((self.sample.attention_mask & ~self.present).sum())
+
+    @cached_property
     def counted(self) -> "Tensor":
-        """Tokens (rows, tokens) that means are taken over: all but padding and the first of every row, the attention sink."""
-        counted = self.sample.attention_mask.clone()
+        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, the attention sink."""
+        counted = self.present.clone()
         counted[:, 0] = False
         return counted
 
@@ -127,6 +149,9 @@ class PassObserver:
 
     def state(self, layer: int, x: "Tensor") -> None:
         """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
+
+    def fault(self, fault: "Fault") -> None:
+        """What is 0 or non-finite; what is not ``measured`` reaches no other method."""
 
     def tables(self) -> Tables:
         """The tables, after the pass."""
@@ -244,28 +269,42 @@ class Measure(ABC):
 
 
 def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
-    """One clean forward pass of the sample; ``advance`` takes how many layers are done."""
+    """One clean forward pass of the sample; ``advance`` takes how many layers are done.
+
+    Observers receive what can be measured: the rest of a degenerate layer is reported by ``PassObserver.fault``.
+
+    Raises:
+        InputError: if no layer can be measured.
+    """
+    from normscope.measures.faults import Gate
     from normscope.models import Observer
 
-    on_attention, on_sublayer, on_state = (_overriding(observers, name) for name in ("attention", "sublayer", "state"))
+    names = ("attention", "sublayer", "state", "fault")
+    on_attention, on_sublayer, on_state, on_fault = (_overriding(observers, name) for name in names)
+
+    def report(fault: "Fault") -> None:
+        for observer in on_fault:
+            observer.fault(fault)
+
+    gate = Gate(subject, report)
 
     def attention(step: "AttentionStep") -> None:
         shared = LayerAttention(step)
-        for observer in on_attention:
+        for observer in on_attention if gate.attention(shared) else ():
             observer.attention(shared)
 
     def sublayer(step: "SublayerStep") -> None:
-        for observer in on_sublayer:
+        for observer in on_sublayer if gate.sublayer(step) else ():
             observer.sublayer(step)
 
     def state(layer: int, x: "Tensor") -> None:
-        for observer in on_state:
+        for observer in on_state if gate.state(layer, x) else ():
             observer.state(layer, x)
         advance(layer)
 
-    subject.model.forward(
-        subject.sample, Observer(attention if on_attention else None, sublayer if on_sublayer else None, state)
-    )
+    observed = Observer(attention if on_attention or on_fault else None, sublayer if on_sublayer or on_fault else None, state)
+    subject.model.forward(subject.sample, observed)
+    gate.close(attention=observed.attention is not None)
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pandas as pd
 import torch
 
-from normscope.core.norms import mean_cosine, unit
+from normscope.core.norms import mean_cosine, participation_ratio, unit
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, last
 from normscope.measures.states import Counted, StateRows, Tokens
@@ -23,8 +23,7 @@ _SAME = 0.05  # mean cosines closer than this are told as one
 
 def token_rank(x: Tokens) -> float:
     """The effective rank (participation ratio) (Σσ²)²/Σσ⁴ of the tokens' directions: 1 if all are one, at most their number."""
-    squares = torch.linalg.svdvals(unit(x.double())).square()
-    return float(squares.sum().square() / squares.square().sum())
+    return float(participation_ratio(torch.linalg.svdvals(unit(x.double()))))
 
 
 def _row(every: Tokens, counted: Counted) -> dict[str, float]:
@@ -68,7 +67,7 @@ class Clustering(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Where tokens align, and what that means for their use."""
-        motion = plain_rows(tables["motion"])
+        motion = plain_rows(tables["motion"].dropna(subset="cosine"))
         peak = max(motion, key=lambda row: float(row["cosine"]))
         before, after = max(pairwise(motion), key=lambda pair: float(pair[1]["cosine"] - pair[0]["cosine"]))
         number, aligned = peak["cosine"], peak["cosine"] > _ALIGNED
@@ -83,15 +82,15 @@ class Clustering(Measure):
             title,
             severity,
             number,
-            f"{motion[0]['cosine']:.2f} before layer 0; 0 is unrelated tokens, 1 is collapse.",
+            f"{motion[0]['cosine']:.2f} {place(motion[0]['layer'], about)}; 0 is unrelated tokens, 1 is collapse.",
             "Subtract the mean hidden state before you use hidden states for similarity." if aligned else "",
             weight=80,
         )
         lowest = min(motion, key=lambda row: float(row["rank"]))
         if lowest["cosine"] <= _ALIGNED:  # at higher cosines the rank restates them: it is at most 1/cosine²
             yield Finding(
-                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} before layer 0 and "
-                f"smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
+                f"The effective rank (participation ratio) of the tokens is {motion[0]['rank']:.3g} "
+                f"{place(motion[0]['layer'], about)} and smallest {place(lowest['layer'], about)}: {lowest['rank']:.3g}.",
                 "rank", title="Effective rank of the tokens", severity="ok", number=lowest["rank"],
             )  # fmt: skip
 

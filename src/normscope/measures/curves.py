@@ -1,6 +1,6 @@
 """Curves of tables and the one number that stands for each: what quantities are made of."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -58,23 +58,6 @@ def at_noise(curve: Frame) -> float:
 def statistic(name: str) -> Callable[[Frame], float]:
     """A statistic of all values, by its name in pandas."""
     return lambda curve: float(curve["y"].agg(name))
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as people list them: ``0, 2–5, 9``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
-
-
-def layers_named(numbers: Iterable[int]) -> str:
-    """``layer 3``, or ``layers 0, 2–5``."""
-    found = sorted(set(numbers))
-    return f"layer{'s' * (len(found) > 1)} {ranges(found)}"
 
 
 def two_digits(value: float) -> str:

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import NORMS, length
+from normscope.core.norms import NORMS, cosine, length
+from normscope.errors import InputError
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.readout import OutputNorm, output_rows, scaled
 from normscope.measures.tokens import TokenMeasure
@@ -91,7 +92,9 @@ def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, 
         Rows with setting, l2_mean, l2_std, cosine_mean, cosine_std, over the tokens whose embedding is not 0.
     """
     norms = length(embeddings).squeeze(-1).double()
-    nonzero = norms > 0
+    nonzero = (norms > 0) & norms.isfinite()
+    if not bool(nonzero.any()):
+        raise InputError("all embeddings are 0 or overflow: they have no directions")
     mean = embeddings.sum(0, dtype=torch.float64) / nonzero.sum()
     scale = math.sqrt(embeddings.shape[-1]) / norms[nonzero].mean()
     distances: dict[str, list[Tensor]] = {}
@@ -100,8 +103,7 @@ def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, 
         normalised, centred = NORMS[kind](piece, eps=eps), piece - mean
         settings = {"original": piece, "centred": centred, "scaled": scale * piece, "centred and scaled": scale * centred}
         for setting, points in settings.items():
-            cosine = 1 - torch.cosine_similarity(normalised, points, dim=-1)
-            both = torch.stack((length(normalised - points).squeeze(-1), cosine))
+            both = torch.stack((length(normalised - points).squeeze(-1), 1 - cosine(normalised, points)))
             distances.setdefault(setting, []).append(both)
     rows = []
     for setting, parts in distances.items():
@@ -114,14 +116,13 @@ def embedding_distances(embeddings: Float[Tensor, "vocabulary dim"], kind: str, 
 
 def token_scores(unembedding: Float[Tensor, "vocabulary dim"], norm: OutputNorm) -> dict[str, Float[Tensor, " vocabulary"]]:
     """How much the output favours each token in any context: |e|, |γ∘e|, and both with β·e added; β = 0 for RMSNorm."""
-    plain, scaled_norm = length(unembedding).squeeze(-1), length(norm.gain * unembedding).squeeze(-1)
-    favour = unembedding @ norm.bias
-    return {
-        "norm": plain,
-        "norm with gain": scaled_norm,
-        "norm + bias": plain + favour,
-        "norm with gain + bias": scaled_norm + favour,
-    }
+    gain, bias, parts = norm.gain.double(), norm.bias.double(), []
+    for piece in torch.split(unembedding, _PIECE):
+        rows = piece.double()
+        plain, scaled_norm, favour = length(rows).squeeze(-1), length(gain * rows).squeeze(-1), rows @ bias
+        parts.append(torch.stack((plain, scaled_norm, plain + favour, scaled_norm + favour)))
+    names = ("norm", "norm with gain", "norm + bias", "norm with gain + bias")
+    return dict(zip(names, torch.cat(parts, -1), strict=True))
 
 
 def extreme_tokens(model: Model, count: int = EXTREMES) -> pd.DataFrame:
@@ -159,7 +160,7 @@ def _small(value: float) -> str:
 def _extreme_table(table: pd.DataFrame) -> PageTable:
     scores = list(dict.fromkeys(map(str, table["score"])))
     cells = {
-        (str(score), str(end), int(rank)): f"{token_name(text, TOKEN_LENGTH)} ({value:.3g})"
+        (str(score), str(end), int(rank)): f"{token_name(text, TOKEN_LENGTH)} ({cell(value, '.3g')})"
         for score, end, rank, text, value in zip(
             table["score"], table["end"], table["rank"], table["text"], floats(table["value"]), strict=True
         )

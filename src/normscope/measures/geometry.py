@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import NORMS, centre, layer_norm, length, rms_norm, unit
+from normscope.core.norms import NORMS, centre, cosine, layer_norm, length, rms_norm, unit
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import updates_of
@@ -139,7 +139,7 @@ def strongest_head(model: Model, layer: int, token: int) -> int:
     kind = OutputNorm.of(model).kind
     before = NORMS[kind](updates.states)
     after = NORMS[kind](updates.states + updates.by_head)
-    return int(torch.cosine_similarity(before, after, dim=-1).argmin())
+    return int(cosine(before.expand_as(after), after).argmin())
 
 
 def head_update(model: Model, layer: int, head: int, token: int) -> pd.DataFrame:
@@ -156,6 +156,10 @@ def head_update(model: Model, layer: int, head: int, token: int) -> pd.DataFrame
     if OutputNorm.of(model).kind == "layer":
         state, update = centre(state), centre(update)
     start, moved = _in_plane(state, update)
+    if not bool(moved.isfinite().all()):
+        raise InputError(
+            f"layer={layer}: the token is 0, or it or the update of head {head} overflows: there is nothing to draw"
+        )
     parts = {"token": start, "sum": moved, "back on the sphere": unit(moved)}
     points = [{"part": part, "order": 0, "x": float(x), "y": float(y)} for part, (x, y) in parts.items()]
     return pd.concat([_curve("part", _CIRCLE, _circle()), pd.DataFrame(points)], ignore_index=True)

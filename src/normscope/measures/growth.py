@@ -53,13 +53,15 @@ class Growth(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much the norm grows, and how much of that in the first layer."""
-        radius = floats(tables["motion"]["radius"])
-        last = len(radius) - 2
+        motion = tables["motion"].dropna(subset="radius")
+        radius, layers = floats(motion["radius"]), [int(layer) for layer in motion["layer"]]
+        first, last = layers[0], layers[-1] - 1
         total = radius[-1] / radius[0]
-        parts = f": {radius[1] / radius[0]:.3g} times in layer 0, {radius[-1] / radius[1]:.3g} times in layers 1–{last}"
+        later = f"{radius[-1] / radius[1]:.3g} times in layers {first + 1}–{last}"
+        parts = f": {radius[1] / radius[0]:.3g} times in layer {first}, {later}"
         yield Finding(
-            f"The mean residual norm is {radius[0]:.3g} before layer 0 and {radius[-1]:.3g} after layer {last}, {total:.3g} "
-            f"times as much{parts if last > 0 else ''}.",
+            f"The mean residual norm is {radius[0]:.3g} before layer {first} and {radius[-1]:.3g} after layer {last}, "
+            f"{total:.3g} times as much{parts if last > first else ''}.",
             "radius", title="Growth of the residual norm", severity="ok", number=total,
         )  # fmt: skip
 

@@ -51,8 +51,9 @@ def needless(side: str, about: Mapping[str, Any]) -> str:
 
 
 def layer_means(rows: pd.DataFrame, column: str, form: str) -> dict[int, str]:
-    """The mean of a column over the heads of every layer, as a text."""
-    return {int(layer): form.format(mean) for layer, mean in rows.groupby("layer")[column].mean().items()}  # type: ignore[call-overload]
+    """The mean of a column over the heads of every layer, as a text; nothing where it is not defined."""
+    means = rows.groupby("layer")[column].mean().dropna()
+    return {int(layer): form.format(mean) for layer, mean in means.items()}  # type: ignore[call-overload]
 
 
 def side_means(rows: pd.DataFrame, column: str) -> dict[int, str]:

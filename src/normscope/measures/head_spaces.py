@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.attention_input import AttentionInput, attention_input
 from normscope.measures.base import LayerAttention
 from normscope.models import Model
-from normscope.models.factors import singular_factors
+from normscope.models.factors import scaled_heads, singular_factors
 
 PLACES = ("before", "after")  # the norm at the input of attention
 SIDES = ("queries", "keys")
@@ -50,17 +51,11 @@ def factors(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim 
 
 def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
     """Orthonormal bases of the column spaces of W, with columns of 0 beyond the rank."""
-    Q, R = torch.linalg.qr(W.double())
+    Q, R = torch.linalg.qr(scaled_heads(W.double())[0])
     U, singular, _ = torch.linalg.svd(R)
     above = singular > _rounding(W) * singular[:, :1]
     basis: Tensor = Q @ U * above[:, None]
     return basis
-
-
-def effective_rank(singular: Float[Tensor, "heads head"]) -> Float[Tensor, " heads"]:
-    """The participation ratio (Σσ²)²/Σσ⁴: how many directions carry a matrix, if some carry much more than others."""
-    squares = singular.square()
-    return squares.sum(1).square() / squares.square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ def weighted_cosine(
         other_root: the same for V'.
     """
     shared = torch.linalg.svdvals(root @ products @ other_root.mT).sum(-1)
-    sizes = (root.square().sum((-2, -1)) * other_root.square().sum((-2, -1))).sqrt()
+    sizes = (length(root.flatten(-2)) * length(other_root.flatten(-2))).squeeze(-1)
     return torch.where(sizes > 0, shared / sizes, 0.0).clamp(max=1)
 
 

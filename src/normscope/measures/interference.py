@@ -20,11 +20,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.core.norms import length, unit
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject
-from normscope.measures.curves import columns, layers_named, statistic, two_digits
+from normscope.measures.curves import columns, statistic, two_digits
 from normscope.measures.head_rows import HeadRows, head_name
 from normscope.measures.head_spaces import PLACES, layer_input
 from normscope.models import AttentionStep, Model
+from normscope.models.describe import layers_named
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import floats, head_map, spans_decades, table_of
@@ -81,7 +83,8 @@ class Interference(Measure):
             return {}
         shares = {"top key changes": ("keys", "moved"), "change of logits": ("both", "change")}
         medians = {
-            title: _before(table, resampled).groupby("layer")[column].median() for title, (resampled, column) in shares.items()
+            title: _before(table, resampled).dropna(subset=["change"]).groupby("layer")[column].median()
+            for title, (resampled, column) in shares.items()
         }
         return {
             title: {
@@ -95,7 +98,7 @@ class Interference(Measure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers' attention depends on content that their heads cannot read."""
         table = table_of(tables, "interference")
-        if table is None or table["change"].isna().all():
+        if table is None or _before(table, "both")["change"].isna().all():
             return
         after = table[table["place"] == "after"]["change"].max()
         shared = bool(after > ROUNDING and about["jointly_normalised"])
@@ -284,7 +287,7 @@ def _compared(
     raw = q @ k.mT
     scores, top = raw.double(), step.soften(raw.masked_fill(~mask, -torch.inf)).amax(-1)
     best = scores.masked_fill(~mask, -torch.inf).argmax(-1)
-    size = scores[pairs].square().sum().sqrt()
+    size = length(scores[pairs])
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
     kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
     for resampled in RESAMPLED:
@@ -295,7 +298,7 @@ def _compared(
             "head": head,
             "place": place,
             "resampled": resampled,
-            "change": float((after - scores)[pairs].square().sum().sqrt() / size),
+            "change": float(length((after - scores)[pairs]) / size),
             "kappa": kappas[resampled],
             "moved": float(moved[asked].double().mean()),
             "top_weight": float(top[asked].double().mean()),
@@ -305,4 +308,5 @@ def _compared(
 def _kappa(x: Tensor, ablated: Tensor, counted: Tensor) -> float:
     """The RMS of κ, where 1 + κ is the ablated vector's component along the clean one over its norm."""
     old, new = x[counted].double(), ablated[counted].double()
-    return float(((new * old).sum(-1) / old.square().sum(-1) - 1).square().mean().sqrt())
+    kappa = (new * unit(old)).sum(-1) / length(old).squeeze(-1) - 1
+    return float(kappa.square().mean().sqrt())

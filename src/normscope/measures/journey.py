@@ -18,6 +18,7 @@ from normscope.measures.readout import OutputNorm, output_bias
 from normscope.measures.search import nearest
 from normscope.measures.tokens import TokenMeasure, logit_notes
 from normscope.models import NOTHING, Model, Observer, Sample
+from normscope.models.describe import layers_named
 from normscope.results.conventions import TOKEN_LENGTH
 from normscope.results.figures import Chart, Cloud, Figure, Line, Point, Scene, Trail
 from normscope.results.findings import Finding
@@ -84,10 +85,14 @@ class Journey(TokenMeasure):
 
     def facts(self, subject: Subject, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
         """The token, the model's final prediction, and the target token."""
-        model, marks = subject.model, tables["places"][tables["places"]["kind"] == "word"]
+        model = subject.model
         last, (sample, place) = plain_rows(tables["journey"])[-1], _read(subject.model, subject.sentence or "", self.token)
-        followed = {"word": marks["text"].iloc[0], "predicted": last.get("predicted_text", ""), "following": ""}
-        if model.predicts:
+        followed = {
+            "word": model.words(sample.tokens[0, place][None])[0],
+            "predicted": last.get("predicted_text", ""),
+            "following": "",
+        }
+        if last.get("predicted_token") is not None:
             following = _following(sample, place, last["predicted_token"], model.causal)
             followed["following"] = model.words(torch.tensor([following]))[0]
         return followed
@@ -102,20 +107,26 @@ class Journey(TokenMeasure):
         table = table_of(tables, "journey")
         if table is None:
             return
-        rows = plain_rows(table)
+        every = plain_rows(table)
+        rows = [row for row in every if row["nearest_text"] is not None]
+        yield from _lost(every)
         first, last = rows[0], rows[-1]
-        most = max(rows[1:], key=lambda row: float(row["angle"]))
+        rotations = [row for row in rows if row["angle"] is not None]
+        if not rotations:
+            return
+        most = max(rotations, key=lambda row: float(row["angle"]))
         yield Finding(
             f"The hidden state of one token of '{about['sentence']}' is nearest to the embedding of "
-            f"{token_name(first['nearest_text'], TOKEN_LENGTH)} before layer 0 and of "
-            f"{token_name(last['nearest_text'], TOKEN_LENGTH)} after the last layer; the two states are "
+            f"{token_name(first['nearest_text'], TOKEN_LENGTH)} before layer {first['layer']} and of "
+            f"{token_name(last['nearest_text'], TOKEN_LENGTH)} after "
+            f"{'the last layer' if last is every[-1] else 'layer ' + str(last['layer'] - 1)}; the two states are "
             f"{last['from_start']:.0f}° apart, and the rotations between add up to {last['travelled']:.0f}°. "
             f"Layer {most['layer'] - 1} rotates it most, by {most['angle']:.0f}°.",
             "journey-angle",
             number=last["from_start"],
             comparison="Unrelated directions are about 90° apart.",
         )
-        reached = reached_after(rows)
+        reached = reached_after(every)
         if reached:
             yield Finding(f"{reached[0].upper()}{reached[1:]}.", "journey-rank", number=last["probability"])
 
@@ -144,7 +155,7 @@ class Trajectory:
         table: a row for every hidden state.
         path: their directions θ.
         start, end: the directions of the token's embedding and of the predicted token's unembedding with the final gain; None
-            if logits are more than one product.
+            where these are 0, and for the end if logits are more than one product.
     """
 
     word: str
@@ -152,7 +163,7 @@ class Trajectory:
     following: str
     table: pd.DataFrame
     path: Float[Tensor, "states dim"]
-    start: Float[Tensor, " dim"]
+    start: Float[Tensor, " dim"] | None
     end: Float[Tensor, " dim"] | None
 
 
@@ -175,39 +186,62 @@ def follow(model: Model, text: str, token: int) -> Trajectory:
     stream, norm = torch.stack(states), OutputNorm.of(model)
     direction, followed = SphereNorm(norm.kind), sample.tokens[0, place]
     word = model.words(followed[None])[0]
-    path, start = direction(stream), direction(model.embeddings[followed][None])[0]
-    if bool(start.isnan().any()):
-        raise InputError(f"token={token}: {word!r} has no embedding in '{model.name}', and so no start")
+    path, start = direction(stream), _finite(direction(model.embeddings[followed][None])[0])
+    if not bool(path.isfinite().all(-1).any()):
+        raise InputError(
+            f"token={token}: all hidden states of {word!r} in '{model.name}' are 0 or non-finite: without direction"
+        )
     table = _directions(model, stream, path, start, direction)
-    if not model.predicts:
-        return Trajectory(word, "", "", pd.DataFrame(table), path, start, None)
+    if not model.predicts or not bool(logits[0, place].isfinite().all()):
+        return Trajectory(word, "", "", _defined(table, path), path, start, None)
     last = int(logits[0, place].argmax())
     following = _following(sample, place, last, model.causal)
     table |= _lens(model, stream, following)
     end = None
     if model.unembedding is not None and output_bias(model) is not None:
-        end = direction(norm.gain * model.unembedding[last][None])[0]
+        end = _finite(direction(norm.gain * model.unembedding[last][None])[0])
+    if end is not None:
         table["cosine_predicted"] = (path @ end).tolist()
     predicted_text, following_text = model.words(torch.tensor([last, following]))
-    return Trajectory(word, predicted_text, following_text, pd.DataFrame(table), path, start, end)
+    return Trajectory(word, predicted_text, following_text, _defined(table, path), path, start, end)
+
+
+def _finite(direction: Float[Tensor, " dim"]) -> Float[Tensor, " dim"] | None:
+    """A direction; None where a vector has none."""
+    return direction if bool(direction.isfinite().all()) else None
+
+
+def _defined(columns: dict[str, list[Any]], path: Float[Tensor, "states dim"]) -> pd.DataFrame:
+    """The table; states without a direction have a layer and a norm, and nothing that follows from a direction."""
+    table, known = pd.DataFrame(columns), path.isfinite().all(-1).tolist()
+    if not all(known):
+        ids = {name: "Int64" for name in ("nearest_token", "predicted_token", "rank") if name in table}
+        table = table.astype(ids)
+        table.loc[[not defined for defined in known], ["nearest_token", "nearest_text", "nearest_cosine"]] = None
+    return table
 
 
 def _directions(
-    model: Model, stream: Float[Tensor, "states dim"], path: Float[Tensor, "states dim"], start: Tensor, direction: SphereNorm
+    model: Model,
+    stream: Float[Tensor, "states dim"],
+    path: Float[Tensor, "states dim"],
+    start: Float[Tensor, " dim"] | None,
+    direction: SphereNorm,
 ) -> dict[str, list[Any]]:
     """Nearest tokens, angles, cosines and norms of the states."""
     embedded = direction(model.embeddings[: model.vocabulary]).nan_to_num(0.0)  # an embedding may be 0
     cosines, tokens = nearest(path, embedded, 1)
     angles = degrees_between(path[1:], path[:-1])
+    first = int(path.isfinite().all(-1).int().argmax())
     return {
         "layer": list(range(len(stream))),
         "nearest_token": tokens[:, 0].tolist(),
         "nearest_text": model.words(tokens[:, 0]),
         "nearest_cosine": cosines[:, 0].tolist(),
         "angle": [None, *angles.tolist()],
-        "travelled": [0.0, *angles.cumsum(0).tolist()],
-        "from_start": degrees_between(path, path[:1].expand_as(path)).tolist(),
-        "cosine_start": (path @ start).tolist(),
+        "travelled": [0.0, *angles.nan_to_num(0.0).cumsum(0).tolist()],
+        "from_start": degrees_between(path, path[first].expand_as(path)).tolist(),
+        "cosine_start": [None] * len(stream) if start is None else (path @ start).tolist(),
         "radius": length(stream).squeeze(-1).tolist(),
     }
 
@@ -242,6 +276,22 @@ def _read(model: Model, text: str, token: int) -> tuple[Sample, int]:
     if not -count <= token < count:
         raise InputError(f"token={token}: the text has {count} tokens, 0 to {count - 1}, or −{count} to −1 from the end")
     return sample, token % count
+
+
+def _lost(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Which states have no direction, and why."""
+    lost = [row for row in rows if row["nearest_text"] is None]
+    zero = [row["layer"] for row in lost if row["radius"] == 0]
+    broken = [row["layer"] for row in lost if row["layer"] not in zero]
+    for layers, why in ((zero, "is 0"), (broken, "is non-finite (NaN/Inf)")):
+        if layers:
+            yield Finding(
+                f"The hidden state of the token {why} before {layers_named(layers)} (of 0–{rows[-1]['layer']}), and has no "
+                "direction there: angles, cosines and nearest tokens are not defined.",
+                title="A state without a direction",
+                severity="warning",
+                weight=150,
+            )
 
 
 def reached_after(rows: list[dict[str, Any]]) -> str:
@@ -327,6 +377,8 @@ def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
         return None
     path = path.sort_values("layer")
     shown = [share for share in floats(path["shown"]) if share == share]
+    if path.dropna(subset=["x", "y", "z"]).empty:
+        return None
     marked = "the token and the predicted token" if len(marks) > 1 else "the token"
     clouds = (
         Cloud(f"{len(cloud):,} other tokens", _points(cloud), _names(cloud)),

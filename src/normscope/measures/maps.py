@@ -36,17 +36,18 @@ def places(model: Model, trajectory: "Trajectory", method: str, seed: int = 0) -
     require_known("map", method, MAPS)
     tokens = SphereNorm(OutputNorm.of(model).kind)(model.embeddings[: min(_FITTED, model.vocabulary)])
     finite = torch.linalg.vector_norm(tokens, dim=-1).isfinite()
-    landmarks = [(trajectory.word, trajectory.start)]
-    if trajectory.end is not None:
-        landmarks.append((trajectory.predicted, trajectory.end))
-    marks = torch.stack([direction for _, direction in landmarks])
-    project = MAPS[method](tokens[finite], marks, trajectory.path, seed)
+    path, texts = trajectory.path, list(trajectory.table["nearest_text"])
+    known = path.isfinite().all(-1)
+    ends = ((trajectory.word, trajectory.start), (trajectory.predicted, trajectory.end))
+    landmarks = [(text, direction) for text, direction in ends if direction is not None]
+    marks = torch.stack([direction for _, direction in landmarks]) if landmarks else path[:0]
+    project = MAPS[method](tokens[finite], marks, path[known], seed)
     every = max(1, int(finite.sum()) // _CLOUD)
     cloud = finite.nonzero().squeeze(-1)[::every]
-    path = trajectory.path
+    layers = known.nonzero().squeeze(-1).tolist()
     parts = [
         _rows("cloud", project(tokens[cloud]), model.words(cloud), [None] * len(cloud)),
-        _rows("path", project(path), list(trajectory.table["nearest_text"]), list(range(len(path)))),
+        _rows("path", project(path[known]), [texts[layer] for layer in layers], layers),
         _rows("word", project(marks), [text for text, _ in landmarks], [None] * len(marks)),
     ]
     table = pd.concat(parts, ignore_index=True)
@@ -64,6 +65,7 @@ def _sphere(tokens: Tensor, marks: Tensor, path: Tensor, seed: int) -> Callable[
             axes = torch.cat((axes, unit(remainder)[None]))
     remainder = path - path @ axes.T @ axes
     axes = torch.cat((axes, torch.linalg.svd(remainder, full_matrices=False).Vh[: 3 - len(axes)]))
+    axes = torch.nn.functional.pad(axes, (0, 0, 0, 3 - len(axes)))  # a path of a few states has fewer directions
     return lambda points: points @ axes.T
 
 

@@ -119,10 +119,11 @@ def check_predicts(model: Model, sample: Sample) -> None:
 
 
 def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
-    """Whether each predicted token is right, and its loss."""
+    """Whether each predicted token is right, and its loss; NaN for both where a logit is not finite."""
     wanted = sample.targets != NOTHING
     logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
-    return torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
+    scores = torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
+    return scores.masked_fill(~logits.isfinite().all(-1), torch.nan)
 
 
 def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:
@@ -180,6 +181,8 @@ class Noise(Measure):
         def done(count: float) -> None:
             advance(layers * count / len(planned))
 
+        if not bool(_scores(subject.model, subject.sample).isfinite().all()):
+            return {}
         return {"noise": noise_table(subject.model, subject.sample, planned, self.draws, subject.seed, done)}
 
     def missing(self, subject: Subject) -> str:
@@ -191,7 +194,7 @@ class Noise(Measure):
         """What noise in one layer alone costs."""
         shown: dict[str, dict[int, str]] = {}
         for row in _rows(tables):
-            if row["layer"] is not None:
+            if row["layer"] is not None and row["loss_change"] is not None:
                 cell = f"{row['loss_change']:+.2g} ± {row['loss_change_stderr']:.1g}"
                 shown.setdefault(f"loss at {percent(row['noise'])} noise here alone", {})[row["layer"]] = cell
         return shown
@@ -213,7 +216,15 @@ class Noise(Measure):
                 title="Norm noise has no effect", severity="ok", weight=95,
             )  # fmt: skip
             return
-        rows = [row for row in _rows(tables) if row["noise"] > 0]
+        if "noise" not in tables:
+            text = "Sensitivity to noise is not defined: logits of the model are non-finite (NaN/Inf) without any noise."
+            yield Finding(text, title="Noise is not measured", severity="warning", weight=95)
+        broken = sorted({row["noise"] for row in _rows(tables) if row["loss_change"] is None})
+        if broken:
+            listed = ", ".join(map(percent, broken))
+            text = f"At RMS noise of {listed} logits became non-finite (NaN/Inf), and accuracy and loss are not defined."
+            yield Finding(text, "noise-accuracy", "Noise makes logits overflow", "warning", weight=95)
+        rows = [row for row in _rows(tables) if row["noise"] > 0 and row["loss_change"] is not None]
         everywhere = [row for row in rows if row["layer"] is None and (row["where"], row["perturbed"]) == ("all", "q,k,m")]
         if everywhere:
             yield _cost(everywhere)

@@ -1,5 +1,6 @@
 """What single heads do to single tokens: the keys with the largest q·k, and the update of a token that attends to itself."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.core.norms import visible_part
+from normscope.core.norms import length, visible_part
 from normscope.errors import InputError
 from normscope.measures.readout import identity, most_probable
 from normscope.measures.search import Nearest
@@ -42,9 +43,9 @@ class LinearNorm:
     @classmethod
     def at(cls, norm: BlockNorm, u: Float[Tensor, "words dim"]) -> "LinearNorm":
         """The norm at an input."""
-        squares = visible_part(u, norm.kind).square().mean(-1, keepdim=True)
+        rms = torch.hypot(length(visible_part(u, norm.kind)) / math.sqrt(u.shape[-1]), u.new_tensor(math.sqrt(norm.eps)))
         bias = torch.zeros_like(norm.gain) if norm.bias is None else norm.bias
-        return cls(norm.kind, norm.gain * torch.rsqrt(squares + norm.eps), bias)
+        return cls(norm.kind, norm.gain / rms, bias)
 
     def __call__(self, part: Float[Tensor, "*heads words dim"]) -> Float[Tensor, "*heads words dim"]:
         """The share of a part of the input."""

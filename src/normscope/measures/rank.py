@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from normscope.core.norms import participation_ratio
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
-from normscope.measures.head_spaces import effective_rank, factors
+from normscope.measures.head_spaces import factors
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, table_of
@@ -45,6 +46,8 @@ class Rank(Measure):
         lacking = table[table["rank"] < width].sort_values("rank")
         half = (
             f"Half of the heads use the equivalent of {typical:.3g} equally strong directions or fewer (participation ratio)."
+            if pd.notna(typical)
+            else "W_QK is 0, and its participation ratio is not defined."
         )
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
@@ -83,7 +86,7 @@ class Rank(Measure):
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     weights, dim = subject.model.projections(attention.layer), subject.model.dim
     svd = factors(weights.W_Q, weights.W_K)
-    effective, largest = effective_rank(svd.singular).tolist(), svd.singular[:, 0].tolist()
+    effective, largest = participation_ratio(svd.singular).tolist(), svd.singular[:, 0].tolist()
     for head, rank in enumerate(svd.rank.tolist()):
         yield {
             "layer": attention.layer,

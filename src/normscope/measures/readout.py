@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import factor_between
 from normscope.measures.search import nearest, top_scores
 from normscope.models import Model
 from normscope.schemes import NormKind
@@ -84,7 +85,7 @@ def tied(model: Model) -> bool:
         return False
     some = slice(None, min(256, model.vocabulary))
     embedded, output = model.embeddings[some], model.unembedding[some]
-    factor = (embedded * output).sum() / output.square().sum()
+    factor = factor_between(embedded, output)
     return bool(torch.allclose(embedded, factor * output, rtol=1e-4, atol=1e-5 * float(embedded.abs().max())))
 
 

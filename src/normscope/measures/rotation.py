@@ -1,5 +1,6 @@
 """Rotation: the angle by which every layer rotates the residual stream, and what other schemes would make of its updates."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -9,11 +10,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, length, visible_part
+from normscope.core.norms import cosine, degrees_between, length, visible_part
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
-from normscope.measures.curves import columns, late, late_layers, layers_named
+from normscope.measures.curves import columns, late, late_layers
 from normscope.measures.replay import replay_table
 from normscope.measures.states import Tokens, TokenStates
+from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
@@ -35,19 +37,21 @@ class _Observer(PassObserver):
         self.radius: Tensor | None = None
         self.lengths: list[Tensor] = []
         self.along: list[Tensor] = []
-        self.angles: list[float] = []
-        self.outputs: list[tuple[float, float]] = []
+        self.angles: dict[int, float] = {}
+        self.outputs: dict[int, tuple[float, float]] = {}
+        self.last = -1
 
     def state(self, layer: int, x: Tensor) -> None:
+        """The update of the layer before, if its states before and after could be observed."""
         after = self.states(x)[self.states.counted]
-        if self.before is None:
+        if self.radius is None:
             self.radius = length(after).squeeze(-1)
-        else:
+        elif self.before is not None and layer == self.last + 1:
             update = after - self.before
             self.lengths.append(length(update).squeeze(-1))
-            self.along.append(torch.cosine_similarity(update, self.before, dim=-1))
-            self.angles.append(float(degrees_between(self.before, after).mean()))
-        self.before = after
+            self.along.append(cosine(update, self.before))
+            self.angles[self.last] = float(degrees_between(self.before, after).mean())
+        self.before, self.last = after, layer
 
     def attention(self, attention: LayerAttention) -> None:
         """The mean length of what attention computes, before and after an output norm."""
@@ -56,23 +60,26 @@ class _Observer(PassObserver):
         A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
         norm = model.norm_at(step.layer, "attention", "output")
         before, after = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
-        self.outputs.append((before, after))
+        self.outputs[step.layer] = before, after
 
     def tables(self) -> Tables:
         lengths, along = torch.stack(self.lengths), torch.stack(self.along)
-        attention, written = torch.tensor(self.outputs).T
+        layers, unknown = list(self.angles), (math.nan, math.nan)
+        attention, written = torch.tensor([self.outputs.get(layer, unknown) for layer in layers]).T
         assert self.radius is not None
-        layers = range(len(lengths))
-        motion = pd.DataFrame({"layer": [*layers, len(lengths)], "angle": [*self.angles, None]})
+        motion = pd.DataFrame({"layer": [*layers, self.last], "angle": [*self.angles.values(), None]})
         writes = {
             "layer": layers,
-            "attention": [a for a, _ in self.outputs],
-            "written": [u for _, u in self.outputs],
+            "attention": [self.outputs.get(layer, unknown)[0] for layer in layers],
+            "written": [self.outputs.get(layer, unknown)[1] for layer in layers],
             "write": lengths.mean(-1).tolist(),
             "along": along.mean(-1).tolist(),
         }
-        schemes = [NAMED[name] for name in self.schemes]
-        replay = replay_table(schemes, self.radius, lengths, along, attention, written)
+        unbroken = sum(i == layer for i, layer in enumerate(layers))
+        schemes = [NAMED[name] for name in self.schemes if unbroken]
+        writes_of, cosines, computed, after_norm = (x[:unbroken] for x in (lengths, along, attention, written))
+        depth = self.subject.model.layers
+        replay = replay_table(schemes, self.radius, writes_of, cosines, computed, after_norm, depth)
         return {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes), "replay": replay}
 
 
@@ -109,7 +116,10 @@ class Rotation(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Whether late layers still rotate tokens, and what other schemes would do with the same updates."""
-        angles = floats(tables["motion"]["angle"])[:-1]
+        motion = tables["motion"].dropna(subset="angle")
+        angles = floats(motion["angle"])
+        if list(motion["layer"]) != list(range(about["layers"])):
+            return  # some layers cannot be measured, and the last third of the others is not that of the model
         yield _verdict(angles, floats(tables["motion"]["radius"]) if "radius" in tables["motion"] else [])
         late_third = late_layers(len(angles))
         replay = [row for row in plain_rows(tables["replay"]) if row["layer"] in late_third]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from normscope.core.norms import unit
 from normscope.errors import InputError, require_known
 from normscope.measures.base import Advance, Subject, Tables
 from normscope.measures.probes import position_rotations, reader
@@ -26,6 +27,7 @@ from normscope.results.tables import a_few, cell, floats, joined_tokens, plain_r
 
 MATRICES = {"vo": "W_VO", "qk": "W_QK"}
 _VECTORS = 5  # of each head in a table
+_SINGULAR = ["layer", "head", "matrix", "index", "value", "side", "rank", "nearest_token", "nearest_text", "score"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ class SingularVectors(TokenMeasure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much the first singular vector holds."""
         spectrum = plain_rows(tables["spectrum"])
-        first, dimensions = [row for row in spectrum if row["index"] == 0], 1 + max(row["index"] for row in spectrum)
+        first = [row for row in spectrum if row["index"] == 0 and row["share"] is not None]
+        dimensions = 1 + max(row["index"] for row in spectrum)
+        if not first:
+            yield Finding("The matrices of these heads are 0 or overflow: they have no singular vectors.", severity="warning")
+            return
         top, share = max(first, key=lambda row: float(row["share"])), median(row["share"] for row in first)
         yield Finding(
             f"The first singular vector holds {100 * share:.0f} % of Σσ² in the median head and {100 * top['share']:.0f} % in "
@@ -77,6 +83,14 @@ class SingularVectors(TokenMeasure):
             number=share,
             comparison=f"{100 / dimensions:.1f} % if all {dimensions} singular values were equal",
         )
+        empty = {(row["layer"], row["head"]) for row in spectrum if row["share"] is None}
+        if empty:
+            listed = ", ".join(f"L{layer}H{head}" for layer, head in sorted(empty)[:_VECTORS])
+            yield Finding(
+                f"The matrix is 0 or overflows in {len(empty)} of {len(empty) + len(first)} heads, which have no singular "
+                f"vectors: {listed}{', …' * (len(empty) > _VECTORS)}.",
+                severity="warning",
+            )
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """Singular values of a few layers, and the tokens nearest to their first vectors."""
@@ -155,7 +169,7 @@ def singular_tables(model: Model, layer: int, matrix: str, vectors: int, count: 
     first, right_scores, right_tokens = oriented(first, read if matrix == "qk" else output_rows(model), count)
     left = (first.values[:, None] * first.left).mT
     left_scores, left_tokens = (x.view(*left.shape[:2], -1) for x in nearest(left.flatten(0, 1), read, count))
-    shares = whole.values.square() / whole.values.square().sum(-1, keepdim=True)
+    shares = unit(whole.values).square()
     spectrum = [
         {"layer": layer, "head": head, "matrix": matrix, "index": index, "value": value, "share": share}
         for head, (values, parts) in enumerate(zip(whole.values.tolist(), shares.tolist(), strict=True))
@@ -165,6 +179,8 @@ def singular_tables(model: Model, layer: int, matrix: str, vectors: int, count: 
     rows = []
     for head in range(len(first.values)):
         for index, value in enumerate(first.values[head].tolist()):
+            if not 0 < value < torch.inf:
+                continue  # any vector is a singular vector of 0
             place = {"layer": layer, "head": head, "matrix": matrix, "index": index, "value": value}
             for side, (scores, tokens) in sides.items():
                 texts = model.words(tokens[head, index])
@@ -172,7 +188,7 @@ def singular_tables(model: Model, layer: int, matrix: str, vectors: int, count: 
                 for rank, (token, text, score) in enumerate(listed, 1):
                     of_token = {"side": side, "rank": rank, "nearest_token": token, "nearest_text": text, "score": score}
                     rows.append(place | of_token)
-    return {"spectrum": pd.DataFrame(spectrum), "singular": pd.DataFrame(rows)}
+    return {"spectrum": pd.DataFrame(spectrum), "singular": pd.DataFrame(rows, columns=_SINGULAR)}
 
 
 def _by_matrix(table: pd.DataFrame) -> dict[tuple[int, str], pd.DataFrame]:

@@ -1,5 +1,6 @@
 """Speed: by how much a token resists what attention computes, measured in the forward pass beside theory."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -82,7 +83,8 @@ class _Observer(PassObserver):
             theory = theory / self._written(step)
         elif "v" not in slots.heads:
             theory = theory * slots.input_factor(values)
-        return float(torch.as_tensor(theory).expand_as(r).median())
+        median = float(torch.as_tensor(theory).expand_as(r).median())
+        return median if math.isfinite(median) else None  # an update of 0 has no direction that a norm could keep
 
     def _written(self, step: SublayerStep) -> Float[Tensor, " tokens"]:
         """The length of what attention writes after its output norm, before its step."""

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
-from normscope.measures.curves import layers_named
 from normscope.measures.head_rows import HeadRows, head_name, kv_rows, needless, side_means
 from normscope.measures.head_spaces import PLACES, SIDES, layer_input
+from normscope.models.describe import layers_named
 from normscope.results.conventions import NORM_BAND
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
@@ -46,6 +47,8 @@ class Spheres(Measure):
         """For queries and for keys, in how many heads the norm is nearly constant."""
         table = table_of(tables, "spheres")
         for side, rows in () if table is None else table[table["spread"].notna()].groupby("side", sort=False):
+            if not (rows["place"] == "before").any():
+                continue  # no head reads anything of the stream, which the rank of W_QK shows
             heads, kind = (kv_rows(rows, about), "KV heads") if side == "keys" else (rows, "heads")
             if about["kv_heads"] == about["heads"]:
                 kind = "heads"
@@ -91,9 +94,9 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
 
 def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
     """Of one head, with its orthonormal basis."""
-    squares = (x @ basis).square().sum(1)
-    low, median, high = squares.sqrt().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
-    share = float((squares / x.square().sum(1)).mean())
+    norms = length(x @ basis).squeeze(1)
+    low, median, high = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
+    share = float((norms / length(x).squeeze(1)).square().mean())
     over = median or math.nan  # a head without weights reads nothing
     return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
@@ -102,7 +105,8 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
     """How many heads read inputs of constant norm, which, and how far the others are from it."""
     before, matrix = rows[rows["place"] == "before"], _MATRICES[side]
     after = rows[rows["place"] == "after"]
-    constant, changed = _constant(before), not np.allclose(before["spread"], after["spread"])
+    both = before.merge(after, on=["layer", "head"])
+    constant, changed = _constant(before), not np.allclose(both["spread_x"], both["spread_y"])
     normed = f"After the norm: {len(_constant(after))} of {len(before)}. " if changed else ""
     where = f", in {layers_named(constant['layer'])}" if len(constant) else ""
     ratio = before["high90"] / before["low90"]
@@ -116,12 +120,17 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
         severity="ok" if fine else "notice",
         number=len(constant) / len(before),
         comparison=(
-            f"{needless(side, about)}{normed}Widest: {_name(widest, kind)}, a factor of {ratio.max():.3g} between the ends of "
-            "the 90 % interval. "
+            f"{needless(side, about)}{normed}Widest: {_name(widest, kind)}, a factor of {_factor(ratio.max())} between the "
+            "ends of the 90 % interval. "
             f"In the median head {matrix} reads {100 * before['share'].median():.3g} % of the squared norm; chance is "
             f"{100 * chance:.3g} % ({about['head_dim']}/{about['dim']})."
         ),
     )
+
+
+def _factor(ratio: float) -> str:
+    """A ratio of norms; the smaller may be 0."""
+    return f"{ratio:.3g}" if math.isfinite(ratio) else "∞"
 
 
 def _name(row: Mapping[Any, Any], kind: str) -> str:

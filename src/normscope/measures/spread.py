@@ -9,8 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core.norms import length
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
-from normscope.measures.curves import layers_named, statistic
+from normscope.measures.curves import statistic
+from normscope.models.describe import layers_named
 from normscope.results.conventions import DRAWN_HEADS, NORM_BAND
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
@@ -60,7 +62,7 @@ class _Observer(PassObserver):
     def attention(self, attention: LayerAttention) -> None:
         weights, counted = attention.weights, self.counted
         received = (counted.to(weights)[:, None, None] @ weights).squeeze(2).transpose(0, 1)[:, counted]
-        self.rows += spread_rows(attention.layer, attention.step.stream.norm(dim=-1)[counted], received)
+        self.rows += spread_rows(attention.layer, length(attention.step.stream).squeeze(-1)[counted], received)
 
     def tables(self) -> Tables:
         return {"spread": pd.DataFrame(self.rows).astype({"layer": "Int64", "head": "Int64"})}

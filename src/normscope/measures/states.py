@@ -22,7 +22,7 @@ def norm_kind(model: Model) -> NormKind:
 
 
 class TokenStates:
-    """Hidden states (rows, tokens, dim) of a forward pass as float64 tokens × dim on the CPU, without padding.
+    """Hidden states (rows, tokens, dim) of a forward pass as float64 tokens × dim on the CPU, without padding and zeros.
 
     With LayerNorm they are centred: their mean over channels is invisible to the model. ``counted`` marks the tokens that means
     are taken over, which leave out the first of every row.
@@ -30,7 +30,7 @@ class TokenStates:
 
     def __init__(self, subject: Subject) -> None:
         self.kind = norm_kind(subject.model)
-        self._mask = subject.sample.attention_mask
+        self._mask = subject.present
         self.counted = subject.counted[self._mask].cpu()
 
     def __call__(self, x: Float[Tensor, "rows positions dim"]) -> Tokens:

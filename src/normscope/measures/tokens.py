@@ -11,6 +11,7 @@ from normscope.measures.base import Measure, Subject
 from normscope.measures.readout import output_bias, tied
 from normscope.measures.vocabulary import probe_words
 from normscope.models import Model
+from normscope.models.check import named
 
 Kind = TypeVar("Kind", bound="TokenMeasure")
 _POSITIONS = {
@@ -47,11 +48,11 @@ class TokenMeasure(Measure):
 
     def notes(self, model: Model) -> list[str]:
         """What a reader of the tables needs to know about the model: what does not apply to it, or differs from GPT-2."""
+        zeros = [f"Warning: all values are 0 in {named(model.zero_weights)}."] if model.zero_weights else []
+        tables = "The unembedding is not tied to the embeddings: tokens enter by one table and are read by the other."
         if model.unembedding is None:
-            return ["There is no unembedding: hidden states are compared with the input embeddings."]
-        if not tied(model):
-            return ["The unembedding is not tied to the embeddings: tokens enter by one table and are read by the other."]
-        return []
+            tables = "There is no unembedding: hidden states are compared with the input embeddings."
+        return zeros if tied(model) else [*zeros, tables]
 
 
 def _counted(name: str, numbers: Sequence[int] | None, count: int) -> tuple[int, ...]:

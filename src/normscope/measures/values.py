@@ -1,5 +1,6 @@
 """Values: the tokens nearest to a word after a head's update of it, and the norms of these updates."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +19,9 @@ from normscope.models import Model
 from normscope.results.figures import Chart, Figure, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable
-from normscope.results.tables import floats, head_map, plain_rows, spans_decades, table_of
+from normscope.results.tables import cell, floats, head_map, plain_rows, spans_decades, table_of
+
+_NORMS = {"norm": ".3g", "relative_norm": ".2f"}
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ class Values(HeadProbe):
         """Scores, and how large the update of all heads together is."""
         yield from super().findings(tables, about)
         whole = tables["updates"][tables["updates"]["head"].isna()]["relative_norm"]
-        if len(whole):
-            size = float(whole.median())
+        size = float(whole.median())
+        if len(whole) and not math.isfinite(size):
+            text = "The updates are not defined: they overflow, or the tokens that they are added to have norm 0."
+            yield Finding(text, "updates", severity="warning")
+        elif len(whole):
             yield Finding(
                 f"The update of all heads together has {size:.2f} times the norm of the token that it is added to (median).",
                 "updates",
@@ -81,8 +87,7 @@ class Values(HeadProbe):
             (
                 str(row["layer"]),
                 "all" if row["head"] is None else str(row["head"]),
-                f"{row['norm']:.3g}",
-                f"{row['relative_norm']:.2f}",
+                *(cell(math.nan if row[name] is None else row[name], form) for name, form in _NORMS.items()),
             )
             for row in plain_rows(medians)
         )

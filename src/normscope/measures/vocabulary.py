@@ -38,9 +38,11 @@ def common_nouns() -> list[str]:
 def probe_words(model: Model, names: Sequence[str] | None = None) -> list[Word]:
     """The named words, or the ``NOUNS`` most common nouns that are one token of the model."""
     if names is None:
-        nouns = _embedded(model, [word for word in (_word(model, name) for name in common_nouns()) if word is not None])
+        known = [word for word in (_word(model, name) for name in common_nouns()) if word is not None]
+        nouns = _embedded(model, known)
         if not nouns:
-            raise InputError(f"no common English noun is one token of '{model.name}'; name words that are (word=…)")
+            why = "has an embedding other than zeros in" if known else "is one token of"
+            raise InputError(f"no common English noun {why} '{model.name}'; name words (word=…)")
         return nouns[:NOUNS]
     if not all(names):
         raise InputError("word= is a comma-separated list of words, such as time,life; one of them is empty")

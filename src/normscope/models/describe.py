@@ -1,6 +1,6 @@
 """A model in text and HTML: scheme per layer, shape, precision, and what it offers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -16,11 +16,28 @@ def scheme_text(schemes: Sequence[Scheme | None]) -> str:
     groups, first = [], 0
     for scheme, run in groupby(schemes):
         last = first + len(list(run)) - 1
-        where = f"layer {first}" if first == last else f"layers {first}–{last}"
+        where = layers_named(range(first, last + 1))
         name = "unknown" if scheme is None else f"{scheme.name} (first stage)" if scheme.then else scheme.name
         groups.append(f"{where}: {name}")
         first = last + 1
     return "; ".join(groups)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as people list them: ``0, 2–5, 9``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def layers_named(numbers: Iterable[int]) -> str:
+    """``layer 3``, or ``layers 0, 2–5``."""
+    layers = set(numbers)
+    return f"layer{'s' * (len(layers) > 1)} {ranges(layers)}"
 
 
 def shape_text(model: "Model") -> str:

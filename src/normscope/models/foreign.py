@@ -94,6 +94,26 @@ def check_weights(name: str, where: str | Path, config: Any, convert: str, optio
     if Path(where).is_dir():
         for part in (*(file.name for file in files), *shards):
             _check_inside(name, Path(where) / part)
+    _check_depth(name, config, files)
+
+
+def _check_depth(name: str, config: Any, files: list[Path]) -> None:
+    """Refuse a configuration with more layers than there are tensors: the library would build them all first."""
+    from safetensors import SafetensorError, safe_open
+
+    tensors = 0
+    for file in files:
+        if file.suffix == ".json":
+            tensors += len(read_json(file, "index of weights")["weight_map"])
+        else:
+            try:
+                with safe_open(file, "pt") as content:
+                    tensors += len(content.keys())
+            except SafetensorError as error:
+                raise InputError(f"cannot open '{name}' as a model: {file.name}: {error}") from error
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > tensors:
+        raise InputError(f"the configuration of '{name}' has {layers} layers, but its weights are only {tensors} tensors")
 
 
 def _shards(name: str, index: Path) -> list[str]:

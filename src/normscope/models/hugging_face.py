@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from normscope.core.norms import length
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
@@ -19,7 +20,7 @@ from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
-from normscope.models.probe import Probe, run
+from normscope.models.probe import Probe, run, typical_weights
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -35,6 +36,15 @@ class HuggingFaceModel(Model):
         self.name, self.model, self.tokenizer = name, model, tokenizer
         with observable(model):
             probe = Probe(model)
+        with ExitStack() as stack:
+            if probe.degenerate:
+                stack.enter_context(typical_weights(model))
+                with observable(model):
+                    probe = Probe(model)
+            self._take_structure(probe)
+
+    def _take_structure(self, probe: Probe) -> None:
+        """Layers, norms, scales and shape, as a forward pass of a few tokens shows them."""
         self.attentions, self.blocks, self.placements = probe.attentions, probe.blocks, list(map(placement_of, probe.records))
         self.layers, self.heads, self.kv_heads = len(self.blocks), probe.heads, probe.kv_heads
         self.head_dim, self.dim = probe.head_dim, probe.dim
@@ -43,12 +53,13 @@ class HuggingFaceModel(Model):
         self._query_scales = [
             self._query_scale(*values) for values in zip(range(self.layers), inputs, probe.queries, strict=True)
         ]
-        config = model.config.get_text_config()
-        known = int(config.vocab_size) if tokenizer is None else len(tokenizer)  # rows may be padded to a round number
-        self.vocabulary, self.context = min(int(config.vocab_size), known), getattr(config, "max_position_embeddings", None)
+        config = self.model.config.get_text_config()
+        rows = int(config.vocab_size)  # which may be padded to a round number
+        self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
+        self.context = getattr(config, "max_position_embeddings", None)
         if self.positions is not None:
             self.context = len(self.positions)
-        self._embedding_factor = probe.embedding_factor(model.get_input_embeddings())
+        self._embedding_factor = probe.embedding_factor(self.model.get_input_embeddings())
         self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
         self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
         self.scheme, self.scheme_note = self._common_scheme()
@@ -117,7 +128,7 @@ class HuggingFaceModel(Model):
             weights = self._weights(layer)
         except InputError:  # raised again by those who ask for the weights
             return 1.0
-        factor = float(q.norm() / (x[:, None] @ weights.W_Q + weights.b_Q[:, None]).norm())
+        factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
         return factor if abs(factor - 1) > max(_NOT_ONE, torch.finfo(q.dtype).eps) else 1.0
 
     def output_projection(self, layer: int) -> nn.Module:
@@ -173,7 +184,7 @@ class HuggingFaceModel(Model):
         errors = []
         for rotation in (None, step.rotation):
             (q,) = self.heads_of(step.layer, step.input, rotation, "q")
-            errors.append(float((q - step.q).norm()))
+            errors.append(float(length((q - step.q).flatten())))
         return errors[1] <= errors[0]
 
     @property

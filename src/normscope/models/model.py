@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.core.norms import NORMS
 from normscope.errors import InputError
 from normscope.models.capture import Captured
+from normscope.models.check import WeightFault
 from normscope.models.describe import as_html, as_text
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.schemes import Scheme
@@ -85,6 +86,7 @@ class Model(ABC):
         context: the largest number of tokens in a sequence; None if there is no limit.
         causal: whether tokens attend only to themselves and those before them.
         position_kind: ``learned``, ``rotary``, ``cyclic``, ``none`` or ``unknown``.
+        zero_weights: its matrices of zeros, as they were when it was opened.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Model(ABC):
     context: int | None
     causal: bool
     position_kind: str
+    zero_weights: tuple[WeightFault, ...] = ()
     _captures: tuple[Captured, ...] = ()
 
     @property

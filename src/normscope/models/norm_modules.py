@@ -15,20 +15,30 @@ def norm_of(
     """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one.
 
     Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm ignores a constant that is added to all components. This holds for
-    all families, however they store their gains (Gemma's is 1 + weight).
+    all families, however they store their gains (Gemma's is 1 + weight). The kind is that of the norm with other parameters: a
+    gain of zero hides it.
     """
     parameter = next(module.parameters(), torch.empty(0))
     exact = copy.deepcopy(module).float() if parameter.dtype in (torch.bfloat16, torch.float16) else module
     x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
     given = torch.stack((x, -x, x + 1e3)).to(next(exact.parameters(), parameter))
     with torch.no_grad():
-        plus, minus, shifted = exact(given[:, None]).double().cpu().squeeze(1)
-    kind = "layer" if torch.allclose(plus, shifted, rtol=1e-3, atol=1e-3) else "rms"
+        plus, minus, _ = exact(given[:, None]).double().cpu().squeeze(1)
+        unscaled, _, shifted = _with_ones(exact)(given[:, None]).double().cpu().squeeze(1)
+    kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
     gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
     eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(device, parameter.dtype), bias.to(device, parameter.dtype)
     return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+
+
+def _with_ones(module: nn.Module) -> nn.Module:
+    """The norm with 1 for all its parameters."""
+    changed = copy.deepcopy(module)
+    for parameter in changed.parameters():
+        parameter.fill_(1.0)
+    return changed
 
 
 def width_of(module: nn.Module) -> int | None:

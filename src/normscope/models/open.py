@@ -12,8 +12,11 @@ from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
+from normscope.machine.memory import require_memory
+from normscope.models.check import check_finite
 from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
 from normscope.models.model import Model
+from normscope.models.sizes import model_memory
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
@@ -47,7 +50,7 @@ def open_model(
     Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
 
     Raises:
-        InputError: if there is no such model, or its architecture is not supported.
+        InputError: if there is no such model, its architecture is not supported, or some of its weights are NaN or infinite.
 
     Example:
         >>> from normscope.models import open_model
@@ -84,7 +87,10 @@ def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any, t
 def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
-    return NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about))
+    zeros = check_finite(name, saved.model)
+    model = NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about))
+    model.zero_weights = zeros
+    return model
 
 
 def check_model(name: str | Path) -> Path:
@@ -187,6 +193,7 @@ def _from_library(
         options = {**model_options(name, where), **file}
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
     require_decoder_or_encoder(name, config)
+    require_memory(model_memory(name, config))
     kind = _class_for(config)
     with library_errors(what):
         if not file:
@@ -216,12 +223,15 @@ def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
     from normscope.models.probe import probe_tokens, run
 
     require_decoder_or_encoder(name, model.config)
+    zeros = check_finite(name, model)
     tokenizer, tokens = None if tokenizer is False else tokenizer, probe_tokens(model)
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
     with library_errors(refused), torch.no_grad(), observable(model):
         run(model, *tokens)
     with quietly():
-        return HuggingFaceModel(name, model, tokenizer)
+        opened = HuggingFaceModel(name, model, tokenizer)
+    opened.zero_weights = zeros
+    return opened
 
 
 def _class_for(config: Any) -> Any:

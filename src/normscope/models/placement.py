@@ -13,11 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import factor_between, same
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?norm")
 _NEAR = 1e-4
 _SMALLEST = 1e-3
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a norm, by the name of its class; one with parts is not, whatever it is called."""
+    return "norm" in type(module).__name__.lower() and not any(True for _ in module.children())
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +38,8 @@ class Call:
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm, by the name of its class; a module with parts is not one, whatever it is called."""
-        named = "norm" in type(self.module).__name__.lower()
-        return named and self.input.shape == self.output.shape and not any(True for _ in self.module.children())
+        """Whether it is a norm that keeps the shape of its input."""
+        return is_norm(self.module) and self.input.shape == self.output.shape
 
     @property
     def is_product(self) -> bool:
@@ -200,7 +205,7 @@ def _feedforward(block: BlockRecord, settled: Tensor, last: Call, normalised: bo
             return None
     end = total if norm is None else norm.output
     norms = _modules(output=output, stream=norm)
-    factor = float((block.output * end).sum() / end.square().sum())
+    factor = factor_between(block.output, end)
     if _same(block.output, factor * end):
         note = "" if abs(factor - 1) < _SMALLEST else f"every block multiplies its output by {factor:.4g}"
         return Branch(norms, last.module, scales), note
@@ -332,5 +337,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
     if a.numel() != b.numel():
         return False
     near = max(_NEAR, torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    a, b = a.flatten().double(), b.flatten().double()
-    return bool((a - b).norm() <= near * b.norm())
+    return same(a.flatten().double(), b.flatten().double(), near)

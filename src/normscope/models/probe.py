@@ -1,19 +1,22 @@
 """The structure of a model of the ``transformers`` library, observed in one forward pass of a few tokens."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import factor_between, same
 from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall, observing
+from normscope.models.check import layer_path
 from normscope.models.hooks import after, before, first_output, rotation_of, states_of
-from normscope.models.placement import BlockRecord, Call
+from normscope.models.placement import BlockRecord, Call, is_norm
 
 _TOKENS = 8
 _NEAR = 1e-5
+_SMALLEST = 1e-19  # the square of less is no normal number in float32
 
 
 class Probe:
@@ -63,13 +66,20 @@ class Probe:
             left, calls = self._left[id(block)], self._calls[id(block)]
             yield BlockRecord(self._names[id(attention)], entered, left, read, mixed, calls, attended)
 
+    @property
+    def degenerate(self) -> bool:
+        """Whether some module returned zeros alone or a non-finite value: whose output is whose input is then unclear."""
+        outputs = [call.output for calls in self._calls.values() for call in calls if call.output.numel()]
+        outputs += [x for values in self._attended for x in values[:3]]
+        return any(not _SMALLEST < float(x.abs().max()) < torch.inf for x in outputs)
+
     def embedding_factor(self, embedding: nn.Module) -> float:
         """The factor of the embedding before the first layer; 1 where it is not only multiplied."""
         entered, embedded = self._attended[0][0], self._embedded.get(id(embedding))
         if embedded is None or embedded.shape != entered.shape:
             return 1.0
-        factor = float((entered * embedded).sum() / embedded.square().sum())
-        return factor if bool((entered - factor * embedded).norm() <= _NEAR * entered.norm()) else 1.0
+        factor = factor_between(entered, embedded)
+        return factor if same(factor * embedded, entered, _NEAR) else 1.0
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """Attention as it is; its module and values are recorded."""
@@ -124,6 +134,29 @@ class Probe:
             self._outside.append(("final" if self.attentions else "embedding", call))
 
 
+@contextmanager
+def typical_weights(model: nn.Module) -> Iterator[None]:
+    """Random products, embeddings and norms in place of the model's: its structure shows even if its weights are degenerate.
+
+    Parameters of other modules, such as learned scales of updates, stay as they are. Holds a second copy of the weights.
+    """
+    generator = torch.Generator().manual_seed(0)
+    replaced = []
+    for module in model.modules():
+        own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
+        if any(p.ndim > 1 for p in own) or is_norm(module):
+            replaced += [(p, p.data) for p in own]
+    try:
+        for parameter, weights in replaced:
+            drawn = torch.randn(weights.shape, generator=generator)
+            size = 0.1 if weights.ndim < 2 else weights.shape[-1] ** -0.5
+            parameter.data = (size * drawn + (weights.ndim < 2)).to(weights)
+        yield
+    finally:
+        for parameter, weights in replaced:
+            parameter.data = weights
+
+
 def probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
     """A few tokens, and their attention mask."""
     device = next(model.parameters()).device
@@ -142,11 +175,5 @@ def run(model: Any, tokens: Tensor, attention_mask: Tensor) -> Tensor:
 
 def _blocks(model: Any) -> dict[int, nn.Module]:
     """For every module in a list of layers the layer it is in, the outermost where lists are nested."""
-    modules, around = dict(model.named_modules()), {}
-    for name, module in modules.items():
-        parts = name.split(".")
-        for end in range(1, len(parts) + 1):
-            if parts[end - 1].isdigit() and isinstance(modules[".".join(parts[: end - 1])], nn.ModuleList):
-                around[id(module)] = modules[".".join(parts[:end])]
-                break
-    return around
+    paths = {id(module): layer_path(model, name) for name, module in model.named_modules()}
+    return {module: model.get_submodule(path) for module, path in paths.items() if path is not None}

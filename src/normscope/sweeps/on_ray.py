@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
+from normscope.core.threads import usable_cores
 from normscope.errors import InputError, MissingExtraError
 from normscope.machine.interrupts import keeping_handlers
 from normscope.sweeps.folder import PLAN
@@ -160,7 +161,7 @@ def check_cluster(address: str) -> None:
 @contextmanager
 def _new_cluster(gpus: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """What Ray needs to know to start a cluster of this machine's cores and of these GPUs; its files are removed at the end."""
-    resources = {"num_cpus": len(os.sched_getaffinity(0)), "num_gpus": len(gpus), "object_store_memory": _STORE}
+    resources = {"num_cpus": usable_cores(), "num_gpus": len(gpus), "object_store_memory": _STORE}
     variables = {"RAY_USAGE_STATS_ENABLED": "0"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
     with _environment(variables), TemporaryDirectory(prefix="normscope-ray-", ignore_cleanup_errors=True) as folder:
         yield {"address": "local", **resources, "include_dashboard": False, "_temp_dir": folder}

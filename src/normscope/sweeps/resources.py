@@ -1,11 +1,11 @@
 """How cores and GPUs are shared out among the runs of a sweep."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from normscope.core.threads import usable_cores
 from normscope.sweeps.local import LocalExecutor, visible_gpus
 from normscope.sweeps.on_ray import Needs, RayExecutor
 from normscope.sweeps.plan import Plan
@@ -26,7 +26,7 @@ class Resources:
     def of(cls, plan: Plan, device: str, workers: int | None, per_gpu: int, cpus: int | None, ray: str | None) -> "Resources":
         """The given numbers, and fair shares of this machine for those that are not given."""
         tasks = sum(max(1, point.experiment.parts) for point in plan.points)
-        cores, gpus = len(os.sched_getaffinity(0)), visible_gpus(device)
+        cores, gpus = usable_cores(), visible_gpus(device)
         threads = cpus or max(1, min(torch.get_num_threads(), cores // tasks))
         if ray is None:
             workers = min(workers or (per_gpu * len(gpus) if gpus else max(1, cores // threads)), tasks)

@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.training.batches import Feed, PaddedFeed, SplitFeed, one_batch
+from normscope.training.sizes import DRAWN_FOR_A_TEST, TESTED_AT_A_TIME
 from normscope.training.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
 from normscope.transformer import Transformer
-
-_ROWS = {"cpu": 512, "cuda": 8192}
-_DRAWN = 16_384
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,15 @@ def evaluate(
     The answer that the model would write by itself is the right one exactly if all its characters are right here, so ``exact``
     is also the rate of right answers it writes. Standard errors treat characters of one answer as dependent. Sums are made of
     small differences: bfloat16 costs a trained model points of accuracy, so float32 is the default on every device.
+
+    Raises:
+        InputError: if a logit that predicts a character of an answer is NaN or infinite.
     """
     accuracy, positions, shown, done = [], [], [], 0
     for split in splits:
         tally = Tally(task.splits[split].longest_answer)
-        for chunk, start in enumerate(range(0, examples, _DRAWN)):
-            count = min(_DRAWN, examples - start)
+        for chunk, start in enumerate(range(0, examples, DRAWN_FOR_A_TEST)):
+            count = min(DRAWN_FOR_A_TEST, examples - start)
             chunk_seed = stream_seed(seed, split, chunk)
             for part in _predict(model, task.splits[split], count, chunk_seed, offsets, precision):
                 tally.add(part.right, part.wanted)
@@ -147,12 +149,19 @@ def _predict(
     shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
     order = drawn.lengths.argsort(stable=True)
     feed: Feed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
-    for rows in torch.split(order, _ROWS[device.type]):
+    for rows in torch.split(order, TESTED_AT_A_TIME[device.type]):
         part = drawn[rows]
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))
         with torch.no_grad(), torch.autocast(device.type, precision, enabled=precision != torch.float32):
-            predictions = feed.logits(model, batch).argmax(-1).view_as(batch["targets"])
+            logits = feed.logits(model, batch)
         targets = batch["targets"]
+        predictions = logits.argmax(-1).view_as(targets)
+        undefined = ~logits.isfinite().all(-1).view_as(targets) & (targets != MASK)
+        if bool(undefined.any()):
+            raise InputError(
+                f"the model's logits became non-finite (NaN/Inf) in {int(undefined.any(1).sum()):,} of {len(targets):,} "
+                "examples: it predicts nothing there, and its accuracy is not defined"
+            )
         if not model.config.encoder_layers:
             targets, predictions = (_from_answer(part, task, x) for x in (targets, predictions))
         yield _Predicted(part, targets, predictions)

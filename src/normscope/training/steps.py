@@ -159,7 +159,8 @@ class CapturedStepper:
         self.rates = torch.zeros(steps, device=device)
         self.rows = torch.zeros(steps, 3, device=device)
         self.measures = torch.compile(step.measures, fullgraph=True, dynamic=False)
-        self.graph = self._capture()
+        with torch.cuda.device(device):  # streams and graphs belong to the current GPU, which need not be this one
+            self.graph = self._capture()
 
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
         """Replays of the graph, one for each batch."""
@@ -167,8 +168,9 @@ class CapturedStepper:
             self.batches[name][: len(rates)].copy_(values)
         self.rates[: len(rates)].copy_(torch.tensor(rates))
         self.index.zero_()
-        for _ in rates:
-            self.graph.replay()
+        with torch.cuda.device(self.index.device):
+            for _ in rates:
+                self.graph.replay()
         return self.rows[: len(rates)].cpu()
 
     def _once(self) -> None:

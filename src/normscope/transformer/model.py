@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.core import AttentionMask, HeadNorm, unproject
-from normscope.core.norms import EPSILON, NORMS
+from normscope.core.norms import EPSILON, NORMS, unit
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
 from normscope.schemes.update import Update
@@ -84,7 +84,7 @@ class Transformer(nn.Module):
         for module in self.modules_with_matrices():
             if not module.free:
                 for weight, axis in module.matrices():
-                    weight.div_(torch.linalg.vector_norm(weight, dim=axis, keepdim=True))
+                    weight.copy_(unit(weight, axis))
 
     def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
         """Every module that has matrices of its own."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core import HeadWeights, normalise_heads, project
-from normscope.core.norms import SphereNorm, hyperplane_basis, length, unit
+from normscope.core.norms import SphereNorm, hyperplane_basis, unit
 from normscope.errors import InputError
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
@@ -102,7 +102,7 @@ class World:
         for width in widths:
             directions = torch.randn(tokens, width, generator=generator, dtype=torch.float64)
             u = 2 * torch.rand(tokens, 1, generator=generator, dtype=torch.float64) - 1
-            coordinates.append(radius * (1 + spread * u) * directions / length(directions))
+            coordinates.append(radius * (1 + spread * u) * unit(directions))
         return cls(Subspaces.at_angle(widths, angle, dim, seed), tuple(coordinates))
 
     @property
