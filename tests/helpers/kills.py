@@ -114,6 +114,8 @@ class Killer:
         self._check_end(name, number, status, errors)
         if unfinished and status == 0:
             raise Problem("the signal had no effect")
+        if "the result is in" in errors and not (folder / "runs" / "it" / "run.json").is_file():
+            raise Problem("there is no result")
         left = sorted(path.name for path in folder.glob("runs/*")) if (folder / "runs").is_dir() else None
         tally.writing += any(".partial-" in entry for entry in left or ())
         tally.complete += "it" in (left or ()) and (folder / "runs" / "it" / "run.json").is_file()
@@ -144,9 +146,9 @@ class Killer:
             raise Problem(f"a traceback: {errors[-1500:]}")
         if status == STATUS[number] and number in WORDS and errors.strip():
             lines = errors.strip().splitlines()
-            if not lines[-1].startswith(WORDS[number]) and lines[-1] != "":
+            if not lines[-1].startswith(WORDS[number]):
                 raise Problem(f"the last line is {lines[-1]!r}")
-            if lines[-1].startswith(WORDS[number]) and ("resumes" in lines[-1]) != (name in RESUMABLE):
+            if "the result is in" not in lines[-1] and ("resumes" in lines[-1]) != (name in RESUMABLE):
                 raise Problem(f"wrong about what resumes: {lines[-1]!r}")
 
     def _check_left(self, name: str, left: list[str] | None) -> None:
