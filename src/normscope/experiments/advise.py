@@ -122,7 +122,7 @@ def as_weights(value: Any) -> dict[str, float]:
     """Criteria to rank by with their weights, from ``early,noise=2``, names, or a mapping; all of them equally if None."""
     if value is None:
         return dict.fromkeys(_KEYS, 1.0)
-    pairs = value.items() if isinstance(value, Mapping) else (_weighted(item) for item in as_list(value))
+    pairs = value.items() if isinstance(value, Mapping) else (_weighted(str(item)) for item in as_list(value))
     weights: dict[str, float] = {}
     for name, given in pairs:
         if name not in _NAMES:
