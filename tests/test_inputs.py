@@ -1,7 +1,10 @@
 """Hostile files, names and sizes: one line, exit status 2, nothing written, and no waiting."""
 
+import ctypes
+import gc
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,10 @@ import pytest
 import normscope as ns
 from helpers.cli import run
 from normscope.errors import InputError
+from normscope.experiments.ensemble import Ensemble
+from normscope.experiments.experiment import Experiment
+from normscope.experiments.simulate import Simulate
+from normscope.experiments.train import Train
 from normscope.transformer.files import model_folder
 
 Damage = Callable[[Path], object]
@@ -160,3 +167,118 @@ def test_a_damaged_sweep_is_one_line(here: Path, capsys: pytest.CaptureFixture[s
     }
     (UNREADABLE | UNPARSABLE | others)[damage](here / "sweep" / "sweep.json")
     refused(capsys, here, "sweep", "status", "sweep")
+
+
+TRAIN = ("train", "--preset", "tiny", "--set")
+SIZES = [
+    ("advise", "--depth", "1000000000", "--width", "64", "--heads", "4"),
+    ("advise", "--depth", "4", "--width", "64", "--heads", "4", "--runs", "100000000"),
+    ("simulate", "--tokens", "100000", "--dim", "100000"),
+    ("simulate", "--samples", "100000000"),
+    ("simulate", "--tokens", "4", "--dim", "200000", "--weights", "kaiming"),
+    ("simulate", "--tokens", "4", "--dim", "4", "--feedforward", "100000000000"),
+    ("ensemble", "--runs", "100000000000"),
+    ("ensemble", "--runs", "100000000000", "--chunk", "100000000000"),
+    ("ensemble", "--samples", "1000000000"),
+    (*TRAIN, "heads=100000", "--set", "dim=2000"),
+    (*TRAIN, "batch=100000000000", "--set", "examples=100000000000"),
+    (*TRAIN, "examples=100000000000000"),
+    (*TRAIN, "integers=[1000]", "--set", "digits=[15]"),
+    ("train", "--preset", "tiny", "--processes", "1000000"),
+    ("audit", "builtin:addition-small-pre", "--examples", "100000000000"),
+    ("stability", "builtin:addition-small-pre", "--examples", "1000000000000000000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", SIZES, ids=" ".join)
+def test_what_does_not_fit_is_refused_with_its_size(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert re.search(r"needs about [\d,.]+ TB of memory, this machine has [\d,.]+ [GM]B free|about \d+ GB", err), err
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("simulate", "--step", "1e-300"), "that is 2e+301 steps, at most 1,000,000"),
+        (("simulate", "--time", "1e20"), "--time 1e+20 with --step 0.025: that is 4e+21 steps"),
+        (("ensemble", "--step", "1e-300"), "steps, at most 1,000,000"),
+        (("ensemble", "--redraw", "1e-300"), "steps, at most 1,000,000"),
+        ((*TRAIN, "encoder_layers=1000000000"), "encoder_layers=1000000000: should be less than or equal to 100000"),
+        ((*TRAIN, "examples=1e30"), "should be less than or equal to 1000000000000000"),
+        (("simulate", "--tokens", "9" * 40), "should fit into 64 bits"),
+        (("simulate", "--tokens", "9" * 5000), "Invalid value for '--tokens'"),
+    ],
+)
+def test_endless_work_is_refused_with_the_count(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(capsys, here, *arguments)
+
+
+CELLS = [
+    ('kind = "train"\npreset = "tiny"', "seed = [1, -1]", "seed"),
+    ('kind = "train"\npreset = "tiny"', "offsets = [1, 1e30]", "offsets"),
+    ('kind = "train"\npreset = "tiny"', "batch = [4, 100000000000]\nexamples = [100000000000]", "needs about"),
+    ('kind = "stability"\nmodel = "builtin:addition-small-pre"', "draws = [1, 1e30]", "draws"),
+    ('kind = "simulate"', "tokens = [4, 1e30]", "tokens"),
+    ('kind = "simulate"', 'start = ["uniform", "unifrom"]', "did you mean 'uniform'"),
+    ('kind = "simulate"', 'weights = ["identity", "nowhere.safetensors"]', "no weights file"),
+    ('kind = "simulate"\nweights = "kaiming"', "heads = [1, 7]", "shared among 7 heads"),
+    ('kind = "simulate"\nscheme = "ngpt"', 'alpha = ["1", "1/(t-20)"]', "alpha"),
+    ('kind = "evaluate"', 'model = ["builtin:addition-small-pre", "builtin:nothing"]', "no model"),
+    ('kind = "evaluate"\nmodel = "builtin:addition-small-pre"', 'split = ["in-distribution", "nonsense"]', "nonsense"),
+    ('kind = "audit"\nmodel = "builtin:addition-small-pre"', 'text = ["nowhere.txt"]', "no text"),
+    ('kind = "ensemble"\nruns = 2', "samples = [2, 1000000000]", "needs about"),
+]
+
+
+@pytest.mark.parametrize(("fixed", "grid", "message"), CELLS, ids=[grid for _, grid, _ in CELLS])
+def test_every_cell_of_a_plan_is_checked_before_a_folder_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], fixed: str, grid: str, message: str
+) -> None:
+    (here / "plan.toml").write_text(f"{fixed}\n[grid]\n{grid}\n")
+    assert message in refused(capsys, here, "sweep", "plan.toml", "--out", "sweep")
+
+
+def test_a_chain_of_schemes_has_an_end(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(40):
+        (here / f"s{i}.toml").write_text(f'until = 0.5\nthen = "./s{i + 1}.toml"\n[attention]\ninput = "norm"\n')
+    assert "'then'" in refused(capsys, here, "simulate", "--scheme", "./s0.toml")
+
+
+def peak_of(compute: Callable[[], object]) -> float:
+    """Bytes that a computation adds to what this process holds, at most."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+    def held(name: str) -> int:
+        found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert found
+        return 1024 * int(found[1])
+
+    before = held("VmRSS")
+    compute()
+    return held("VmHWM") - before
+
+
+ESTIMATES: dict[str, Callable[[], Experiment]] = {
+    "states": lambda: Simulate(scheme="pre", tokens=700, dim=700, time=0.025, samples=2, device="cpu"),
+    "weights": lambda: Simulate(scheme="pre", tokens=8, dim=2000, weights="kaiming", time=0.025, samples=2, device="cpu"),
+    "chunk": lambda: Ensemble(scheme="pre,post", runs=16, tokens=32, dim=512, time=0.1, samples=2, device="cpu"),
+    "model": lambda: Train(
+        preset="tiny", set={"examples": 4, "batch": 2, "test_examples": 2, "dim": 512, "feedforward": 4096}, device="cpu"
+    ),
+}
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of a process is not reset here")
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_an_estimate_is_right_to_a_factor_of_two(name: str) -> None:
+    experiment = ESTIMATES[name]()
+    estimate = sum(experiment.memory().values())
+    assert 0.5 < peak_of(experiment.run) / estimate < 2, f"{estimate / 1e6:.0f} MB"

@@ -19,6 +19,11 @@ def devices_elsewhere() -> Iterator[None]:
         _ELSEWHERE.reset(before)
 
 
+def is_elsewhere() -> bool:
+    """Whether the computation will run on another machine."""
+    return _ELSEWHERE.get()
+
+
 def chosen_device(name: str) -> str:
     """``auto`` resolved to a GPU if there is one; a device that this machine lacks raises ``InputError``."""
     if name == "cpu" or _ELSEWHERE.get():

@@ -258,7 +258,7 @@ def measure_runs(
 
     ``progress`` takes how many of the 2 · depth · runs passes through a layer are done.
     """
-    workers = torch.get_num_threads() if torch.device(stack.device).type == "cpu" else 1
+    workers = runs_at_a_time(stack.device)
     stopping, counting, done = threading.Event(), threading.Lock(), [0]
 
     def tick() -> None:
@@ -276,6 +276,11 @@ def measure_runs(
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def runs_at_a_time(device: str) -> int:
+    """How many runs are computed at the same time: one on each thread of a CPU."""
+    return torch.get_num_threads() if torch.device(device).type == "cpu" else 1
 
 
 def measure_run(layers: RandomLayers, schemes: Sequence[Scheme], tick: Callable[[], None] = lambda: None) -> RunMeasures:

@@ -30,12 +30,12 @@ from normscope.dynamics.integrators import (
 )
 from normscope.dynamics.motion import check_schemes
 from normscope.dynamics.starts import make_start
-from normscope.dynamics.weights import random_weights
+from normscope.dynamics.weights import check_heads, random_weights
 from normscope.errors import InputError, make, require_known, validate
+from normscope.machine.memory import require_steps
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
-_MOST_STEPS = 1_000_000
 Several = Annotated[int, Field(ge=2)]
 Cosines = npt.NDArray[np.float32]
 
@@ -76,10 +76,10 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         validate(self)
-        if self.dim % self.heads:
-            raise InputError(f"{self.dim} dimensions cannot be shared among {self.heads} heads")
-        if self.time / self.step > _MOST_STEPS or (self.redraw and self.time / self.redraw > _MOST_STEPS):
-            raise InputError(f"more than {_MOST_STEPS:,} steps or redraws: choose a longer step or redraw, or a shorter time")
+        check_heads(self.dim, self.heads)
+        require_steps(self.time / self.step, f"time={self.time:g} with step={self.step:g}")
+        if self.redraw:
+            require_steps(self.time / self.redraw, f"time={self.time:g} with redraw={self.redraw:g}")
 
     @property
     def times(self) -> list[float]:
@@ -90,6 +90,12 @@ class Ensemble:
     def evaluations(self) -> int:
         """How often a run evaluates A(X)."""
         steps = sum(1 for _ in time_grid(self.times, self.redraws, self.step))
+        return steps * len(METHODS[self.solver])
+
+    @property
+    def most_evaluations(self) -> float:
+        """How often a run evaluates A(X) at most, without listing the steps."""
+        steps = self.time / self.step + self.samples + (self.time / self.redraw if self.redraw else 0)
         return steps * len(METHODS[self.solver])
 
     @property
@@ -237,13 +243,6 @@ def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | st
 def chunk_seeds(seed: int, chunks: int) -> list[int]:
     """A seed for each chunk, from the ensemble's."""
     return [int(s.generate_state(1, np.uint64)[0] >> 1) for s in np.random.SeedSequence(seed).spawn(chunks)]
-
-
-def chunk_sizes(runs: int, chunk: int) -> list[int]:
-    """Runs in each chunk; the last may be smaller."""
-    if runs < 1 or chunk < 1:
-        raise InputError(f"runs and chunk are at least 1, not {runs} and {chunk}")
-    return [chunk] * (runs // chunk) + ([runs % chunk] if runs % chunk else [])
 
 
 def summarise(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -> pd.DataFrame:

@@ -9,25 +9,28 @@ import numpy as np
 import pandas as pd
 import torch
 
+from normscope.core.devices import is_elsewhere
 from normscope.dynamics.ensemble import (
     PLAIN,
     Cosines,
     Ensemble,
     Kernels,
     chunk_seeds,
-    chunk_sizes,
     not_finite,
     run_chunk,
     summarise,
 )
 from normscope.dynamics.motion import check_schemes
-from normscope.errors import require_known
+from normscope.errors import InputError, require_known
+from normscope.machine.memory import require_memory
 from normscope.schemes import Scheme
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 _COMPILED_FROM_CHUNKS = 16
+_STAGE = 14e3  # bytes of what is known of an evaluation beforehand
+_CHUNK = 1000  # bytes of a chunk's seed and array
 
 
 @lru_cache(maxsize=1)
@@ -65,9 +68,12 @@ class EnsembleRun:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        check_schemes(self.schemes, self.setting.time, self.setting.times)
-        chunk_sizes(self.runs, self.chunk)
+        if self.runs < 1 or self.chunk < 1:
+            raise InputError(f"runs= and chunk= are at least 1, not {self.runs} and {self.chunk}")
         require_known("precision", self.precision, PRECISIONS)
+        if not is_elsewhere():
+            require_memory(self.memory, self.device)
+        check_schemes(self.schemes, self.setting.time, self.setting.times)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -92,26 +98,44 @@ class EnsembleRun:
         )
 
     @property
-    def chunks(self) -> list[int]:
-        """Runs in each chunk."""
-        return chunk_sizes(self.runs, self.chunk)
+    def parts(self) -> int:
+        """The number of chunks."""
+        return -(-self.runs // self.chunk)
+
+    @property
+    def memory(self) -> dict[str, float]:
+        """Bytes that the job needs at most, about, by the settings that they follow from."""
+        s, schemes, chunk = self.setting, len(self.schemes), min(self.chunk, self.runs)
+        exact = 4 if self.precision == "float32" else 2
+        states = chunk * (15 * schemes * s.tokens * s.dim * 4 + 6 * s.dim**2 * exact)
+        cosines = self.runs * s.samples * (8 * schemes + 16)
+        return {
+            f"chunk={chunk}, tokens={s.tokens}, dim={s.dim}": float(states),
+            f"runs={self.runs}, samples={s.samples}": float(cosines + _CHUNK * self.parts),
+            f"time={s.time:g}, step={s.step:g}, samples={s.samples}": _STAGE * s.most_evaluations,
+        }
+
+    def chunk_size(self, index: int) -> int:
+        """Runs in a chunk; the last may be smaller."""
+        return min(self.chunk, self.runs - index * self.chunk)
 
     def compute(self, store: Store, progress: Callable[[int], None] = lambda done: None) -> Cosines:
         """Mean cosines (runs, schemes, samples), chunk by chunk; ``progress`` hears how many runs are done."""
         chunks: list[Cosines] = []
-        seeds, done = chunk_seeds(self.seed, len(self.chunks)), 0
-        for index, (size, seed) in enumerate(zip(self.chunks, seeds, strict=True)):
-            chunks.append(self._chunk(store, index, size, seed))
-            done += size
+        done = 0
+        for index, seed in enumerate(chunk_seeds(self.seed, self.parts)):
+            chunks.append(self._chunk(store, index, seed))
+            done += self.chunk_size(index)
             progress(done)
         return np.concatenate(chunks)
 
     def compute_chunk(self, index: int, store: Store) -> None:
         """One chunk, unless it is there already."""
-        self._chunk(store, index, self.chunks[index], chunk_seeds(self.seed, len(self.chunks))[index])
+        self._chunk(store, index, chunk_seeds(self.seed, self.parts)[index])
 
-    def _chunk(self, store: Store, index: int, size: int, seed: int) -> Cosines:
+    def _chunk(self, store: Store, index: int, seed: int) -> Cosines:
         values: Cosines | None = store.load(index)
+        size = self.chunk_size(index)
         if values is None or values.shape != (size, len(self.schemes), self.setting.samples):
             precision = PRECISIONS[self.precision]
             kernels = self.kernels

@@ -35,7 +35,7 @@ def make_start(
     ``orthogonal``: the first unit vectors. ``uniform``: on the sphere. ``gaussian``: N(0, 1/d) in every coordinate, so radii
     vary about 1. ``cone``: directions with every pairwise cosine at least 1 − delta. All are multiplied by ``radius``.
     """
-    _check_sizes(kind, tokens, dim, delta, radius)
+    check_sizes(kind, tokens, dim, delta, radius)
     if kind == "orthogonal":
         start = torch.eye(tokens, dim, dtype=dtype, device=device).expand(*runs, tokens, dim).clone()
     else:
@@ -97,7 +97,8 @@ def _read_array(path: Path) -> Tensor:
     raise InputError(f"a start file ends in .npy, .csv or .safetensors, not '{path}'")
 
 
-def _check_sizes(kind: str, tokens: int, dim: int, delta: float, radius: float) -> None:
+def check_sizes(kind: str, tokens: int, dim: int, delta: float, radius: float) -> None:
+    """Refuse a start that cannot be drawn."""
     require_known("start", kind, STARTS)
     if tokens < 1 or dim < 1:
         raise InputError(f"tokens and dim are at least 1, not {tokens} and {dim}")

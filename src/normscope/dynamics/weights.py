@@ -11,6 +11,12 @@ from normscope.errors import InputError, require_known
 WEIGHTS = ("kaiming", "gaussian")
 
 
+def check_heads(dim: int, heads: int) -> None:
+    """Refuse heads that cannot share the dimensions."""
+    if heads < 1 or dim % heads:
+        raise InputError(f"{dim} dimensions cannot be shared among {heads} heads")
+
+
 def random_weights(
     kind: str,
     dim: int,
@@ -28,8 +34,7 @@ def random_weights(
     ``kaiming`` is N(0, gain²/fan_in), with ``output_gain`` for W_O; ``gaussian`` is N(0, scale²).
     """
     require_known("weights", kind, WEIGHTS)
-    if heads < 1 or dim % heads:
-        raise InputError(f"{dim} dimensions cannot be shared among {heads} heads")
+    check_heads(dim, heads)
 
     def draw(own_gain: float, *shape: int) -> Tensor:
         std = own_gain / math.sqrt(dim) if kind == "kaiming" else scale

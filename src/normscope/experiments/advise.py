@@ -40,6 +40,7 @@ _SPECTRUM = "spectrum-of"
 _GAUSSIAN = 0.02  # standard deviation of gaussian weights at the model's width
 _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
+_LAYER = 1400  # bytes of what tables and theory have of a layer
 _NARROWEST = 8  # dimensions of a head that is made narrower to save time
 _PASSES = 5.2  # forward, forward with noise at two levels, and forward and backward for the gradient
 _RADII = 1e-35, 1e35  # norms that float32 holds with room for their sums
@@ -205,6 +206,19 @@ class Advise(Seeded):
     causal: bool = setting(False, "Use a causal mask.")
     radius: float = setting(1.0, "Norm of the initial states; the output of a norm has 1.", gt=0, allow_inf_nan=False)
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
+
+    def memory(self) -> dict[str, float]:
+        """States and weights of the runs at work, the tables by layer, and the redraws of the ranking."""
+        from normscope.dynamics.advice import REDRAWS, runs_at_a_time
+
+        schemes, state = len(self.schemes), 4.0 * self.sampled * self.simulated
+        working = min(runs_at_a_time(self.device), self.runs)
+        weights = 4 * (16.0 * self.simulated**2 + 6.0 * self.simulated * self.hidden)
+        return {
+            f"depth={self.depth}": self.depth * (_LAYER * (schemes + 1) + working * schemes * state),
+            f"tokens={self.sampled}, width={self.simulated}": working * (48 * state + weights),
+            f"runs={self.runs}": self.runs * (8.0 * REDRAWS * (1 + len(CRITERIA) * schemes) + 40.0 * self.depth * schemes),
+        }
 
     @model_validator(mode="after")
     def _consistent(self) -> "Advise":

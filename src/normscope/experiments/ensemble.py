@@ -78,6 +78,10 @@ class Ensemble(Seeded):
     chunk: int | None = setting(None, "Runs computed and checkpointed together.", shown="16; 256 on a GPU")
     precision: str | None = setting(None, "float32 or bfloat16 products.", shown="float32; bfloat16 on a GPU")
 
+    def memory(self) -> dict[str, float]:
+        """The states and weights of a chunk, what is known of every step beforehand, and all mean cosines."""
+        return self.job.memory
+
     @model_validator(mode="after")
     def _consistent(self) -> "Ensemble":
         self.job  # noqa: B018  # raises InputError for settings that cannot run
@@ -147,7 +151,7 @@ class Ensemble(Seeded):
     @property
     def parts(self) -> int:
         """The chunks, which can be computed anywhere."""
-        return len(self.job.chunks)
+        return self.job.parts
 
     def missing(self, folder: Path) -> list[int]:
         """Chunks that are not saved yet."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
+from pydantic import model_validator
 from rich.text import Text
 
 from normscope.errors import require_known
@@ -13,6 +14,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, setting
+from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, Line
@@ -53,8 +55,18 @@ class Evaluate(Seeded):
 
     model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
     split: Names | None = setting(None, "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation.", shown="all")
-    examples: int = setting(128_000, "Examples per split.", ge=2)
+    examples: int = setting(128_000, "Examples per split.", ge=2, le=10**15)
     show: int = setting(4, "Worked examples of each split to print.", ge=0, le=1000)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Evaluate":
+        from normscope.training.recipe import task_of
+        from normscope.transformer.files import model_folder, read_config
+
+        task, _ = task_of(read_config(model_folder(self.model)).get("recipe", {}))
+        for name in self.split or ():
+            require_known("split", name, task.splits)
+        return self
 
     @property
     def summary(self) -> str:
@@ -66,14 +78,14 @@ class Evaluate(Seeded):
         from normscope.models.check import check_finite, named
         from normscope.training import evaluate
         from normscope.training.recipe import task_of
+        from normscope.training.sizes import testing_memory
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
         zeros = check_finite(str(self.model), saved.model)
         task, offsets = task_of(saved.about.get("recipe", {}))
+        require_memory(testing_memory(saved.model.config, task, self.device), self.device)
         splits = list(self.split or task.splits)
-        for name in splits:
-            require_known("split", name, task.splits)
         advance = progress.stage("testing", len(splits) * self.examples)
         evaluation = evaluate(
             saved.model, task, splits, self.examples, seed=self.seed, offsets=offsets, worked=self.show, progress=advance

@@ -12,9 +12,11 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from normscope.core.devices import is_elsewhere
 from normscope.errors import InputError, did_you_mean, explain, require_64_bits
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.settings import Device, Seed, setting
+from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -69,6 +71,17 @@ class Experiment(BaseModel):
     def _countable(self) -> Self:
         require_64_bits(dict(self))
         return self
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> "Experiment":
+        """Refuse sizes that this machine cannot hold, before anything else is done with them."""
+        if not is_elsewhere():
+            require_memory(self.memory(), getattr(self, "device", "cpu"))
+        return self
+
+    def memory(self) -> dict[str, float]:
+        """Bytes that the run needs at most, about, by the settings that they follow from."""
+        return {}
 
     def begin(self, arguments: list[str]) -> str | int | None:
         """What the command does instead of running: a text to print, or the exit status of processes it launched."""

@@ -15,7 +15,8 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import setting, text_of
+from normscope.experiments.settings import TextFile, setting, text_of
+from normscope.machine.memory import require_memory
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -93,11 +94,13 @@ class OnModel(WithModel):
 
     Attributes:
         bundled_tokens: how many tokens of the bundled text are read by default; None for as many as the model takes, up to 512.
+        copies: of a layer's hidden states, and of the embeddings, that its measures hold at a time.
     """
 
     bundled_tokens: ClassVar[int | None] = None
+    copies: ClassVar[tuple[float, float]] = (90, 6)
 
-    text: Path | None = setting(None, "A text to read.", shown="the bundled one")
+    text: TextFile | None = setting(None, "A text to read.", shown="the bundled one")
     tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; up to 512 of the bundled text", ge=3)
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
 
@@ -115,7 +118,9 @@ class OnModel(WithModel):
         content = text_of(self.text)
         model = self.open(progress)
         sample = chosen_sample(model, content, self.tokens, self.examples, self.seed, self.bundled_tokens)
-        return Subject(model, sample, self.seed)
+        subject = Subject(model, sample, self.seed)
+        require_memory(subject.memory(*self.copies), str(model.device))
+        return subject
 
     def measured_result(
         self,

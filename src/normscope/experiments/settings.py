@@ -83,6 +83,13 @@ def text_of(path: Path | None) -> str | None:
     return read_text(path, "text")
 
 
+def _readable(path: Path) -> Path:
+    """A path that a text can be read from."""
+    text_of(path)
+    return path
+
+
+TextFile = Annotated[Path, AfterValidator(_readable)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(as_numbers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: tuple(dict.fromkeys(map(str, as_list(value)))))]

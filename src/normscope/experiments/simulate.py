@@ -15,6 +15,8 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import SIX_SCHEMES, Numbers, Schemes, one_of, setting
+from normscope.machine.files import regular_file
+from normscope.machine.memory import MOST_STEPS, require_steps
 from normscope.measures.base import Quantity
 from normscope.measures.curves import by_scheme, last
 from normscope.results.figures import Chart, Line
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 Precision = Literal["float64", "float32", "bfloat16"]
 _WORTH_THREADS = 4_000_000
 _PROBES = 32
+_ROW = 1100  # bytes of the measures of a scheme at one time, as they come and in the table
 _EXACT_UP_TO = 64
 
 
@@ -90,12 +93,13 @@ class Simulate(Seeded):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Simulate":
-        from normscope.dynamics.integrators import longest_step
         from normscope.dynamics.motion import check_schemes
         from normscope.dynamics.trajectory import check_times
 
         check_times(self.report_times)
-        longest_step(self.method, self.step)
+        steps = self.end / self.stride  # refuses an unknown solver
+        if not self.symmetric or self.step is not None:  # without a step the reduction takes few
+            require_steps(steps, f"time={self.end:g} with step={self.stride:g}")
         if self.times and self.times[-1] > self.end:
             raise InputError(f"times= goes up to {self.times[-1]:g}, past time={self.end:g}")
         if self.gradient and (not self.layers or self.stride != 1):
@@ -109,7 +113,57 @@ class Simulate(Seeded):
         if self.alpha is not None and not any(stage.learns_alpha for scheme in self.schemes for stage in scheme.stages):
             raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
         check_schemes(self.schemes, self.end, self.grid, named_schedule(self.alpha))
+        self._check_inputs()
         return self
+
+    def _check_inputs(self) -> None:
+        """Refuse a start that cannot be drawn or read, and weights that do not exist."""
+        from normscope.dynamics.starts import STARTS, check_sizes
+        from normscope.dynamics.weights import WEIGHTS, check_heads
+
+        if self.start in STARTS:
+            check_sizes(self.start, self.tokens, self.width, self.delta, self.radius)
+        elif self.start_file is None:
+            raise InputError(
+                f"unknown start='{self.start}'; allowed: {', '.join((*STARTS, 'a file'))}{did_you_mean(self.start, STARTS)}"
+            )
+        allowed = ("identity", *WEIGHTS)
+        if self.weights.endswith(".safetensors"):
+            regular_file(self.weights, "weights file")
+        elif self.weights not in allowed:
+            raise InputError(
+                f"weights= is one of {', '.join(allowed)}, or a .safetensors file, not '{self.weights}'"
+                f"{did_you_mean(self.weights, allowed)}"
+            )
+        elif self.weights != "identity" and self.start_file is None:
+            check_heads(self.width, self.heads)
+
+    @property
+    def start_file(self) -> Path | None:
+        """The file that the start is read from, if it is one."""
+        from normscope.dynamics.starts import STARTS
+
+        is_file = self.start not in STARTS and ("." in self.start or "/" in self.start)
+        return regular_file(self.start, "start file") if is_file else None
+
+    def memory(self) -> dict[str, float]:
+        """States of the solver, weights, and the rows of the curves."""
+        n, d, exact = self.tokens, self.width, 8 if self.precision == "float64" else 4
+        count = min(self.end / self.stride, MOST_STEPS) if self.layers else self.samples
+        needs = {f"samples={self.samples}" if not self.layers else f"time={self.end:g}": _ROW * len(self.schemes) * count}
+        if self.symmetric:
+            return needs
+        if self.start_file is not None:
+            n, d = max(1, self.start_file.stat().st_size // (8 * d)), d
+        state = n * d * exact
+        needs[f"tokens={n}, dim={d}"] = 24 * n * d + 19 * state + (8 * count * state if self.gradient else 0)
+        if self.save_states:
+            needs["save_states=True"] = 2 * len(self.report_times) * len(self.schemes) * state
+        if self.weights != "identity":
+            needs[f"dim={d}, weights={self.weights}"] = 5.5 * d**2 * 8
+        if self.feedforward:
+            needs[f"dim={d}, feedforward={self.feedforward}"] = 4.0 * d * self.feedforward * 8
+        return needs
 
     def _check_symmetric(self) -> None:
         plain = self.start == "orthogonal" and self.weights == "identity" and not self.causal and not self.feedforward
@@ -435,31 +489,21 @@ def _particles(settings: Simulate, alpha: "Schedule | None") -> _Particles:
 
 
 def _start(settings: Simulate, generator: Any) -> "Tensor":
-    from normscope.dynamics.starts import STARTS, make_start, read_start
+    from normscope.dynamics.starts import make_start, read_start
 
-    if settings.start in STARTS:
-        return make_start(
-            settings.start, settings.tokens, settings.width, delta=settings.delta, radius=settings.radius, generator=generator
-        )
-    if "." in settings.start or "/" in settings.start:
-        return settings.radius * read_start(Path(settings.start))
-    raise InputError(
-        f"unknown start='{settings.start}'; allowed: {', '.join((*STARTS, 'a file'))}{did_you_mean(settings.start, STARTS)}"
+    if settings.start_file is not None:
+        return settings.radius * read_start(settings.start_file)
+    return make_start(
+        settings.start, settings.tokens, settings.width, delta=settings.delta, radius=settings.radius, generator=generator
     )
 
 
 def _weights(settings: Simulate, dim: int, generator: Any) -> Any:
     from normscope.core import HeadWeights
-    from normscope.dynamics.weights import WEIGHTS, random_weights
+    from normscope.dynamics.weights import random_weights
 
     if settings.weights == "identity":
         return HeadWeights()
     if settings.weights.endswith(".safetensors"):
         return HeadWeights.read(Path(settings.weights), dim)
-    allowed = ("identity", *WEIGHTS)
-    if settings.weights not in allowed:
-        raise InputError(
-            f"weights= is one of {', '.join(allowed)}, or a .safetensors file, not '{settings.weights}'"
-            f"{did_you_mean(settings.weights, allowed)}"
-        )
     return random_weights(settings.weights, dim, settings.heads, generator)

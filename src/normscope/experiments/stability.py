@@ -70,6 +70,7 @@ class Stability(OnModel):
 
     command: ClassVar[str] = "stability"
     title: ClassVar[str] = "Stability of attention"
+    copies: ClassVar[tuple[float, float]] = (25, 0)
     usage: ClassVar[tuple[str, ...]] = (
         "normscope stability builtin:addition-small-pre",
         "normscope stability ./SmolLM2-135M-Instruct.Q4_1.gguf --measure spread,collapse,sparsity",

@@ -74,6 +74,7 @@ class Subspaces(OnModel):
 
     command: ClassVar[str] = "subspaces"
     title: ClassVar[str] = "Input subspaces of heads"
+    copies: ClassVar[tuple[float, float]] = (110, 0)
     bundled_tokens: ClassVar[int | None] = 128
     usage: ClassVar[tuple[str, ...]] = (
         "normscope subspaces builtin:addition-small-pre",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _POINTS = 400  # more than these would not show in a figure
 _NO_SHAPE = ("seed", "rate", "schedule", "warmup", "patience", "epoch", "weight_decay", "beta2", "calibrate")
+_PROCESS = 300e6  # bytes of a process with PyTorch alone
 _TIMED_STEPS = 3
 _TIMED_BATCHES = 4, 16
 _TIMED_EXAMPLES = {"cpu": 32, "cuda": 8192}
@@ -101,6 +102,16 @@ class Train(Experiment):
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints.", ge=0.0)
     processes: int = setting(1, "Processes that share every batch, on this machine; a GPU each where there are GPUs.", ge=1)
     show: bool = setting(False, "Print the recipe as TOML and stop.")
+
+    def memory(self) -> dict[str, float]:
+        """Weights, gradients and averages, the activations of a batch, and a table of metrics; on every process."""
+        from normscope.training.sizes import training_memory
+
+        if self.show or (self.recipe is None) == (self.preset is None):
+            return {}
+        needs = training_memory(self.found, self.device)
+        others = self.processes - 1
+        return {**needs, f"processes={self.processes}": others * (_PROCESS + sum(needs.values()))} if others else needs
 
     @model_validator(mode="after")
     def _consistent(self) -> "Train":

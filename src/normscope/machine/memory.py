@@ -9,7 +9,7 @@ from pathlib import Path
 from normscope.errors import InputError
 from normscope.machine.files import size_text
 
-MOST_STEPS = 10_000_000
+MOST_STEPS = 1_000_000
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Unable to allocate")
 

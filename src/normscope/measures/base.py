@@ -23,6 +23,7 @@ Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
 Stages = Callable[[str, float, float], None]
 LAYER = "layer"
+_PATTERNS, _LOGITS = 8, 3  # copies of a layer's attention pattern and of the logits while a measure works
 PASS = "one forward pass"
 
 
@@ -41,6 +42,13 @@ class Subject:
     sample: "Sample"
     seed: int = 0
     sentence: str | None = None
+
+    def memory(self, states: float, embeddings: float) -> dict[str, float]:
+        """Bytes that measures need at most, about: so many copies of the hidden states and of the embeddings, and logits."""
+        model, (rows, tokens) = self.model, self.sample.tokens.shape
+        read = rows * tokens * (states * model.dim + _PATTERNS * tokens * model.heads)
+        vocabulary = model.vocabulary * (embeddings * model.dim + _LOGITS * rows * tokens)
+        return {f"reading {rows * tokens:,} tokens": 4.0 * (read + vocabulary)}
 
     @property
     def about(self) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from normscope.core import AttentionMask, CausalMask, HeadNorm
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
+from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
 from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
+from normscope.training.sizes import DRAWN
 from normscope.training.tasks import MASK, as_text
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.model import Attention, Norm, Sublayer
@@ -147,6 +149,7 @@ class NormscopeModel(Model):
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
         task, offsets = task_of(self.about["recipe"])
         device, feed = self.device, PaddedFeed()
+        require_memory({f"examples={size or _EXAMPLES}": (size or _EXAMPLES) * task.train.longest * DRAWN}, str(device))
         drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
         batch = feed.trimmed(one_batch(drawn, 0))
         characters, targets = batch["characters"], batch["targets"]

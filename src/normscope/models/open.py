@@ -12,9 +12,11 @@ from torch import nn
 
 from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
+from normscope.machine.memory import require_memory
 from normscope.models.check import check_finite
 from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
 from normscope.models.model import Model
+from normscope.models.sizes import model_memory
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
@@ -191,6 +193,7 @@ def _from_library(
         options = {**model_options(name, where), **file}
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
     require_decoder_or_encoder(name, config)
+    require_memory(model_memory(name, config))
     kind = _class_for(config)
     with library_errors(what):
         if not file:

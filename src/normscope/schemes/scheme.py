@@ -8,7 +8,7 @@ Every residual sublayer f at depth t is
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.errors import InputError, did_you_mean
@@ -89,7 +89,7 @@ class Slots:
         """Step and carry as expressions."""
         return Expression.parse(self.step), Expression.parse(self.carry)
 
-    @property
+    @cached_property
     def named_formulas(self) -> "dict[str, Expression | Product]":
         """Step, carry and the factor on the input norm, by slot."""
         step, carry = self.formulas
@@ -107,7 +107,7 @@ class Slots:
         nothing of x; any other is refused. With a learned alpha the value is a tensor, as it comes.
         """
         formula = self.named_formulas[slot]
-        if "alpha" in formula.names and not isinstance(at.alpha, int | float):
+        if not isinstance(at.alpha, int | float) and "alpha" in formula.names:
             return formula(at.values)
         value = finite_value(formula, at.values)
         if value is None:

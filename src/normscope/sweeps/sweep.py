@@ -21,6 +21,7 @@ from normscope.experiments.experiment import Experiment, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import setting
+from normscope.machine.memory import require_memory
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.runs import numbered
@@ -84,7 +85,15 @@ class Sweep(Experiment):
             raise InputError(f"'{self.folder}' is one argument too many; the folder to write is out={self.folder}")
         else:
             self.runs  # noqa: B018  # raises InputError for a plan that cannot run
+            self._check_workers()
         return self
+
+    def _check_workers(self) -> None:
+        """Refuse more runs at a time than fit into this machine's memory."""
+        if self.ray is None and not self.dry_run and not self.where.startswith("cuda"):
+            workers = self.resources.workers or 1
+            largest = max(sum(point.experiment.memory().values()) for point in self.runs.points)
+            require_memory({f"workers={workers}": workers * largest})
 
     @property
     def _elsewhere(self) -> bool:

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from normscope.errors import InputError
 from normscope.training.batches import Feed, PaddedFeed, SplitFeed, one_batch
+from normscope.training.sizes import DRAWN_FOR_A_TEST, TESTED_AT_A_TIME
 from normscope.training.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
 from normscope.transformer import Transformer
-
-_ROWS = {"cpu": 512, "cuda": 8192}
-_DRAWN = 16_384
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,8 @@ def evaluate(
     accuracy, positions, shown, done = [], [], [], 0
     for split in splits:
         tally = Tally(task.splits[split].longest_answer)
-        for chunk, start in enumerate(range(0, examples, _DRAWN)):
-            count = min(_DRAWN, examples - start)
+        for chunk, start in enumerate(range(0, examples, DRAWN_FOR_A_TEST)):
+            count = min(DRAWN_FOR_A_TEST, examples - start)
             chunk_seed = stream_seed(seed, split, chunk)
             for part in _predict(model, task.splits[split], count, chunk_seed, offsets, precision):
                 tally.add(part.right, part.wanted)
@@ -151,7 +149,7 @@ def _predict(
     shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
     order = drawn.lengths.argsort(stable=True)
     feed: Feed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
-    for rows in torch.split(order, _ROWS[device.type]):
+    for rows in torch.split(order, TESTED_AT_A_TIME[device.type]):
         part = drawn[rows]
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))
         with torch.no_grad(), torch.autocast(device.type, precision, enabled=precision != torch.float32):

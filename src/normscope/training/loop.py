@@ -19,11 +19,10 @@ from normscope.training.batches import Batches, Feed, PackedFeed, draw_batches, 
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe
+from normscope.training.sizes import CALIBRATED_ON, EXAMPLES_A_BLOCK
 from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
 from normscope.transformer import Transformer, calibrating
 
-_EXAMPLES_A_BLOCK = {"cpu": 2048, "cuda": 1 << 16}
-_CALIBRATED_ON = 128
 _WORTH_THREADS = 1_000_000_000  # multiplications a step
 
 
@@ -86,7 +85,7 @@ class Training:
             self.restore(team.from_first(self.checkpoint.on_cpu))
         share, own = (math.ceil(recipe.batch / team.size), team.rows) if team else (recipe.batch, None)
         feed = feed_for(recipe.task.train, self.model, share, self.device, self.precision)
-        size = max(1, min(_EXAMPLES_A_BLOCK[self.device.type] // recipe.batch, recipe.epoch, recipe.steps))
+        size = max(1, min(EXAMPLES_A_BLOCK[self.device.type] // recipe.batch, recipe.epoch, recipe.steps))
         stepper = None
         last_saved = began = time.monotonic()
         before = self.metrics[-1].seconds if self.metrics else 0.0
@@ -164,7 +163,7 @@ class Training:
         task, seed = recipe.task.train, stream_seed(recipe.seed, "calibration")
 
         def first(feed: Feed) -> Batches:
-            return one_batch(draw_batches(task, feed, 1, _CALIBRATED_ON, recipe.offsets, seed, cpu), 0)
+            return one_batch(draw_batches(task, feed, 1, CALIBRATED_ON, recipe.offsets, seed, cpu), 0)
 
         tile = tile_for(task.longest - 1)
         with calibrating(model):
@@ -172,7 +171,7 @@ class Training:
                 feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
                 feed.logits(model, feed.trimmed(first(feed)))
             else:
-                packed = PackedFeed.exactly(task.draw(_CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
+                packed = PackedFeed.exactly(task.draw(CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
                 model(packed.row(first(packed)))
 
 

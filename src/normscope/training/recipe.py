@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat
 
 from normscope.errors import InputError, make, require_known, validate
 from normscope.machine.files import parse_toml, read_toml, user_path
@@ -15,6 +15,7 @@ from normscope.schemes import NormKind, Scheme, find_scheme
 from normscope.training.tasks import CHARACTERS, AdditionTask
 from normscope.transformer import TransformerConfig
 
+Count = Annotated[int, Field(ge=1, le=10**15)]
 PRESETS = ("tiny", "small", "baseline", "alternative", "large")
 _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in ("scheme", "vocabulary"))
 
@@ -25,7 +26,7 @@ class Recipe:
 
     scheme: str | Scheme = "pre"
     norm: str | None = None
-    seed: NonNegativeInt = 100
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 100
 
     integers: tuple[int, ...] = (3, 4, 6)
     interpolation: tuple[int, ...] = (5,)
@@ -46,18 +47,18 @@ class Recipe:
     shared_gains: bool = False
     calibrate: bool = True
 
-    examples: PositiveInt = 110_000_000
-    batch: PositiveInt = 128
-    epoch: PositiveInt = 2000
+    examples: Count = 110_000_000
+    batch: Count = 128
+    epoch: Count = 2000
     rate: NonNegativeFloat = 3e-4
     schedule: Literal["constant", "plateau", "linear", "cosine"] = "plateau"
-    warmup: NonNegativeInt = 0
-    patience: PositiveInt = 3
+    warmup: Annotated[Count, Field(ge=0)] = 0
+    patience: Count = 3
     weight_decay: NonNegativeFloat = 0.01
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     clip: NonNegativeFloat = 0.0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    test_examples: Annotated[int, Field(ge=2)] = 128_000
+    test_examples: Annotated[Count, Field(ge=2)] = 128_000
 
     def __post_init__(self) -> None:
         validate(self)

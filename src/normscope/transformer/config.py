@@ -1,13 +1,15 @@
 """Everything that fixes a model's shape, as one value that JSON can hold."""
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt
 
 from normscope.errors import InputError, make, validate
 from normscope.schemes import NormKind, Scheme, scheme_from, scheme_values
 
+_MODULES = 100e3  # bytes of a block's modules and small tensors
 Size = Annotated[int, Field(ge=1, le=100_000)]
 
 
@@ -35,11 +37,11 @@ class TransformerConfig:
     vocabulary: Size = 17
     dim: Annotated[Size, Field(ge=2)] = 512  # the norm of a single number is its sign
     layers: Size = 10
-    encoder_layers: NonNegativeInt = 0
+    encoder_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
     heads: Size = 12
     head: Size = 64
     feedforward: Size = 512
-    readout: tuple[PositiveInt, ...] = (512, 512)
+    readout: tuple[Size, ...] = (512, 512)
     frequencies: NonNegativeInt = 32
     feedforward_norm: NormKind | None = None
     final_norm: NormKind = "layer"
@@ -56,6 +58,21 @@ class TransformerConfig:
             raise InputError(
                 f"frequencies come in pairs of components: from 0 to dim/2 = {self.dim // 2}, not {self.frequencies}"
             )
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights in matrices, without building the model: gains, biases and scales are few beside them."""
+        attention, feedforward = 4 * self.dim * self.heads * self.head, 2 * self.dim * self.feedforward
+        blocks = (self.layers + self.encoder_layers) * (attention + feedforward)
+        crossed = self.layers * attention if self.encoder_layers else 0
+        widths = (self.dim, *self.readout, self.vocabulary)
+        return blocks + crossed + self.vocabulary * self.dim + sum(a * b for a, b in pairwise(widths))
+
+    def memory(self, bytes_each: float) -> dict[str, float]:
+        """Bytes of the model with so many bytes for each weight, by what they follow from."""
+        sizes = f"layers={self.layers}, dim={self.dim}, heads={self.heads}, head={self.head}, feedforward={self.feedforward}"
+        modules = _MODULES * (self.layers + self.encoder_layers)
+        return {sizes: bytes_each * self.parameters + modules}
 
     @property
     def values(self) -> dict[str, Any]:

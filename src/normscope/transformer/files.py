@@ -11,6 +11,7 @@ from torch import Tensor
 
 from normscope.errors import InputError, did_you_mean
 from normscope.machine.files import read_json, regular_file, user_path
+from normscope.machine.memory import require_memory
 from normscope.transformer.config import TransformerConfig
 from normscope.transformer.model import Transformer
 
@@ -45,8 +46,10 @@ def save_model(folder: Path, model: Transformer, about: dict[str, Any], dtype: t
 def load_model(name_or_path: str | Path, device: torch.device | str = "cpu") -> SavedModel:
     """The model in a folder, or one of the package's own (``builtin:addition-small-pre``)."""
     folder = model_folder(name_or_path)
-    about = _read_config(folder)
-    model = Transformer(TransformerConfig.of(about.pop("model")))
+    about = read_config(folder)
+    config = TransformerConfig.of(about.pop("model"))
+    require_memory(config.memory(8))  # the model, and its weights as they are read
+    model = Transformer(config)
     weights = {name: value.float() for name, value in _read_weights(folder).items()}
     try:
         model.load_state_dict(weights)
@@ -72,7 +75,8 @@ def model_folder(name_or_path: str | Path) -> Path:
     return folder
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What is written down of the model in a folder: its shape under ``model``, and its recipe."""
     content = read_json(folder / _CONFIG, "configuration")
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or not isinstance(content.get("model"), dict):
         raise InputError(f"'{folder / _CONFIG}' does not describe a model of normscope")
