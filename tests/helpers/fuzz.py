@@ -391,7 +391,7 @@ def _status(arguments: list[str]) -> int | str:
 
 def _wrong_status(status: int | str, err: str) -> Iterator[str]:
     lines = err.splitlines()
-    errors = [line for line in lines if line.startswith("normscope: ")]
+    errors = [line for line in lines if line.startswith("normscope: ") and not line.startswith("normscope: WARNING: ")]
     last = lines[-1][:LONGEST_LINE] if lines else ""
     incomplete = status == 1 and any(line.startswith("incomplete: ") for line in lines)  # it diverged, and is saved so far
     if status not in (0, 2) and not incomplete:
