@@ -75,12 +75,13 @@ class Killer:
         self.expected: dict[str, tuple[float, str]] = {}
 
     def reference(self, name: str) -> tuple[float, str]:
-        """How long a command takes, and what its folder holds."""
+        """How many seconds of a processor a command takes, and what its folder holds."""
         if name not in self.expected:
             folder = self._folder(f"{name}-reference")
-            started = time.monotonic()
+            before = os.times()
             status = self._wait(self._start(name, folder))
-            took = time.monotonic() - started
+            after = os.times()
+            took = after.children_user + after.children_system - before.children_user - before.children_system
             if status != 0:
                 raise RuntimeError(f"{name} ends with status {status}: {(folder / 'stderr').read_text()}")
             self.expected[name] = took, _in_fork(lambda: digest(folder / "runs" / "it"))
@@ -90,15 +91,16 @@ class Killer:
         """Kill a command at a random moment, check, give it again, check."""
         took, whole = self.reference(name)
         folder = self._folder(f"{name}-{number.name}-{tally.kills}-{self.draw.getrandbits(24):06x}")
-        at, saving = self.draw.uniform(0.0, 1.05) * took, self.draw.random() < 0.4
+        moment, saving = self.draw.uniform(0.03, 1.0) * took, self.draw.random() < 0.4
         tally.kills += 1
-        process = self._start(name, folder)
-        group = process
+        process = group = self._start(name, folder)
         if saving:  # wait until the result is being written, then a random part of that
-            _until(lambda: next(folder.glob("runs/.it.partial-*"), None) or _over(process), _LONGEST)
-            time.sleep(self.draw.uniform(0.0, 0.2) * min(took, 2.0))
-        else:
-            time.sleep(at)
+            hidden = "runs/it/.partial-*" if name == "sweep" else "runs/.it.partial-*"
+            _until(lambda: next(folder.glob(hidden), None) or _over(process), _LONGEST)
+            moment = _processor_time(group) + self.draw.uniform(0.0, 0.3)
+        _until(lambda: _processor_time(group) >= moment or _over(process), _LONGEST)
+        time.sleep(self.draw.uniform(0.0, 0.01))  # processor time is counted in hundredths
+        unfinished = not (folder / "runs" / "it" / "run.json").is_file()
         with suppress(ProcessLookupError):
             if number == signal.SIGINT:
                 os.killpg(group, number)  # as a terminal does
@@ -110,6 +112,10 @@ class Killer:
             raise Problem(f"processes are left {_ENDED:g} s after the command")
         errors = (folder / "stderr").read_text(errors="replace")
         self._check_end(name, number, status, errors)
+        if unfinished and status == 0:
+            raise Problem("the signal had no effect")
+        if "the result is in" in errors and not (folder / "runs" / "it" / "run.json").is_file():
+            raise Problem("there is no result")
         left = sorted(path.name for path in folder.glob("runs/*")) if (folder / "runs").is_dir() else None
         tally.writing += any(".partial-" in entry for entry in left or ())
         tally.complete += "it" in (left or ()) and (folder / "runs" / "it" / "run.json").is_file()
@@ -140,9 +146,9 @@ class Killer:
             raise Problem(f"a traceback: {errors[-1500:]}")
         if status == STATUS[number] and number in WORDS and errors.strip():
             lines = errors.strip().splitlines()
-            if not lines[-1].startswith(WORDS[number]) and lines[-1] != "":
+            if not lines[-1].startswith(WORDS[number]):
                 raise Problem(f"the last line is {lines[-1]!r}")
-            if lines[-1].startswith(WORDS[number]) and ("resumes" in lines[-1]) != (name in RESUMABLE):
+            if "the result is in" not in lines[-1] and ("resumes" in lines[-1]) != (name in RESUMABLE):
                 raise Problem(f"wrong about what resumes: {lines[-1]!r}")
 
     def _check_left(self, name: str, left: list[str] | None) -> None:
@@ -174,6 +180,7 @@ class Killer:
         process = os.fork()
         if process == 0:
             os.setsid()
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
             os.close(ready)
             os.chdir(folder)
             os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -285,7 +292,7 @@ def _until(ready: Callable[[], object], seconds: float) -> bool:
     while not ready():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.002)
+        time.sleep(0.005)
     return True
 
 
@@ -297,6 +304,17 @@ def _lives(group: int) -> bool:
             if int(member) == group and state != "Z":
                 return True
     return False
+
+
+def _processor_time(group: int) -> float:
+    """Seconds of a processor that a group of processes has used, with those of its processes that have ended."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _is_left(path: Path) -> bool:

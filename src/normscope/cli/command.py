@@ -78,20 +78,20 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
 
     formats = chosen_formats(format)
     folder = (out or experiment.default_folder()) if experiment.saved else None
+    left = f"; the same command with --out {folder} resumes from what is saved" * (experiment.resumable and folder is not None)
     try:
         with progress_bar(lambda text: with_options(text, type(experiment))) as bar:
             result = execute(experiment, folder, overwrite=overwrite, formats=formats, progress=bar)
+        left = f"; the result is in {folder}" * (folder is not None)
+        for problem in result.problems:
+            say(f"incomplete: {with_options(problem, result.kind)}")
+        if json:
+            print_json(result.records)
+        else:
+            show(result)
     except (KeyboardInterrupt, Terminated) as error:
-        word = "interrupted" if isinstance(error, KeyboardInterrupt) else "terminated"
-        resumes = experiment.resumable and folder is not None
-        say(word + f"; the same command with --out {folder} resumes from what is saved" * resumes)
+        say(("interrupted" if isinstance(error, KeyboardInterrupt) else "terminated") + left)
         raise
-    for problem in result.problems:
-        say(f"incomplete: {with_options(problem, result.kind)}")
-    if json:
-        print_json(result.records)
-    else:
-        show(result)
     if result.problems:
         raise typer.Exit(1)
 
