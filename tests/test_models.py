@@ -605,7 +605,7 @@ def test_a_name_that_is_nowhere_gets_one_line(monkeypatch: pytest.MonkeyPatch) -
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="no file or folder 'no-such-model' here, and the Hugging Face hub") as refused:
+    with pytest.raises(InputError, match="no file or folder 'no-such-model' here, and the Hugging Face hub cannot") as refused:
         open_model("no-such-model")
     assert len(str(refused.value).splitlines()) == 1
 
