@@ -403,7 +403,7 @@ def spectrum_of(model: Any, trust_remote_code: bool = False) -> "Spectrum":
     vo = [singular_factors(w.W_V.double(), w.W_O.double()).values.cpu() for w in layers]
     spectrum = Spectrum(torch.stack(qk), torch.stack(vo))
     for matrix, values in (("W_QK", spectrum.qk), ("W_VO", spectrum.vo)):
-        if not bool(values.isfinite().all()):
+        if not bool(values.float().isfinite().all()):
             raise InputError(
                 f"'{opened.name}': {matrix} of some heads is too large for its precision, and has no singular values"
             )

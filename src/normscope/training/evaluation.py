@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.errors import InputError
@@ -53,7 +53,7 @@ def evaluate(
     small differences: bfloat16 costs a trained model points of accuracy, so float32 is the default on every device.
 
     Raises:
-        InputError: if a logit that predicts a character of an answer is NaN or infinite.
+        InputError: if logits of a character of an answer are NaN or infinite, or all equal.
     """
     accuracy, positions, shown, done = [], [], [], 0
     for split in splits:
@@ -156,15 +156,22 @@ def _predict(
             logits = feed.logits(model, batch)
         targets = batch["targets"]
         predictions = logits.argmax(-1).view_as(targets)
-        undefined = ~logits.isfinite().all(-1).view_as(targets) & (targets != MASK)
-        if bool(undefined.any()):
-            raise InputError(
-                f"the model's logits became non-finite (NaN/Inf) in {int(undefined.any(1).sum()):,} of {len(targets):,} "
-                "examples: it predicts nothing there, and its accuracy is not defined"
-            )
+        _require_predictions(logits.view(*targets.shape, -1), targets != MASK)
         if not model.config.encoder_layers:
             targets, predictions = (_from_answer(part, task, x) for x in (targets, predictions))
         yield _Predicted(part, targets, predictions)
+
+
+def _require_predictions(logits: Float[Tensor, "rows places characters"], wanted: Bool[Tensor, "rows places"]) -> None:
+    """Refuse logits that predict no character: non-finite ones, and those that are all equal."""
+    low, high = logits.aminmax(dim=-1)
+    for why, undefined in (("became non-finite (NaN/Inf)", ~(high - low).isfinite()), ("are all equal", high == low)):
+        rows = int((undefined & wanted).any(1).sum())
+        if rows:
+            raise InputError(
+                f"the model's logits {why} in {rows:,} of {len(logits):,} examples: it predicts nothing there, and its "
+                "accuracy is not defined"
+            )
 
 
 def _from_answer(examples: Examples, task: Addition, values: Tensor) -> Tensor:
