@@ -216,7 +216,7 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
         ((PRE, "--noise-levels", "0.01,0.7"), "below 0.577"),
         ((PRE, "--layer-noise", "much"), "--layer-noise"),
         ((PRE, "--noise", "gausian"), "did you mean 'gaussian'"),
-        ((PRE, "--text", "nowhere.txt"), "cannot read the text 'nowhere.txt'"),
+        ((PRE, "--text", "nowhere.txt"), "no text file 'nowhere.txt'"),
         ((PRE, "--text", "."), "cannot read the text"),
         ((PRE, "--examples", "1"), "greater than or equal to 2"),
         ((PRE, "--device", "tpu"), "'tpu' is not available"),

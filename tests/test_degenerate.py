@@ -163,6 +163,38 @@ def test_every_command_reports_degenerate_layers_or_refuses_in_a_line(damage: st
         assert read or re.search("is 0|are 0|zeros|overflow|underflow|non-finite", refused), (command, refused)
 
 
+def test_numbers_of_a_part_of_the_layers_are_not_compared(gpt2: tuple[str, Path]) -> None:
+    folder, text = gpt2
+    whole, broken = open_model(folder), open_model(folder)
+    with torch.no_grad():
+        DAMAGE["one matrix huge"](broken.model)
+    found = ns.compare(whole, broken, text=text, fresh=True, progress=False)
+    assert any("layer 1: attention logits overflow" in finding.text for finding in found.findings)
+    assert any("its numbers are of a part of its layers" in finding.text for finding in found.findings)
+    subjects = found.tables["numbers"].groupby("quantity")["subject"].nunique()
+    assert set(subjects.drop("tokens")) == {1}
+    curves = found.tables["curves"].query("quantity == 'radius'").groupby("subject")["x"].agg(list)
+    assert sorted(curves, key=len) == [[0, 1], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("radius", [1e-300, 1e-30, 1e30, 1e300])
+def test_advice_reports_what_is_not_defined(radius: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sizes = {"depth": 2, "width": 8, "heads": 1, "runs": 2, "tokens": 4}
+        if not 1e-35 < radius < 1e35:
+            with pytest.raises(InputError, match="the simulation runs in float32"):
+                ns.advise(schemes="none,pre,post", radius=radius, progress=False, **sizes)
+            return
+        found = ns.advise(schemes="none,pre,post", radius=radius, progress=False, **sizes)
+    assert not NUMBER.search(re.sub(r"\(inf/NaN\)", "", shown(found)))
+    criteria, theory = found.tables["criteria"], found.tables["theory"]
+    for undefined in (criteria[criteria["mean"].isna()], theory[theory["early"].isna()]):
+        for scheme in undefined["scheme"]:
+            assert any(f.severity == "warning" and "not defined" in f.text and scheme in f.text for f in found.findings)
+    assert criteria["mean"].isna().any() or theory["early"].isna().any()
+
+
 def tables_of(model: Any, *measures: Any) -> dict[str, pd.DataFrame]:
     view = open_model(model)
     sample = Sample.of(torch.arange(1, 17).view(2, 8))

@@ -305,7 +305,7 @@ def test_an_estimate_takes_seconds_whatever_the_runs_are(monkeypatch: pytest.Mon
     monkeypatch.setattr(estimate, "_BUDGET", {"cpu": 2.0})
     endless = {"kind": "simulate", "scheme": "pre", "tokens": 32, "dim": 32, "time": 1e4, "grid": {"step": [0.01, 0.02]}}
     found = [point.experiment for point in read_plan(endless).points]
-    huge = {"kind": "ensemble", "panel": "5a", "grid": {"dim": [16, 2048], "tokens": [8, 2048]}}
+    huge = {"kind": "ensemble", "panel": "5a", "chunk": 1, "grid": {"dim": [16, 2048], "tokens": [8, 2048]}}
     scaled = [point.experiment for point in read_plan(huge).points]
     started = time.monotonic()
     lower = estimate.estimate(found)

@@ -84,7 +84,7 @@ class TestRecipe:
         [
             ({"layer": 3}, "did you mean 'layers'"),
             ({"rate": "fast"}, "rate='fast': should be a valid number"),
-            ({"batch": 0}, "batch=0: should be greater than 0"),
+            ({"batch": 0}, "batch=0: should be greater than or equal to 1"),
             ({"batch": True}, "batch=True: should be a valid integer"),
             ({"schedule": "cosin"}, "did you mean 'cosine'"),
             ({"scheme": "perl"}, "did you mean 'peri'"),
@@ -362,7 +362,7 @@ class TestEvaluation:
         training = Training(short(encoder_layers=encoder_layers))
         task = training.recipe.task
         whole = evaluate(training.model, task, ["in-distribution"], 300, worked=0)
-        monkeypatch.setattr("normscope.training.evaluation._ROWS", {"cpu": 7})
+        monkeypatch.setattr("normscope.training.evaluation.TESTED_AT_A_TIME", {"cpu": 7})
         pd.testing.assert_frame_equal(
             whole.accuracy, evaluate(training.model, task, ["in-distribution"], 300, worked=0).accuracy
         )

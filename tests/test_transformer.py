@@ -555,7 +555,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         ({"dim": 0}, "dim=0: should be greater than or equal to"),
         ({"heads": -1}, "heads=-1: should be greater than or equal to 1"),
         ({"encoder_layers": -1}, "encoder_layers=-1: should be"),
-        ({"readout": (8, 0)}, "readout=0: should be greater than 0"),
+        ({"readout": (8, 0)}, "readout=0: should be greater than or equal to 1"),
         ({"frequencies": 7}, "from 0 to dim/2 = 6, not 7"),
         ({"feedforward_norm": "lyer"}, "did you mean 'layer'"),
     ],

@@ -43,6 +43,7 @@ _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute o
 _LAYER = 1400  # bytes of what tables and theory have of a layer
 _NARROWEST = 8  # dimensions of a head that is made narrower to save time
 _PASSES = 5.2  # forward, forward with noise at two levels, and forward and backward for the gradient
+_RADII = 1e-35, 1e35  # norms that float32 holds with room for their sums
 _BETA = 1.0  # of theory, as in its theorem on the first step
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
@@ -122,7 +123,7 @@ def as_weights(value: Any) -> dict[str, float]:
     """Criteria to rank by with their weights, from ``early,noise=2``, names, or a mapping; all of them equally if None."""
     if value is None:
         return dict.fromkeys(_KEYS, 1.0)
-    pairs = value.items() if isinstance(value, Mapping) else (_weighted(item) for item in as_list(value))
+    pairs = value.items() if isinstance(value, Mapping) else (_weighted(str(item)) for item in as_list(value))
     weights: dict[str, float] = {}
     for name, given in pairs:
         if name not in _NAMES:
@@ -229,6 +230,11 @@ class Advise(Seeded):
                 raise InputError(
                     f"{name}={width} cannot be divided among {self.heads} heads; choose a multiple of {self.heads}"
                 )
+        if not _RADII[0] <= self.radius <= _RADII[1]:
+            low, high = _RADII
+            raise InputError(
+                f"radius={self.radius:g}: the simulation runs in float32, whose norms are {low:g} to {high:g} here"
+            )
         if self.tokens is not None and self.tokens > self.context:
             raise InputError(f"tokens={self.tokens} is more than context={self.context}")
         if self.simulated_width is not None and self.simulated_width > self.width:
@@ -395,7 +401,13 @@ def spectrum_of(model: Any, trust_remote_code: bool = False) -> "Spectrum":
     layers = [opened.projections(layer) for layer in range(opened.layers)]
     qk = [singular_factors(w.W_Q.double(), w.W_K.double().mT).values.cpu() for w in layers]
     vo = [singular_factors(w.W_V.double(), w.W_O.double()).values.cpu() for w in layers]
-    return Spectrum(torch.stack(qk), torch.stack(vo))
+    spectrum = Spectrum(torch.stack(qk), torch.stack(vo))
+    for matrix, values in (("W_QK", spectrum.qk), ("W_VO", spectrum.vo)):
+        if not bool(values.isfinite().all()):
+            raise InputError(
+                f"'{opened.name}': {matrix} of some heads is too large for its precision, and has no singular values"
+            )
+    return spectrum
 
 
 def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], radius: float = 1.0) -> pd.DataFrame:
@@ -543,10 +555,19 @@ def _problems(advise: Advise, criteria: pd.DataFrame) -> Iterator[Finding]:
     collapse, gradient, noise = (_rows(criteria, key) for key in ("collapse", "gradient", "noise"))
     if broken := [row for row in collapse if row["runs"] < advise.runs]:
         yield Finding(
-            f"States became non-finite (inf/NaN) under {_schemes(broken)}, which rank last on the affected criteria.",
+            f"States became non-finite (inf/NaN) under {_schemes(broken)}: their criteria are not defined, and they rank last.",
             "layers-radius", title="Non-finite states", severity="warning", number=len(broken), weight=3,
             advice="Do not train these at this depth without smaller steps.",
         )  # fmt: skip
+    named = {row["scheme"] for row in broken}
+    for criterion in CRITERIA:
+        if undefined := [row for row in _rows(criteria, criterion.key) if row["mean"] is None and row["scheme"] not in named]:
+            yield Finding(
+                f"{criterion.title.capitalize()} is not defined under {_schemes(undefined)}: tokens or gradients became 0, and "
+                "so have no direction. Undefined values rank last.",
+                f"criterion-{criterion.key}", title=f"{criterion.title.capitalize()} is not defined", severity="warning",
+                number=len(undefined), weight=2,
+            )  # fmt: skip
     if collapsed := [row for row in collapse if row["mean"] is not None and row["mean"] < _COLLAPSED]:
         yield Finding(
             f"After {advise.depth} layers all tokens point the same way (1 − mean cosine below {_COLLAPSED:g}) under "
@@ -612,6 +633,13 @@ def _beaten(criteria: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _theory(advise: Advise, ranking: "Ranking", theory: pd.DataFrame) -> Iterator[Finding]:
+    if broken := [row for row in plain_rows(theory) if None in (row["early"], row["late"], row["gap"])]:
+        yield Finding(
+            f"The flow of theory became non-finite (inf/NaN) under {_schemes(broken)} at a norm of {advise.radius:g}: its "
+            "numbers are not defined there.",
+            title="Theory is not defined for some schemes", severity="warning",
+            number=len({row["scheme"] for row in broken}), weight=1,
+        )  # fmt: skip
     at = theory[theory["tokens"] == advise.context].dropna()
     if len(at) < 2:
         return
@@ -693,7 +721,8 @@ def _named(rows: list[Row]) -> str:
 
 
 def _schemes(rows: list[Row]) -> str:
-    return f"scheme{'s' * (len(rows) > 1)} {_named(rows)}"
+    distinct = list({row["scheme"]: row for row in rows}.values())
+    return f"scheme{'s' * (len(distinct) > 1)} {_named(distinct)}"
 
 
 def _cell(row: Any) -> str:

@@ -143,6 +143,8 @@ class Audit(OnModel):
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:
         """What the model is, and the numbers to remember."""
+        from normscope.measures.degenerate import left_out
+
         about = result.configuration
         shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
         facts = [
@@ -152,6 +154,8 @@ class Audit(OnModel):
             ("width", str(about["dim"])),
             ("tokens read", f"{about['tokens']:,}"),
         ]
+        if left_out(result.tables):
+            return facts  # those below are of whole models
         for quantity in (quantity for measure in audit_measures() for quantity in measure.quantities):
             curve = quantity.curve(result.tables[quantity.table]) if quantity.fact and quantity.table in result.tables else None
             if curve is not None and not curve.empty:

@@ -23,6 +23,7 @@ from normscope.experiments.settings import as_list, setting
 from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
+from normscope.measures.degenerate import Degenerate, left_out
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -71,8 +72,10 @@ class Side:
     @property
     def depth(self) -> int | None:
         """How many layers its tables have, if they have layers."""
-        layered = {quantity.table for quantity in all_quantities() if quantity.x == LAYER} & self.tables.keys()
+        layered = {"degenerate", *(quantity.table for quantity in all_quantities() if quantity.x == LAYER)} & self.tables.keys()
         states = {quantity.table for quantity in all_quantities() if quantity.states}
+        if left_out(self.tables):
+            states.add("degenerate")  # the states after the last layer are among those that were left out
         last = {table: self.tables[table]["layer"].max() for table in layered}
         return max((int(layer) + (table not in states) for table, layer in last.items() if pd.notna(layer)), default=None)
 
@@ -219,6 +222,7 @@ def compare_sides(sides: Sequence[Side]) -> dict[str, Frame]:
     """
     depths = {side.depth for side in sides} - {None}
     numbers, curves, quantities = _token_rows(sides), [], []
+    partial = {side.name for side in sides if left_out(side.tables)}
     findings: list[Finding] = []
     for quantity in all_quantities():
         share = quantity.x == LAYER and len(depths) > 1
@@ -230,18 +234,28 @@ def compare_sides(sides: Sequence[Side]) -> dict[str, Frame]:
         words = {"name": quantity.name, "title": quantity.title, "x": x, "y": quantity.y, "caption": quantity.caption}
         quantities.append(words)
         curves += [curve.assign(subject=name, quantity=quantity.name) for name, curve in drawn.items()]
-        rows = [row for name, curve in drawn.items() for row in _number_rows(quantity, name, curve)]
+        whole = [name for name in drawn if not (quantity in measured_quantities() and name in partial)]
+        rows = [row for name in whole for row in _number_rows(quantity, name, drawn[name])]
         numbers += rows
         findings += _findings(quantity, rows)
     if not quantities:
         raise _nothing_in_common({side.name: side.tables for side in sides})
-    findings = [*_token_findings(sides, [words["name"] for words in quantities]), *findings]
+    findings = [*_degenerate(sides), *_token_findings(sides, [words["name"] for words in quantities]), *findings]
     return {
         "findings": Frame([finding.record for finding in findings], columns=list(Finding("").record)),
         "numbers": Frame(numbers, columns=["quantity", "line", "number", "unit", "subject", "value"]),
         "quantities": Frame(quantities),
         "curves": pd.concat(curves, ignore_index=True)[["subject", "quantity", "line", "x", "y"]],
     }
+
+
+def _degenerate(sides: Sequence[Side]) -> Iterator[Finding]:
+    """What is degenerate in each side; numbers of a side with layers left out are not compared."""
+    for side in sides:
+        for finding in Degenerate().findings(side.tables, {}):
+            yield replace(finding, text=f"{side.name}: {finding.text[0].lower()}{finding.text[1:]}")
+        if left_out(side.tables):
+            yield Finding(f"{side.name}: its numbers are of a part of its layers, and are not compared.", severity="warning")
 
 
 def check_common(tables: Mapping[str, Collection[str]]) -> None:

@@ -84,7 +84,7 @@ class Evaluate(Seeded):
         saved = load_model(self.model, self.device)
         zeros = check_finite(str(self.model), saved.model)
         task, offsets = task_of(saved.about.get("recipe", {}))
-        require_memory(testing_memory(saved.model.config, task, self.device), self.device)
+        require_memory(testing_memory(saved.model.config, task, self.examples, self.device), self.device)
         splits = list(self.split or task.splits)
         advance = progress.stage("testing", len(splits) * self.examples)
         evaluation = evaluate(

@@ -198,5 +198,10 @@ def layer_table(measures: "Iterable[Measure]", result: Result, *, overview: bool
 
 
 def measure_outcome(measures: "Iterable[Measure]", result: Result) -> Outcome:
-    """The totals of all measures."""
-    return Outcome({name: value for measure in measures for name, value in measure.totals(result.tables).items()})
+    """The totals of all measures; with a note where some layers could not be measured."""
+    from normscope.measures.degenerate import left_out
+    from normscope.models.describe import layers_named
+
+    layers = left_out(result.tables)
+    note = f"{layers_named(layers)}: not measured, since states or attention are 0 or non-finite" if layers else None
+    return Outcome({name: value for measure in measures for name, value in measure.totals(result.tables).items()}, note=note)

@@ -80,7 +80,7 @@ def text_of(path: Path | None) -> str | None:
     """The content of a text file; None where there is no path."""
     if path is None:
         return None
-    return read_text(path, "text")
+    return read_text(path, "text file")
 
 
 def _readable(path: Path) -> Path:

@@ -154,9 +154,12 @@ class Simulate(Seeded):
         if self.symmetric:
             return needs
         if self.start_file is not None:
-            n, d = max(1, self.start_file.stat().st_size // (8 * d)), d
+            n = max(1, self.start_file.stat().st_size // (8 * d))
         state = n * d * exact
-        needs[f"tokens={n}, dim={d}"] = 24 * n * d + 19 * state + (8 * count * state if self.gradient else 0)
+        held = (
+            8 * state if self.device.startswith("cuda") else 24 * n * d + 19 * state
+        )  # a start is drawn on the CPU in float64
+        needs[f"tokens={n}, dim={d}"] = held + (8 * count * state if self.gradient else 0)
         if self.save_states:
             needs["save_states=True"] = 2 * len(self.report_times) * len(self.schemes) * state
         if self.weights != "identity":

@@ -30,7 +30,7 @@ def as_places(value: Any) -> Any:
         return None if value is None else ALL
     try:
         return tuple(int(item.replace("−", "-") if isinstance(item, str) else item) for item in as_list(value))
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"a number, several with commas such as 0,5,11, or all is needed, not '{value}'") from None
 
 

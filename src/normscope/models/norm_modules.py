@@ -1,9 +1,8 @@
 """The parameters of a norm, from what its module computes."""
 
-import copy
-
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
@@ -19,12 +18,12 @@ def norm_of(
     gain of zero hides it.
     """
     parameter = next(module.parameters(), torch.empty(0))
-    exact = copy.deepcopy(module).float() if parameter.dtype in (torch.bfloat16, torch.float16) else module
+    wide = torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
     x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
-    given = torch.stack((x, -x, x + 1e3)).to(next(exact.parameters(), parameter))
-    with torch.no_grad():
-        plus, minus, _ = exact(given[:, None]).double().cpu().squeeze(1)
-        unscaled, _, shifted = _with_ones(exact)(given[:, None]).double().cpu().squeeze(1)
+    given = torch.stack((x, -x, x + 1e3)).to(parameter.device, wide)
+    stored = {name: value.detach().to(wide) for name, value in module.named_parameters()}
+    plus, minus, _ = _values(module, stored, given)
+    unscaled, _, shifted = _values(module, {name: torch.ones_like(value) for name, value in stored.items()}, given)
     kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
     gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
     eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
@@ -33,12 +32,11 @@ def norm_of(
     return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
 
 
-def _with_ones(module: nn.Module) -> nn.Module:
-    """The norm with 1 for all its parameters."""
-    changed = copy.deepcopy(module)
-    for parameter in changed.parameters():
-        parameter.fill_(1.0)
-    return changed
+def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:
+    """The norm of the given vectors with other parameters. A copy of the module would copy what its hooks refer to."""
+    with torch.no_grad():
+        values: Tensor = torch.func.functional_call(module, parameters, (given[:, None],))
+    return values.double().cpu().squeeze(1)
 
 
 def width_of(module: nn.Module) -> int | None:

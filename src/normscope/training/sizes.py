@@ -28,12 +28,16 @@ def training_memory(recipe: Recipe, device: str) -> dict[str, float]:
     training = {**model.memory(_WEIGHT), f"batch={recipe.batch}": batch + drawn, f"examples={recipe.examples}": rows * _METRICS}
     scores = CALIBRATED_ON * model.heads * longest**2 * _SCORE if recipe.calibrate else 0
     calibration = {f"integers={list(recipe.integers)}, digits={list(recipe.digits)}, heads={recipe.heads}": float(scores)}
-    others = ({**model.memory(4), **calibration}, {**model.memory(_WEIGHT), **testing_memory(model, task, kind)})
+    others = (
+        {**model.memory(4), **calibration},
+        {**model.memory(_WEIGHT), **testing_memory(model, task, recipe.test_examples, kind)},
+    )
     return max(training, *others, key=lambda needs: sum(needs.values()))
 
 
-def testing_memory(model: TransformerConfig, task: AdditionTask, device: str) -> dict[str, float]:
+def testing_memory(model: TransformerConfig, task: AdditionTask, examples: int, device: str) -> dict[str, float]:
     """Bytes of the examples of a test and of one block's activations, beside the model itself."""
     kind, longest = device.partition(":")[0], max(split.longest for split in task.splits.values())
     active = 4 * (4 * model.dim + 3 * model.heads * model.head + model.feedforward) + _CHARACTER * model.vocabulary
-    return {f"examples of up to {longest} characters": longest * (DRAWN_FOR_A_TEST * DRAWN + TESTED_AT_A_TIME[kind] * active)}
+    drawn, tested = min(examples, DRAWN_FOR_A_TEST) * DRAWN, min(examples, TESTED_AT_A_TIME[kind]) * active
+    return {f"examples of up to {longest} characters": float(longest * (drawn + tested))}
