@@ -1,6 +1,7 @@
-"""One thread for every test and every process it starts: they are small, and on a busy machine waiting threads cost time."""
+"""What all tests share: one thread each, signals as a terminal gives them, and the cases of the fuzzer."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 
 with suppress(ImportError):  # property tests draw the same cases every time
     from hypothesis import settings

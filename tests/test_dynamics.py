@@ -364,7 +364,7 @@ def test_a_state_that_leaves_the_finite_numbers_stops_the_run_and_keeps_what_cam
         (lambda: make_start("cone", 2, 4, delta=0.0), "delta"),
         (lambda: make_start("uniform", 2, 4, radius=float("nan")), "radius"),
         (lambda: read_start(Path("nowhere.npy")), "no start file 'nowhere.npy'"),
-        (lambda: read_start(Path("start.txt")), "ends in .npy, .csv or .safetensors"),
+        (lambda: read_start(Path(__file__)), "ends in .npy, .csv or .safetensors"),
         (lambda: simulate(torch.zeros(2, 3).double(), NAMED["pre"], Attention(1.0), [1.0]), "token 0 of the start is zero"),
         (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [2.0, 1.0]), "times go forwards; 2, 1 do not"),
         (lambda: simulate(uniform(), NAMED["pre"], Attention(1.0), [-1.0]), "not negative"),

@@ -240,6 +240,28 @@ def test_a_run_that_moved_aside_for_a_killed_process_comes_back(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
 
 
+def test_unfinished_work_goes_with_its_run_even_if_the_process_is_killed_between(tmp_path: Path) -> None:
+    mine, other = (unfinished_folder(tmp_path / "run", {"seed": seed}) for seed in (1, 2))
+    for folder in (mine, other):
+        (folder / "runs").mkdir(parents=True)
+        (folder / "000000.npy").write_text("")
+    script = (
+        "import os, pathlib, sys; from normscope import runs\n"
+        "runs._remove_published = lambda folder: os.kill(os.getpid(), 9)\n"
+        "path, mine = map(pathlib.Path, sys.argv[1:])\n"
+        "with runs.new_run(path, 'demo', {}, unfinished=mine): pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "run", mine], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert mine.is_dir()
+    with new_run(tmp_path / "other", "demo", {}):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([other.name, "other", "run"])
+    with new_run(tmp_path / "run", "demo", {}, overwrite=True, unfinished=other):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+
+
 class _Swallows:
     """Its destruction, and a weakref's callback for it, receive a signal there: Python drops what the handler raises."""
 

@@ -41,6 +41,7 @@ _CELL = 24  # bytes of a table's cell in memory, while it is read
 _KEPT = "tables"  # where a kept set says which tables it has
 _LONGEST_NAME, _LONGEST_PATH = 200, 3_500  # bytes; names beside a run folder and paths inside are longer (255 and 4,096)
 _ABANDONED = re.compile(r"\.(?P<run>.+)\.partial-[0-9a-f]{8}")
+_PUBLISHED = "published"  # in the folder of unfinished work: which run folder it came to
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _RETRY = 0.05  # seconds between two attempts at a lock
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
@@ -108,12 +109,14 @@ def new_run(
     overwrite: bool = False,
     started: datetime | None = None,
     summary: str = "",
+    unfinished: Path | None = None,
 ) -> Iterator[RunFolder]:
     """A folder to write a run into; it appears under ``path`` when the block ends, and not at all if it fails.
 
     An existing run under ``path`` is replaced only with ``overwrite``, and only at the end; anything that is not a run
     folder is never replaced. An interrupt or a termination signal removes what was written so far; what a killed process left
-    goes with the next run beside it. ``started`` is when the work began, if that was before.
+    goes with the next run beside it. ``started`` is when the work began, if that was before; ``unfinished`` is where it was
+    saved so far, which is removed once the run is there.
     """
     final = run_path(path)
     check_writable(final, overwrite=overwrite)
@@ -121,7 +124,7 @@ def new_run(
     with raising_signals(), no_empty_folders(final), _partial_folder(final) as partial:
         yield RunFolder(partial)
         _write_description(partial, command, configuration, seed, device, started, summary)
-        _publish(partial, final, overwrite)
+        _publish(partial, final, overwrite, unfinished)
 
 
 @contextmanager
@@ -322,6 +325,26 @@ def remove_abandoned(parent: Path) -> None:
                 for left in (partial, aside):
                     shutil.rmtree(left, ignore_errors=True)
                 lock.unlink()
+    for mark in parent.glob(f".*.unfinished-*/{_PUBLISHED}"):
+        with suppress(OSError):
+            if mark.read_text() == _identity(parent / mark.parent.name[1:].rpartition(".unfinished-")[0]):
+                _remove_published(mark.parent)
+
+
+def _identity(folder: Path) -> str:
+    """What a folder keeps when it is renamed."""
+    about = folder.stat()
+    return f"{about.st_dev} {about.st_ino}"
+
+
+def _remove_published(unfinished: Path) -> None:
+    """Remove the unfinished work of a run that is there; the mark that says so goes last."""
+    for child in unfinished.iterdir():
+        if child.is_dir():
+            shutil.rmtree(child, ignore_errors=True)
+        elif child.name != _PUBLISHED:
+            child.unlink(missing_ok=True)
+    shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def is_run(folder: Path | str) -> bool:
@@ -416,10 +439,6 @@ class Parts:
             return read_array(self._path(index), "part of a run")
         except InputError:
             return None
-
-    def discard(self) -> None:
-        """Remove the parts, once the run is whole."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, index: int) -> Path:
         return self.folder / f"{index:06d}.npy"
@@ -533,24 +552,36 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _publish(partial: Path, final: Path, overwrite: bool) -> None:
+def _publish(partial: Path, final: Path, overwrite: bool, unfinished: Path | None) -> None:
     """Rename the finished folder to its final name; an older run steps aside first, and back if that fails.
 
     What may stand there is asked again, since others may have written meanwhile; signals wait until the renaming is over.
+    The unfinished work is marked with the identity of the folder before, so that it goes even if this process is killed after.
     """
     with holding_signals():
         check_writable(final, overwrite=overwrite)
-        if not is_run(final):
-            os.rename(partial, final)
-            return
-        aside = _aside(partial)
-        os.rename(final, aside)
-        try:
-            os.rename(partial, final)
-        except BaseException:
-            os.rename(aside, final)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
+        saved = unfinished if unfinished is not None and unfinished.is_dir() else None
+        if saved is not None:
+            with suppress(OSError):  # a full disk is no reason not to publish
+                (saved / _PUBLISHED).write_text(_identity(partial))
+        _rename(partial, final)
+        if saved is not None:
+            with suppress(OSError):  # the next run tries again
+                _remove_published(saved)
+
+
+def _rename(partial: Path, final: Path) -> None:
+    if not is_run(final):
+        os.rename(partial, final)
+        return
+    aside = _aside(partial)
+    os.rename(final, aside)
+    try:
+        os.rename(partial, final)
+    except BaseException:
+        os.rename(aside, final)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _aside(partial: Path) -> Path:

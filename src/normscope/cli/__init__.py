@@ -115,6 +115,8 @@ def _explained(error: Exception) -> tuple[str, int] | None:
         return str(error), 2
     if usage_message is not None:
         return usage_message(), 2
+    if isinstance(error, ConnectionError):  # a process of a training that is gone
+        return str(error), 1
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's, for a GPU

@@ -247,6 +247,8 @@ def _scaled(x: Tensor, dim: int, least: float = 0.0) -> tuple[Tensor, Tensor]:
     Where s would leave the normal numbers, for denormal x and at the upper end, it stays among them. No gradient flows through
     s: everything that is computed from x/s and s depends on x alone.
     """
+    if not x.shape[dim]:  # a vector without components has no largest one
+        return x, torch.ones_like(x.sum(dim, keepdim=True))
     integer, exponent = _EXPONENT_BITS[x.dtype]
     info = torch.finfo(x.dtype)
     most = x.detach().abs().amax(dim, keepdim=True).clamp(min=least)

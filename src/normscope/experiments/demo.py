@@ -1,6 +1,5 @@
 """demo: Audit, simulate, train and verify: one report page."""
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
@@ -102,7 +101,7 @@ class Demo(Experiment):
             "trainings; the published claims.",
             self.seed,
             problems=tuple(problem for result in results.values() for problem in result.problems),
-            on_saved=lambda: None if unfinished is None else shutil.rmtree(unfinished, ignore_errors=True),
+            unfinished=unfinished,
         )
 
     @classmethod

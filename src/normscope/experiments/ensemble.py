@@ -145,7 +145,7 @@ class Ensemble(Seeded):
             self.seed,
             self.device,
             problems=tuple(f"{line}; means and bands are over the other runs" for line in broken),
-            on_saved=store.discard,
+            unfinished=store.folder,
         )
 
     @property
@@ -229,11 +229,10 @@ class Ensemble(Seeded):
 class _Nowhere:
     """Saves nothing."""
 
+    folder: None = None
+
     def load(self, index: int) -> None:
         return None
 
     def save(self, index: int, values: Any) -> None:
-        return None
-
-    def discard(self) -> None:
         return None

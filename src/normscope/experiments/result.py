@@ -47,7 +47,7 @@ class Result:
         problems: why the result is not whole (a scheme that became non-finite); the command then exits with status 1.
         files: what else the run folder holds: file name → function that writes it to a path.
         objects: live objects, such as the trained model.
-        on_saved: called once the folder is complete, to remove unfinished work.
+        unfinished: where the work was saved so far; removed once the run folder is complete.
         path: the run folder, once saved or loaded.
         started: when the work began.
         older: whether it was loaded from a folder of an earlier version, whose tables may lack what the report needs.
@@ -62,7 +62,7 @@ class Result:
     problems: tuple[str, ...] = ()
     files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
     objects: Mapping[str, Any] = field(default_factory=dict)
-    on_saved: Callable[[], None] = lambda: None
+    unfinished: Path | None = None
     path: Path | None = None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     older: bool = False
@@ -150,7 +150,11 @@ class Result:
             "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
             "started": self.started, "summary": self.summary,
         }  # fmt: skip
-        saving = grown_run(path, **about) if self.kind.grows else new_run(path, **about, overwrite=overwrite)
+        saving = (
+            grown_run(path, **about)
+            if self.kind.grows
+            else new_run(path, **about, overwrite=overwrite, unfinished=self.unfinished)
+        )
         with full_disk_explained(path), saving as run:
             for name, table in self.tables.items():
                 run.write_table(name, table)
@@ -164,7 +168,6 @@ class Result:
                 write_report(run.path, self.report, (formats,) if isinstance(formats, str) else formats)
         if self.kind.grows and not self.problems:
             (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder
-        self.on_saved()
         object.__setattr__(self, "path", run_path(path))
         return self
 

@@ -235,7 +235,7 @@ class Train(Experiment):
             self.device,
             files=_files(training, about, checkpoints),
             objects={"model": SavedModel(training.model, about)},
-            on_saved=lambda: None if checkpoints is None else checkpoints.discard(),
+            unfinished=None if checkpoints is None else checkpoints.folder,
             started=started,
         )
 
