@@ -116,8 +116,11 @@ class Words(WithModel):
         from normscope.measures.base import Subject
 
         model = self.open(progress)
-        measure = self.measure.resolved(model)
         subject = Subject(model, _no_sample(), self.seed, self.text)
+        reason = self.measure.missing(subject)
+        if reason:
+            raise InputError(f"'{self.model_name}' has no {self.probe}: {self.probe} {reason}")
+        measure = self.measure.resolved(model)
         layers = measure.settings.get("layer")
         advance = progress.stage(measure.title, model.layers if layers is None else len(layers))
         tables = measure.measure(subject, advance)

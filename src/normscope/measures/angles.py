@@ -31,7 +31,7 @@ class Angles(Measure):
 
     name: ClassVar[str] = "angles"
     title: ClassVar[str] = "Do heads read orthogonal subspaces?"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     order: ClassVar[int | None] = 62
     overview: ClassVar[int] = 0
 
@@ -74,13 +74,13 @@ class _AngleRows(HeadRows):
     """The table of pairs, and ``overlaps``: for each head the means over its pairs."""
 
     def tables(self) -> Tables:
-        angles = super().tables()["angles"]
-        return {"angles": angles} if angles.empty else {"angles": angles, "overlaps": _overlaps(angles)}
+        tables = super().tables()
+        return {**tables, "overlaps": _overlaps(tables["angles"])} if "angles" in tables else tables
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """The angles of every pair of heads on either side; query heads with the same keys are no pair on the side of keys."""
-    spaces, x = spaces_of(subject.model, attention), attention.step.input[subject.counted].double()
+    spaces, x = spaces_of(subject.model, attention), attention.step.input[attention.counted].double()
     for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
         pairs = [pair for pair in combinations(range(len(bases)), 2) if pair[0] // shared != pair[1] // shared]
         if not pairs:
@@ -96,7 +96,7 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
         means = (cosines.sum(1) / common).tolist()
         smallest = torch.rad2deg(cosines[:, 0].acos()).masked_fill(common == 0, torch.nan).tolist()
         for i, (head, other) in enumerate(pairs):
-            row = {"layer": attention.layer, "head": head, "other": other, "side": side}
+            row = {"layer": attention.layer, "head": head, "other": other, "side": side, "shared": shared}
             yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": overlap[i]}
 
 
@@ -113,7 +113,7 @@ def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding
     mean, chance = rows["mean_cosine"].mean(), chance_cosine(about["dim"], min(about["head_dim"], about["dim"]))
     weighted = rows["weighted_cosine"]
     closest = plain_rows(rows[weighted == weighted.max()])[0]
-    shared = about["heads"] // about["kv_heads"] if side == "keys" else 1
+    shared = closest["shared"]
     above = mean > _ABOVE_CHANCE * chance and not needless(side, about)
     heads = f"{'KV ' * (shared > 1)}heads {closest['head'] // shared} and {closest['other'] // shared}"
     return Finding(

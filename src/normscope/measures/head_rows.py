@@ -1,11 +1,12 @@
 """Tables with rows for every layer and head, from one forward pass."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from normscope.core.threads import one_thread
+from normscope.errors import InputError
 from normscope.measures.base import LayerAttention, PassObserver, Tables
 from normscope.measures.head_spaces import SIDES
 
@@ -19,15 +20,26 @@ class HeadRows(PassObserver):
     def __init__(self, table: str, rows: Callable[[LayerAttention], Iterable[Row]]) -> None:
         self.table, self._rows_of = table, rows
         self._rows: list[Row] = []
+        self._skipped: list[Row] = []
 
     def attention(self, attention: LayerAttention) -> None:
         """Add the rows of a layer."""
         with one_thread(small=attention.step.input.numel() < _SMALL):
-            self._rows.extend(self._rows_of(attention))
+            try:
+                self._rows.extend(list(self._rows_of(attention)))
+            except InputError as error:  # this layer's attention is of a kind that the measure cannot read
+                self._skipped.append({"measure": self.table, "layer": attention.layer, "reason": str(error)})
 
     def tables(self) -> Tables:
-        """The table under its name."""
-        return {self.table: pd.DataFrame(self._rows)}
+        """The table under its name, and the layers without it as ``skipped``."""
+        tables = {self.table: self._rows, "skipped": self._skipped}
+        return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
+
+
+def with_totals(tables: Mapping[str, Sequence[Row]]) -> Tables:
+    """Tables of rows whose head, and layer, is None for a whole layer, and the whole model; those without rows are left out."""
+    typed = {"layer": "Int64", "head": "Int64"}
+    return {name: pd.DataFrame(rows).astype(typed) for name, rows in tables.items() if rows}
 
 
 def head_name(row: Any) -> str:
@@ -35,11 +47,10 @@ def head_name(row: Any) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])}"
 
 
-def kv_rows(rows: pd.DataFrame, about: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows with every KV head once: of query heads that share their keys only the first."""
-    shared: int = about["heads"] // about["kv_heads"]
-    first: pd.DataFrame = rows[rows["head"] % shared == 0].copy()
-    first["head"] //= shared
+def distinct_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with every KV head once: of ``shared`` query heads with the same keys only the first."""
+    first: pd.DataFrame = rows[rows["head"] % rows["shared"] == 0].copy()
+    first["head"] //= first["shared"]
     return first
 
 

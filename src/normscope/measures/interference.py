@@ -59,7 +59,7 @@ class Interference(Measure):
 
     name: ClassVar[str] = "interference"
     title: ClassVar[str] = "Interference"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
     passes: ClassVar[str] = "1, shared, and q and k of every head once more"
     order: ClassVar[int | None] = 60
@@ -73,8 +73,7 @@ class Interference(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head, place and side that is ablated."""
-        partner = partners(subject.counted, subject.seed)
-        return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
+        return HeadRows("interference", lambda attention: _rows(subject, attention))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Of the median head: the share of queries whose top key changes when keys are ablated, and the change of logits."""
@@ -224,13 +223,14 @@ def resample(
     return other + (x - other) @ basis @ basis.T
 
 
-def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " tokens_of_all_rows"]) -> Iterator[dict[str, Any]]:
+def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """A row for each head, place of the ablation and side that is ablated: ``change``, ``kappa``, ``moved``, ``top_weight``.
 
     ``kappa`` is the RMS of κ in the factors 1 + κ that the ablation puts on queries or keys; ``moved`` the share of queries
     whose largest logit is another key's afterwards; ``top_weight`` the mean of their largest attention weight before it.
     """
     model, step = subject.model, attention.step
+    partner = partners(attention.counted, subject.seed)
     found = layer_input(model, attention)
     states = {"before": found.source.states.double(), "after": step.input.double()}
     inputs: dict[str, Callable[[Tensor], Tensor]] = {"before": found.source, "after": lambda x: x}
@@ -242,7 +242,7 @@ def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " to
         keys: Tensor = torch.empty(0)
         for head, queries in enumerate(ablated_q):
             keys = next(ablated_k) if head % spaces.shared == 0 else keys
-            yield from _compared(step, head, place, (q[:, head], k[:, head]), (queries, keys), subject.counted)
+            yield from _compared(step, head, place, (q[:, head], k[:, head]), (queries, keys), attention.counted)
 
 
 def _ablated(
@@ -258,8 +258,8 @@ def _ablated(
 
     A model computes those of all heads at once, so several ablations are put into one call as rows, as memory allows.
     """
-    rows, group = len(x), model.heads // len(bases)
-    chunk = max(1, _HELD // (x.shape[0] * x.shape[1] * model.heads * model.head_dim))
+    rows, group = len(x), step.q.shape[1] // len(bases)
+    chunk = max(1, _HELD // step.q.numel())
     for first in range(0, len(bases), chunk):
         some = bases[first : first + chunk]
         inputs = torch.cat([to_input(resample(x, basis, partner)).to(step.input) for basis in some])
