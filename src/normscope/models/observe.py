@@ -11,7 +11,6 @@ from normscope.errors import InputError
 
 NOTHING = -100  # the target of a position where nothing is predicted
 States = Float[Tensor, "rows tokens dim"]
-SUBLAYERS = ("attention", "feedforward")
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,15 @@ class Sample:
         targets: the id to predict at each position, ``NOTHING`` where none is.
         attention_mask: True for tokens, False for padding, which is at the end of a row.
         positions: the position of every token, for models that take positions; by default they count from 0.
+        features: pixels or a spectrogram, for models that read them; ``tokens`` are then the numbers of the positions in the
+            stream, unless the model reads both.
     """
 
     tokens: Int[Tensor, "rows tokens"]
     targets: Int[Tensor, "rows tokens"]
     attention_mask: Bool[Tensor, "rows tokens"]
     positions: Int[Tensor, "rows tokens"] | None = None
+    features: Float[Tensor, "rows ..."] | None = None
 
     @classmethod
     def of(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":
@@ -163,7 +165,8 @@ class SublayerStep:
 
     Attributes:
         layer: its number; the first layer is 0.
-        sublayer: ``attention`` or ``feedforward``.
+        sublayer: ``attention``, ``cross`` (attention to another stream), ``mixer`` (what mixes tokens without a softmax) or
+            ``feedforward``.
         before: the hidden states that the sublayer adds to.
         output: what f computed, before any output norm.
         update: what is added to the stream, output norm and step included (attn_out, mlp_out).
