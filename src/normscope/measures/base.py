@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -249,8 +250,8 @@ class Measure(ABC):
         observer = self.observer(subject)
         if observer is None:
             raise NotImplementedError(f"the measure {self.name} implements neither observer nor measure")
-        observe_pass(subject, [observer], advance)
-        return observer.tables()
+        (reasons,) = observe_pass(subject, [observer], advance)
+        return {**observer.tables(), **self._skipped(reasons)}
 
     @abstractmethod
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
@@ -289,16 +290,26 @@ class Measure(ABC):
             return "needs predictions: the sample has no targets"
         return ""
 
+    def _skipped(self, reasons: Mapping[int, str]) -> Tables:
+        """The table ``skipped`` of layers that an observer could not measure."""
+        rows = [{"measure": self.name, "layer": layer, "reason": reason} for layer, reason in reasons.items()]
+        return {"skipped": pd.DataFrame(rows)} if rows else {}
+
     @property
     def settings(self) -> dict[str, Any]:
         """The values of its fields."""
         return asdict(self)
 
 
-def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
+def observe_pass(
+    subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None
+) -> list[dict[int, str]]:
     """One clean forward pass of the sample; ``advance`` takes how many layers are done.
 
     Observers receive what can be measured: the rest of a degenerate layer is reported by ``PassObserver.fault``.
+
+    Returns:
+        For each observer the layers whose attention it could not measure, with the reason.
 
     Raises:
         InputError: if no layer can be measured.
@@ -315,10 +326,15 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
 
     gate = Gate(subject, report)
 
+    reasons: dict[int, dict[int, str]] = {id(observer): {} for observer in observers}
+
     def attention(step: "AttentionStep") -> None:
         shared = LayerAttention(step, subject)
         for observer in on_attention if gate.attention(shared) else ():
-            observer.attention(shared)
+            try:
+                observer.attention(shared)
+            except InputError as error:  # attention of a kind that this measure cannot read
+                reasons[id(observer)][step.layer] = str(error)
 
     def sublayer(step: "SublayerStep") -> None:
         for observer in on_sublayer if gate.sublayer(step) else ():
@@ -332,6 +348,7 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
     observed = Observer(attention if on_attention or on_fault else None, sublayer if on_sublayer or on_fault else None, state)
     subject.model.forward(subject.sample, observed)
     gate.close()
+    return [reasons[id(observer)] for observer in observers]
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:
@@ -348,11 +365,12 @@ def measured(
     layers = subject.model.layers
     observers = [(measure, measure.observer(subject)) for measure in measures]
     watching = [(measure, observer) for measure, observer in observers if observer is not None]
+    reasons: list[dict[int, str]] = []
     if watching:
         progress(PASS, 0, layers)
-        observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
-    for measure, observer in watching:
-        yield measure, observer.tables()
+        reasons = observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
+    for (measure, observer), missed in zip(watching, reasons, strict=True):
+        yield measure, {**observer.tables(), **measure._skipped(missed)}
     for measure in (measure for measure, observer in observers if observer is None):
         progress(measure.title, 0, layers)
         yield measure, measure.measure(subject, _of_layers(progress, measure.title, layers))

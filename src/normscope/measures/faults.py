@@ -88,7 +88,8 @@ class Gate:
             if zero:
                 heads = f"head{'s' * (len(zero) > 1)} {ranges(zero)}" if len(zero) < x.shape[1] else "all heads"
                 self._fault(layer, "attention", f"{name} is 0 in {heads}", measured=True)
-        largest = float(parts["q"].abs().max()) * float(parts["k"].abs().max()) * step.q.shape[-1] * max(step.scale, 1.0)
+        scale = max(float(torch.as_tensor(step.scale).max()), 1.0)
+        largest = float(parts["q"].abs().max()) * float(parts["k"].abs().max()) * step.q.shape[-1] * scale
         if largest > torch.finfo(step.q.dtype).max and bool((step.scale * attention.raw_scores == torch.inf).any()):
             return self._fault(layer, "attention", "attention logits overflow")
         return True

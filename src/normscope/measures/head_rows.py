@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from normscope.core.threads import one_thread
-from normscope.errors import InputError
 from normscope.measures.base import LayerAttention, PassObserver, Tables
 from normscope.measures.head_spaces import SIDES
 
@@ -20,20 +19,15 @@ class HeadRows(PassObserver):
     def __init__(self, table: str, rows: Callable[[LayerAttention], Iterable[Row]]) -> None:
         self.table, self._rows_of = table, rows
         self._rows: list[Row] = []
-        self._skipped: list[Row] = []
 
     def attention(self, attention: LayerAttention) -> None:
         """Add the rows of a layer."""
         with one_thread(small=attention.step.input.numel() < _SMALL):
-            try:
-                self._rows.extend(list(self._rows_of(attention)))
-            except InputError as error:  # this layer's attention is of a kind that the measure cannot read
-                self._skipped.append({"measure": self.table, "layer": attention.layer, "reason": str(error)})
+            self._rows.extend(list(self._rows_of(attention)))
 
     def tables(self) -> Tables:
-        """The table under its name, and the layers without it as ``skipped``."""
-        tables = {self.table: self._rows, "skipped": self._skipped}
-        return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
+        """The table under its name, if there are rows."""
+        return {self.table: pd.DataFrame(self._rows)} if self._rows else {}
 
 
 def with_totals(tables: Mapping[str, Sequence[Row]]) -> Tables:

@@ -41,8 +41,8 @@ class _Observer(PassObserver):
 
     def attention(self, attention: LayerAttention) -> None:
         largest = attention.largest.transpose(0, 1)[:, attention.counted]
-        self._add(attention.layer, largest)
         losses = self._losses(attention)
+        self._add(attention.layer, largest)
         for head, loss in enumerate(losses):
             share = float((largest[head] >= NEAR_ONE_HOT).double().mean())
             weights = attention.weights[0, head, : self.size, : self.size]
@@ -53,8 +53,10 @@ class _Observer(PassObserver):
         """How many near-one-hot rows of each head are expected to switch key under noise on the norms of keys."""
         if "k" in self.subject.model.normalised_heads:
             return [0.0] * len(attention.largest[0])
-        scores, sparse = sparse_scores(attention, attention.counted)
-        probability = collapse_probability(scores, [_RISK])[0].double() if len(scores) else scores.new_zeros(0).double()
+        scores, softmax, sparse = sparse_scores(attention)
+        probability = scores.new_zeros(0).double()
+        if len(scores):
+            probability = collapse_probability(scores, [_RISK], shift=softmax.shift)[0].double()
         lost = torch.zeros(len(sparse), dtype=torch.float64, device=scores.device)
         return list(lost.index_add_(0, sparse.nonzero()[:, 0], probability).tolist())
 
