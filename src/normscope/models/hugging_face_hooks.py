@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.models.attention_interface import AttentionCall, observing
 from normscope.models.hooks import after, before, first_output, given_states, rotation_of
 from normscope.models.layouts import messages_matrix
-from normscope.models.observe import SUBLAYERS, AttentionStep, SublayerStep
+from normscope.models.observe import AttentionStep, SublayerStep
 from normscope.models.placement import Placement
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class AttentionHooks:
         placement = self.model.placements[layer]
         known = placement.output_projection is not None and not placement.changed
         W_O = messages_matrix(self.model.output_projection(layer), self.model.heads) if known else None
-        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
+        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
+        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values))
         return call.mixed() if mixed is None else mixed
 
 
@@ -89,7 +89,7 @@ class SublayerHooks:
     def _on_end(self, layer: int, placement: Placement, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         values, self.values = self.values, {}
         states, left = values["before"], first_output(output)
-        for name in SUBLAYERS:
+        for name in placement.branches:
             scales, result = placement.branches[name].scales, values[f"{name} output"]
             update = scales.step * values.get(f"{name} normalised", result)
             end = left.clone() if name == "feedforward" and not placement.parallel else None

@@ -70,6 +70,9 @@ class BlockNorm:
         return NORMS[self.kind](x, self.gain, self.bias, self.eps)
 
 
+_ALWAYS = ("stream", "attention", "matrices", "vocabulary")
+
+
 class Model(ABC):
     """A model of any architecture.
 
@@ -85,7 +88,12 @@ class Model(ABC):
         schemes: the placement of norms of every layer; None for a layer whose placement is unknown.
         scheme: the scheme of all layers; None if they differ or a placement is unknown.
         scheme_note: remarks on the scheme, or why there is none.
-        layers, heads, kv_heads, dim, head_dim: its shape.
+        reconstruction: for every layer the largest relative error of the update with the recognised slots against the
+            block's output; None where there is no scheme.
+        stream: the residual stream that is viewed.
+        streams: all residual streams of the model, such as ``encoder`` and ``decoder``.
+        attention_layers: the layers with softmax attention.
+        layers, heads, kv_heads, dim, head_dim: its shape; without attention it has 0 heads.
         vocabulary: the number of its tokens.
         context: the largest number of tokens in a sequence; None if there is no limit.
         causal: whether tokens attend only to themselves and those before them.
@@ -100,6 +108,9 @@ class Model(ABC):
     schemes: tuple[Scheme | None, ...]
     scheme: Scheme | None
     scheme_note: str
+    reconstruction: tuple[float | None, ...] = ()
+    stream: str = "decoder"
+    streams: tuple[str, ...] = ("decoder",)
     layers: int
     heads: int
     kv_heads: int
@@ -119,6 +130,11 @@ class Model(ABC):
         """The device of its weights."""
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with softmax attention."""
+        return tuple(range(self.layers))
 
     @property
     @abstractmethod
@@ -269,10 +285,10 @@ class Model(ABC):
         """What can be measured.
 
         ``stream``: hidden states before and after blocks; ``sublayers``: the states and updates inside every block;
-        ``attention``: q, k, v and weights; ``vocabulary``: token embeddings; ``predictions``: logits.
+        ``attention``: q, k, v and weights; ``matrices``: W_Q, W_K, W_V and W_O by head; ``vocabulary``: token embeddings; ``predictions``: logits.
         """
         inside = all(self.step(layer, "attention") is not None for layer in range(self.layers))
-        offered = {"stream": True, "sublayers": inside, "attention": True, "vocabulary": True, "predictions": self.predicts}
+        offered = {"sublayers": inside, "predictions": self.predicts, **dict.fromkeys(_ALWAYS, True)}
         return frozenset(name for name, has in offered.items() if has)
 
     @abstractmethod

@@ -17,7 +17,7 @@ from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
-from normscope.models.observe import NOTHING, SUBLAYERS, AttentionStep, Observer, Rotation, Sample, SublayerStep
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.training.sizes import DRAWN
@@ -201,7 +201,7 @@ class _SublayerHooks:
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe every sublayer."""
         for layer in range(self.model.layers):
-            for name in SUBLAYERS:
+            for name in ("attention", "feedforward"):
                 part = self.model._sublayer(layer, name)
                 before(stack, part, self._on_input)
                 after(stack, part.f, self._on_computed)
