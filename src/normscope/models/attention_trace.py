@@ -159,9 +159,8 @@ class AttentionTrace(TorchFunctionMode):
         )
         if query.ndim < 3:
             return result
-        kv_heads, four = key.shape[-3] if key.ndim > 3 else 1, (lambda x: x[:, None] if x.ndim == 3 else x)
-        q, k, v = four(query), four(key), four(value)
-        q, k, v = (x.flatten(1, -3) for x in (q, k, v))
+        q, k, v = (_by_head(x) for x in (query, key, value))
+        kv_heads = k.shape[1]
         if q.shape[1] != k.shape[1]:
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         attends = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
@@ -169,15 +168,14 @@ class AttentionTrace(TorchFunctionMode):
         if is_causal:
             attends = attends.tril()
         elif attn_mask is not None:
-            given = attn_mask.expand(*query.shape[:-1], key.shape[-2])
-            given = four(given).flatten(1, -3)
+            given = _by_head(attn_mask.expand(*query.shape[:-1], key.shape[-2]))
             attends, bias = (given, None) if given.dtype == torch.bool else _masked(given)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         module, _ = self._innermost()
         shared = _shared(k, v)
         call = AttentionCall(
             module, q, k, v, _few(attends), scale, None, min(kv_heads, q.shape[1] // shared), _few(bias), None,
-            result=four(result).flatten(1, -3),
+            result=_by_head(result),
         )  # fmt: skip
         return self._observed(call, result, lambda mixed: mixed.view(result.shape))
 
@@ -212,7 +210,7 @@ def observing_attention(model: nn.Module, observer: AttentionObserver, traced: b
     """Until the block ends: pass every softmax attention of the model's forward passes to the observer.
 
     Modules of ``transformers`` that use its attention interface call the registered function; the operations of all others are
-    followed (``traced=False`` leaves that out, where a pass has shown that there are no others). The ``module`` of a call is the
+    followed (``traced=False`` leaves that out, where a pass has shown that there are none). The ``module`` of a call is the
     innermost one that computes the attention; a module that runs many times is observed every time. What the observer
     returns, (rows, heads, queries, value), replaces the mixed values; ``call.mixed()`` changes nothing.
 
@@ -230,6 +228,11 @@ def observing_attention(model: nn.Module, observer: AttentionObserver, traced: b
         if traced:
             trace.install(stack)
         yield trace.unclear
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """(rows, heads, tokens, head) of a tensor with any number of dimensions for heads."""
+    return x[:, None] if x.ndim == 3 else x.flatten(1, -3)
 
 
 def _opened(func: Any) -> Any:
@@ -260,7 +263,7 @@ def _product(name: str, args: list[Any]) -> _Product | None:
     a, b = args[start : start + 2]
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or min(a.ndim, b.ndim) < 3:
         return None
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     return _Product(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), _same, _same)
 
 
@@ -300,7 +303,7 @@ def _einsum(equation: str, a: Tensor, b: Tensor) -> _Product | None:
 
 
 def _follow(
-    name: str, func: Any, args: list[Any], kwargs: dict[str, Any], x: Tensor, state: Any, result: Tensor
+    name: str, func: Any, args: list[Any], kwargs: dict[str, Any], x: Tensor, state: "_Scores | _Weights", result: Tensor
 ) -> _Scores | _Weights | None:
     """What an operation makes of scores or weights; None if nothing that is known."""
     if isinstance(state, _Weights):
@@ -445,6 +448,6 @@ def _shared(k: Tensor, v: Tensor) -> int:
     """How many query heads share each head of k and v, (rows, heads, keys, head)."""
     heads = k.shape[1]
     for shared in sorted((n for n in range(2, heads + 1) if heads % n == 0), reverse=True):
-        if all(bool((x.unflatten(1, (-1, shared)) == x.unflatten(1, (-1, shared))[:, :, :1]).all()) for x in (k, v)):
+        if all(torch.equal(x, x[:, ::shared].repeat_interleave(shared, 1)) for x in (k, v)):
             return shared
     return 1
