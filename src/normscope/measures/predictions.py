@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.measures.reading import token_scores
 from normscope.models import NOTHING, Model, Observer, Sample
 
 _FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
@@ -15,10 +15,8 @@ QUALITIES = ("accuracy", "loss")
 
 def predicted_scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss; NaN for both where a logit is not finite."""
-    wanted = sample.targets != NOTHING
-    logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
-    scores = torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
-    return scores.masked_fill(~logits.isfinite().all(-1), torch.nan)
+    right, losses = token_scores(model.forward(sample, *observers), sample)
+    return torch.stack((right.double().masked_fill(losses.isnan(), torch.nan), losses))
 
 
 def score_means(scores: Float[Tensor, "2 predicted"], clean: Float[Tensor, "2 predicted"], sample: Sample) -> dict[str, float]:
