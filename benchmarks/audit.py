@@ -1,11 +1,11 @@
-"""What an audit costs, in forward passes of the same model on the same sample, on random Llamas of 0.1, 1 and 7 billion weights.
+"""What an audit costs, in forward passes of the same model and sample, on random Llamas of 0.1, 1 and 7 billion weights.
 
     python benchmarks/audit.py --sizes 0.02                  # one small model; about a minute on two cores
-    python benchmarks/audit.py --write docs/results          # all sizes on a GPU, in bfloat16; writes audit.md and data/audit.csv
+    python benchmarks/audit.py --write docs/results          # all sizes, in bfloat16 on a GPU; writes data/audit.csv
 
 A model is built in memory from its configuration, its queries four times as large as they are drawn: attention is then near
-one-hot in places, as in trained models. Its tokenizer knows the words of the bundled text. "Forward pass" is the plain one of the
-library, the median of five. Every measure is taken by itself, with the forward pass that it observes; the audit shares one pass
+one-hot in places, as in trained models. Its tokenizer knows the words of the bundled text. "Forward pass" is the library's, the
+median of five. Every measure is taken by itself, with the forward pass that it observes; the audit shares one pass
 between all of them. "Total" is everything a user waits for: opening, all measures, findings, tables and the page.
 """
 
@@ -43,11 +43,11 @@ SLOWEST = 12  # functions of a profile
 
 def seconds(work: Callable[[], object], device: str) -> float:
     """The time of a piece of work, on a GPU until it is complete."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    synchronize()
+    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     work()
-    synchronize()
+    wait()
     return time.perf_counter() - start
 
 
@@ -69,7 +69,7 @@ def random_llama(size: str, device: str, dtype: torch.dtype) -> Any:
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = LlamaForCausalLM(config)
+            model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
     finally:
         torch.set_default_dtype(before)
     for layer in model.model.layers:
@@ -86,7 +86,7 @@ def word_tokenizer() -> Any:
     vocabulary = ["[UNK]", *words, *map(str, range(10**6, 10**6 + VOCABULARY))][:VOCABULARY]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(dict.fromkeys(vocabulary))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")  # type: ignore[no-untyped-call]
 
 
 def measured(size: str, device: str, dtype: torch.dtype, profile: bool) -> Iterator[dict[str, Any]]:

@@ -222,7 +222,7 @@ def resample(
     """P x_t + (1 − P) x_s(t), with P the projection onto an orthonormal basis; columns of 0 do nothing."""
     other = x.flatten(0, 1)[partner]
     read = (x.flatten(0, 1) - other) @ bases @ bases.mT
-    return (other + read).unflatten(-2, x.shape[:2])
+    return (other + read).view(*bases.shape[:-2], *x.shape)
 
 
 def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " tokens_of_all_rows"]) -> Iterator[dict[str, Any]]:
@@ -243,12 +243,12 @@ def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " to
             ablated_q = _ablated(model, step, to_input, resample(x, spaces.queries[heads], partner), heads, 0)
             ablated_k = _ablated(model, step, to_input, resample(x, keys, partner), heads, 1)
             clean = q[:, heads].transpose(0, 1), k[:, heads].transpose(0, 1)
-            values = _compared(step.mask, clean, (ablated_q, ablated_k), attention.largest[:, heads], subject.counted)
+            largest = attention.largest[:, heads].transpose(0, 1)
+            columns = _compared(step, heads, clean, (ablated_q, ablated_k), largest, subject.counted)
             for i, head in enumerate(range(heads.start, heads.stop)):
-                for row in values:
-                    yield {"layer": step.layer, "head": head, "place": place} | {
-                        name: column[i] if isinstance(column, list) else column for name, column in row.items()
-                    }
+                for values in columns:
+                    row = {name: column[i] for name, column in values.items()}
+                    yield {"layer": step.layer, "head": head, "place": place} | row
 
 
 def _chunks(q: Float[Tensor, "rows heads tokens head"], shared: int) -> Iterator[slice]:
@@ -279,38 +279,49 @@ def _ablated(
     (projected,) = model.heads_of(step.layer, to_input(states.flatten(0, 1)).to(step.input), rotation, "qk"[side])
     of_heads = torch.arange(heads.start, heads.stop, device=projected.device)
     group = (of_heads - heads.start) // (len(of_heads) // groups)
-    return projected.unflatten(0, (groups, rows))[group, :, of_heads]
+    return projected.view(groups, rows, *projected.shape[1:])[group, :, of_heads]
 
 
 def _compared(
-    mask: Bool[Tensor, "rows_or_one 1 tokens tokens"],
+    step: AttentionStep,
+    heads: slice,
     clean: tuple[Tensor, Tensor],
     ablated: tuple[Tensor, Tensor],
-    top: Float[Tensor, "rows heads tokens"],
+    top: Float[Tensor, "heads rows tokens"],
     counted: Bool[Tensor, "rows tokens"],
 ) -> list[dict[str, Any]]:
-    """What each ablation did to some heads, as columns of one value for each head."""
+    """What each ablation did to some heads, (heads, rows, tokens, …) each, as columns of one value for each head."""
     (q, k), (q_ablated, k_ablated) = clean, ablated
-    mask = mask[:, 0].expand(q.shape[1], -1, -1)
+    every = (*step.q.shape[:-1], step.k.shape[-2])
+    mask = step.mask.expand(every)[:, heads].transpose(0, 1)
+    shift = step.softmax.select(every, lambda x: x[:, heads].transpose(0, 1)).shift
     pairs = mask & counted[:, :, None] & counted[:, None]
     asked = counted & (mask.sum(-1) > 1)
+
+    def best(scores: Tensor) -> Tensor:
+        return (scores if shift is None else scores + shift).masked_fill(~mask, -torch.inf).argmax(-1)
+
+    def size(scores: Tensor) -> Tensor:
+        return length(scores.where(pairs, 0.0).flatten(1)).squeeze(1)
+
+    def mean(values: Tensor) -> list[float]:
+        means: list[float] = (values.double().where(asked, 0.0).sum((1, 2)) / asked.sum((1, 2))).tolist()
+        return means
+
     scores = (q @ k.mT).double()
-    best = scores.masked_fill(~mask, -torch.inf).argmax(-1)
-    size = length(scores[:, pairs]).squeeze(-1)
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
-    kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
-    top_weight = top.transpose(0, 1)[:, asked].double().mean(-1).tolist()
+    undefined = [math.nan] * len(q)
+    kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": undefined}
     columns = []
     for resampled in RESAMPLED:
         after = (changes[resampled][0] @ changes[resampled][1].mT).double()
-        moved = after.masked_fill(~mask, -torch.inf).argmax(-1) != best
         columns.append(
             {
-                "resampled": resampled,
-                "change": (length((after - scores)[:, pairs]).squeeze(-1) / size).tolist(),
+                "resampled": [resampled] * len(q),
+                "change": (size(after - scores) / size(scores)).tolist(),
                 "kappa": kappas[resampled],
-                "moved": moved[:, asked].double().mean(-1).tolist(),
-                "top_weight": top_weight,
+                "moved": mean(best(after) != best(scores)),
+                "top_weight": mean(top),
             }
         )
     return columns

@@ -44,9 +44,7 @@ def singular_factors(A: Float[Tensor, "heads dim rank"], B: Float[Tensor, "heads
     return Singular(Q_left @ U[..., :rank], values * of_A[:, 0] * of_B[:, 0], Q_right @ Vh.mT[..., :rank])
 
 
-def thin_singular_values(
-    A: Float[Tensor, "heads dim rank"], B: Float[Tensor, "heads rank out"]
-) -> Float[Tensor, "heads rank"]:
+def thin_singular_values(A: Float[Tensor, "heads dim rank"], B: Float[Tensor, "heads rank out"]) -> Float[Tensor, "heads rank"]:
     """The singular values of A B alone: (AᵀA)^½(BBᵀ)^½ has the same, with any roots."""
     (A, of_A), (B, of_B) = scaled_heads(A), scaled_heads(B)
     return singular_values(gram_root(A) @ gram_root(B.mT).mT) * of_A[:, 0] * of_B[:, 0]

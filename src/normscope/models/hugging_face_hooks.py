@@ -46,8 +46,8 @@ class AttentionHooks:
         placement = self.model.placements[layer]
         known = placement.output_projection is not None and not placement.changed
         W_O = messages_matrix(self.model.output_projection(layer), self.model.heads) if known else None
-        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
+        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
+        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values))
         return call.mixed() if mixed is None else mixed
 
 

@@ -23,7 +23,7 @@ def wide(value: T) -> T:
     if is_dataclass(value) and not isinstance(value, type):
         changed = {field.name: wide(getattr(value, field.name)) for field in fields(value)}
         changed = {name: new for name, new in changed.items() if new is not getattr(value, name)}
-        return replace(value, **changed) if changed else value  # type: ignore[type-var]
+        return replace(value, **changed) if changed else value
     return value
 
 
