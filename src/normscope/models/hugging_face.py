@@ -16,7 +16,7 @@ from normscope.models.describe import scheme_text
 from normscope.models.hooks import on_entering, on_leaving
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.layouts import normalise_heads, projections_of, rotate
-from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
@@ -240,17 +240,9 @@ class HuggingFaceModel(Model):
         """Whether there is an output layer."""
         return self.model.get_output_embeddings() is not None
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text, special tokens included."""
-        if self.tokenizer is None:
-            return super().encode(text)
-        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
-        return ids
-
-    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
-        """The first ``size`` tokens of a text; for an encoder some of them are masked, to be predicted."""
-        device = self.device
-        tokens = torch.tensor([self.encode(text or "")], device=device).long()[:, :size]
+    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
+        """The first ``size`` tokens of a text or of token ids; for an encoder some of them are masked, to be predicted."""
+        tokens = self._ids(text or "" if isinstance(text, str | None) else text)[:, :size]
         count = tokens.shape[1]
         if count < _FEWEST:
             raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
@@ -259,16 +251,22 @@ class HuggingFaceModel(Model):
                 f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
                 f"shorten it, or give its first tokens only (tokens={self.context})"
             )
-        targets = torch.full_like(tokens, NOTHING)
         if self.causal:
-            targets[:, :-1] = tokens[:, 1:]
-        elif self.predicts and self.tokenizer.mask_token_id is not None:
-            drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(device)
-            special = torch.tensor(self.tokenizer.get_special_tokens_mask(tokens[0].tolist(), already_has_special_tokens=True))
-            masked = (drawn < _MASKED_SHARE) & ~special.bool().to(device)
-            targets = torch.where(masked, tokens, NOTHING)
-            tokens = torch.where(masked, self.tokenizer.mask_token_id, tokens)
-        return Sample(tokens, targets, torch.ones_like(tokens, dtype=torch.bool))
+            return Sample.continued(tokens)
+        masks = self.predicts and getattr(self.tokenizer, "mask_token_id", None) is not None
+        return self._masked(Sample.of(tokens), seed) if masks else Sample.of(tokens)
+
+    def _masked(self, sample: Sample, seed: int) -> Sample:
+        """A sample some of whose tokens are masked, to be predicted."""
+        tokens, tokenizer = sample.tokens, self.tokenizer
+        drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        special = [tokenizer.get_special_tokens_mask(row, already_has_special_tokens=True) for row in tokens.tolist()]
+        masked = (drawn < _MASKED_SHARE) & ~torch.tensor(special, dtype=torch.bool, device=self.device)
+        return replace(
+            sample,
+            tokens=torch.where(masked, tokenizer.mask_token_id, tokens),
+            targets=torch.where(masked, tokens, NOTHING),
+        )
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their numbers without a tokenizer."""
@@ -288,9 +286,7 @@ class HuggingFaceModel(Model):
         """The token ids before and after one that follows a text, special tokens included."""
         if self.tokenizer is None:
             return super().frame(text)
-        whole, bare = (
-            self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False)
-        )
+        whole, bare = self.encode(text), self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         ends = (i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         end = next(ends, len(whole))
         return whole[:end], whole[end:]

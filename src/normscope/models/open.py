@@ -17,6 +17,7 @@ from normscope.models.check import check_finite
 from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
 from normscope.models.model import Model
 from normscope.models.sizes import model_memory
+from normscope.models.tokenizing import is_made_up
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
@@ -224,7 +225,8 @@ def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
 
     require_decoder_or_encoder(name, model.config)
     zeros = check_finite(name, model)
-    tokenizer, tokens = None if tokenizer is False else tokenizer, probe_tokens(model)
+    tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
+    tokens = probe_tokens(model)
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
     with library_errors(refused), torch.no_grad(), observable(model):
         run(model, *tokens)
