@@ -9,7 +9,7 @@ import pandas as pd
 from normscope.core.norms import participation_ratio
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
-from normscope.measures.head_spaces import factors
+from normscope.measures.head_spaces import projections_of_layer, spectrum
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, table_of
@@ -84,10 +84,10 @@ class Rank(Measure):
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
-    weights = subject.model.projections(attention.layer)
-    svd = factors(weights.W_Q, weights.W_K)
-    effective, largest = participation_ratio(svd.singular).tolist(), svd.singular[:, 0].tolist()
-    for head, rank in enumerate(svd.rank.tolist()):
+    weights = projections_of_layer(subject.model, attention)
+    singular, ranks = spectrum(weights.W_Q, weights.W_K)
+    effective = participation_ratio(singular).tolist()
+    for head, (rank, values) in enumerate(zip(ranks.tolist(), singular.tolist(), strict=True)):
         yield {
             "layer": attention.layer,
             "head": head,
@@ -95,6 +95,6 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
             "width": min(weights.W_Q.shape[1:]),
             "null": weights.W_Q.shape[1] - rank,
             "effective_rank": effective[head],
-            "largest": largest[head],
-            "smallest": float(svd.singular[head, max(rank - 1, 0)]),
+            "largest": values[0],
+            "smallest": values[max(rank - 1, 0)],
         }
