@@ -154,13 +154,12 @@ class Audit(OnModel):
         from normscope.measures.reading import reading_facts
 
         about = result.configuration
-        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
         facts = [
             ("scheme", str(about["scheme"] or about.get("schemes", "unknown"))),
             ("layers", str(about["layers"])),
-            ("heads", f"{about['heads']}{shared}"),
+            *(("heads", heads) for heads in _heads(about)),
             ("width", str(about["dim"])),
-            ("tokens read", f"{about['tokens']:,}"),
+            (f"{about.get('reads', 'tokens')} read", f"{about['tokens']:,}"),
             *reading_facts(result.tables),
         ]
         if left_out(result.tables):
@@ -191,6 +190,16 @@ class Audit(OnModel):
         skipped = tuple(not_measured(result))
         if skipped:
             yield Section("What was not measured", skipped, name="skipped")
+
+
+def _heads(about: Mapping[str, Any]) -> Iterator[str]:
+    """How many heads a model has, and in which layers if not in all; nothing for a model without attention."""
+    from normscope.models.describe import layers_named
+
+    some = about.get("attention_layers", range(about["layers"]))
+    if about["heads"]:
+        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
+        yield f"{about['heads']}{shared}{'' if len(some) == about['layers'] else f' in {layers_named(some)}'}"
 
 
 def audit_measures() -> "list[Measure]":

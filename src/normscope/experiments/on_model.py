@@ -169,7 +169,7 @@ class OnModel(WithModel):
             type(self),
             {**about, **settings, **read, **self.digests},
             {"findings": found, **tables},
-            f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
+            f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,
             str(subject.model.device),
             started=started,

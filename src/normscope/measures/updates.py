@@ -18,7 +18,7 @@ from normscope.results.sections import Section
 from normscope.results.tables import floats, plain_rows, spans_decades, table_of
 
 BLOCK = "block"
-_TITLES = {"feedforward": "feed-forward layer", "cross": "cross-attention"}
+_TITLES = {"feedforward": "feed-forward layer", "cross": "cross-attention", "further": "further sublayer"}
 
 
 class _Observer(PassObserver):
