@@ -1,0 +1,83 @@
+"""Hidden states as (rows, positions, dim), however a module lays them out."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+ROWS_FIRST, POSITIONS_FIRST, CHANNELS_FIRST, FOLDED = "rows first", "positions first", "channels first", "folded"
+
+
+def floats(values: Any) -> Iterator[Tensor]:
+    """The tensors of real numbers with two axes or more among arguments or results, in order; nested tuples are searched."""
+    if isinstance(values, Tensor):
+        if values.is_floating_point() and values.ndim > 1:
+            yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from floats(value)
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from floats(value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the states of a stream are laid out.
+
+    Attributes:
+        kind: ``rows first`` (rows, positions, dim) or (rows, height, width, dim); ``positions first`` (positions, rows, dim);
+            ``channels first`` (rows, dim, height, width); ``folded`` (rows · positions, dim).
+        rows: how many rows there are.
+    """
+
+    kind: str
+    rows: int
+
+    @classmethod
+    def of(cls, x: Tensor, rows: int, convolves: bool = False) -> "Layout":
+        """The layout of states of so many rows; ``convolves`` decides for images whose axes are all equal."""
+        shape = x.shape
+        if x.ndim == 2:
+            return cls(FOLDED, rows)
+        if x.ndim == 3:
+            return cls(POSITIONS_FIRST if shape[0] != rows and shape[1] == rows else ROWS_FIRST, rows)
+        first = shape[2] == shape[3] and (convolves or shape[1] != shape[2])
+        return cls(CHANNELS_FIRST if x.ndim == 4 and first else ROWS_FIRST, rows)
+
+    def states(self, x: Tensor) -> Float[Tensor, "rows positions dim"]:
+        """The states of a tensor in this layout."""
+        if self.kind == FOLDED:
+            return x.unflatten(0, (self.rows if len(x) % self.rows == 0 else 1, -1))
+        if self.kind == POSITIONS_FIRST:
+            return x.transpose(0, 1)
+        if self.kind == CHANNELS_FIRST:
+            return x.flatten(2).transpose(1, 2)
+        return x.flatten(1, -2)
+
+    def restored(self, states: Float[Tensor, "rows positions dim"], like: Tensor) -> Tensor:
+        """States in this layout, of the shape of another tensor."""
+        if self.kind == POSITIONS_FIRST:
+            return states.transpose(0, 1)
+        if self.kind == CHANNELS_FIRST:
+            return states.transpose(1, 2).reshape(like.shape)
+        return states.reshape(like.shape)
+
+    def seen(self, x: Tensor, like: Tensor) -> Float[Tensor, "rows positions dim"] | None:
+        """A tensor inside a block as states, for states ``like`` in this layout; None if it has other numbers of both."""
+        if x.shape == like.shape:
+            return self.states(x)
+        states = self.states(like)
+        dim = states.shape[-1]
+        if x.numel() != like.numel() or x.shape[-1] != dim:
+            return None
+        if self.kind == POSITIONS_FIRST and x.ndim == 2:
+            return x.reshape(-1, self.rows, dim).transpose(0, 1)
+        return x.reshape(states.shape)
+
+
+def matching(values: Iterable[Any], like: Tensor) -> Tensor | None:
+    """The first tensor among values that has the shape of another."""
+    return next((x for x in floats(tuple(values)) if x.shape == like.shape), None)
