@@ -22,7 +22,7 @@ from normscope.measures.base import Subject
 from normscope.measures.collapse import Collapse
 from normscope.measures.collapse_probability import collapse_probability, sampled_collapse
 from normscope.measures.sample import sample_text
-from normscope.models import AttentionStep, Model, Observer, Sample, open_model
+from normscope.models import AttentionStep, Model, Observer, Sample, Softmax, open_model
 from normscope.results.conventions import NEAR_ONE_HOT
 
 _LEVELS = [0.005 * 60 ** (i / 24) for i in range(25)]  # from 0.005 to 0.3
@@ -41,7 +41,7 @@ def noisy_pass(view: Model, sample: Sample, generator: torch.Generator, noise: s
     def observe(step: AttentionStep) -> None:
         raw = step.raw_scores()
         sparse = step.soften(raw).amax(-1) >= NEAR_ONE_HOT
-        sampled_collapse(raw[sparse], step.scale, [0.1], 1, generator, noise)
+        sampled_collapse(raw[sparse], step.softmax.select(raw.shape, lambda x: x[sparse]), [0.1], 1, generator, noise)
 
     view.forward(sample, Observer(attention=observe))
 
@@ -57,22 +57,24 @@ def main() -> None:
     chosen = parser.parse_args()
     view = open_model(chosen.model)
     sample = view.sample(sample_text(), chosen.tokens, seed=0)
-    captured: list[tuple[Tensor, float]] = []
+    captured: list[tuple[Tensor, Softmax]] = []
 
     def keep(step: AttentionStep) -> None:
-        scores = step.raw_scores()[:, :, 1:]
-        captured.append((scores[step.soften(scores).amax(-1) >= NEAR_ONE_HOT], step.scale))
+        scores = step.raw_scores()
+        sparse = step.soften(scores)[:, :, 1:].amax(-1) >= NEAR_ONE_HOT
+        softmax = step.softmax.select(scores.shape, lambda x: x[:, :, 1:][sparse])
+        captured.append((scores[:, :, 1:][sparse], softmax))
 
     view.forward(sample, Observer(attention=keep))
     generator = torch.Generator().manual_seed(0)
 
     def exact() -> None:
-        for scores, _ in captured:
-            collapse_probability(scores, _LEVELS, chosen.noise)
+        for scores, softmax in captured:
+            collapse_probability(scores, _LEVELS, chosen.noise, softmax.shift)
 
     def drawn() -> None:
-        for scores, scale in captured:
-            sampled_collapse(scores, scale, _LEVELS, chosen.draws, generator, chosen.noise)
+        for scores, softmax in captured:
+            sampled_collapse(scores, softmax, _LEVELS, chosen.draws, generator, chosen.noise)
 
     def curve() -> None:
         Collapse(tuple(_LEVELS), chosen.noise).measure(Subject(view, sample))

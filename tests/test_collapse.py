@@ -17,6 +17,7 @@ from normscope.errors import InputError
 from normscope.measures import collapse_probability as collapse
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.propagation import first_order_change
+from normscope.models import Softmax
 
 LEVELS = [0.01, 0.05, 0.12, 0.3, 0.5]
 NONE = -math.inf
@@ -113,7 +114,7 @@ def test_draws_agree_with_the_probability(rows: list[list[float]], level: float,
     draws = 4000
     exact = collapse_probability(tensor(rows), [level], noise)
     generator = torch.Generator().manual_seed(1)
-    sampled = sampled_collapse(tensor(rows), 1.0, [level], draws, generator, noise, noisy="k").loose
+    sampled = sampled_collapse(tensor(rows), Softmax(), [level], draws, generator, noise, noisy="k").loose
     # 4 standard errors, as 40 examples of up to five rows are compared, and one draw for very rare collapses
     assert ((sampled - exact).abs() <= 4 * (exact * (1 - exact) / draws).sqrt() + 1 / draws).all()
 
@@ -121,14 +122,39 @@ def test_draws_agree_with_the_probability(rows: list[list[float]], level: float,
 def test_draws_with_query_noise_agree_within_three_standard_errors() -> None:
     scores, draws = tensor(random_rows(1)), 20_000
     exact = collapse_probability(scores, [0.05, 0.2])
-    found = sampled_collapse(scores, 0.7, [0.05, 0.2], draws, torch.Generator().manual_seed(0))
+    found = sampled_collapse(scores, Softmax(0.7), [0.05, 0.2], draws, torch.Generator().manual_seed(0))
     assert ((found.loose - exact).abs() <= 3 * (exact * (1 - exact) / draws).sqrt() + 1 / draws).all()
     assert (found.strict <= found.loose).all()
     assert (found.strict < found.loose).any()
 
 
+@pytest.mark.parametrize("noise", ["uniform", "gaussian"])
+def test_a_bias_of_positions_gets_no_noise(noise: str) -> None:
+    """Draws of w_t(1 + κ_t) + b_t, made here, against the integral; the margin is where uniform noise begins to matter."""
+    generator, draws, level = torch.Generator().manual_seed(3), 100_000, 0.2
+    scores = torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    bias = 2 * torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    scores[:5, 8:] = NONE
+    exact = collapse_probability(scores, [level], noise, bias)[0]
+    drawn = torch.rand(draws, 12, generator=generator, dtype=torch.float64).mul(2).sub(1).mul(math.sqrt(3))
+    if noise == "gaussian":
+        drawn = torch.randn(draws, 12, generator=generator, dtype=torch.float64)
+    rows = zip(scores, bias, strict=True)
+    moved = [(row * (1 + level * drawn) + b).argmax(1) != (row + b).argmax() for row, b in rows]
+    sampled = torch.stack(moved).double().mean(1)
+    assert 0.05 < exact.max() < 1
+    assert ((sampled - exact).abs() <= 4 * (exact * (1 - exact) / draws).sqrt() + 1e-4).all()
+    estimated = sampled_collapse(scores, Softmax(0.5, bias=bias / 2), [level], 4000, generator, noise, noisy="k").loose[0]
+    assert ((estimated - exact).abs() <= 4 * (exact * (1 - exact) / 4000).sqrt() + 1 / 4000).all()
+    none = collapse_probability(scores, LEVELS, noise, 0 * bias)
+    torch.testing.assert_close(none, collapse_probability(scores, LEVELS, noise), rtol=0, atol=1e-3)
+    margin = collapse_margin(scores, bias)
+    reached = collapse_probability(scores, [level], "uniform", bias)[0] > 0
+    assert (reached <= (margin < math.sqrt(3) * level)).all()
+
+
 def test_a_low_threshold_makes_strict_loose() -> None:
-    found = sampled_collapse(tensor(random_rows(2)), 1.0, [0.2], 500, torch.Generator().manual_seed(0), threshold=0.0)
+    found = sampled_collapse(tensor(random_rows(2)), Softmax(), [0.2], 500, torch.Generator().manual_seed(0), threshold=0.0)
     assert found.loose.max() > 0
     assert found.strict.equal(found.loose)
 
@@ -136,20 +162,24 @@ def test_a_low_threshold_makes_strict_loose() -> None:
 def test_strict_is_the_softmax_of_the_new_maximum() -> None:
     """Of two keys, the new one is always sparse at a very large scale, and never at a very small one."""
     scores = torch.tensor([[10.0, 9.9]])
-    sharp, flat = (sampled_collapse(scores, scale, [0.2], 4000, torch.Generator().manual_seed(0)) for scale in (1e6, 1e-6))
+    sharp, flat = (
+        sampled_collapse(scores, Softmax(scale), [0.2], 4000, torch.Generator().manual_seed(0)) for scale in (1e6, 1e-6)
+    )
     assert sharp.strict.equal(sharp.loose)
     assert flat.loose.equal(sharp.loose)
     assert flat.strict.max() == 0
 
 
 def test_query_noise_alone_never_collapses() -> None:
-    found = sampled_collapse(tensor(random_rows(3) + EXTREME), 1.0, LEVELS, 500, torch.Generator().manual_seed(0), noisy="q")
+    found = sampled_collapse(
+        tensor(random_rows(3) + EXTREME), Softmax(), LEVELS, 500, torch.Generator().manual_seed(0), noisy="q"
+    )
     assert found.loose.max() == 0
 
 
 def test_draws_repeat_with_their_seed_and_do_not_depend_on_keys_that_are_not_seen() -> None:
     scores = tensor([[4.0, 3.9, 3.0], [2.0]])
-    first, again = (sampled_collapse(scores, 1.0, [0.1], 300, torch.Generator().manual_seed(5)).loose for _ in range(2))
+    first, again = (sampled_collapse(scores, Softmax(), [0.1], 300, torch.Generator().manual_seed(5)).loose for _ in range(2))
     assert first.equal(again)
     assert first[0, 0] > 0
     assert first[0, 1] == 0
@@ -230,9 +260,9 @@ def test_what_is_refused() -> None:
                 call(torch.tensor([[1.0, bad]]))
     for scale, draws in ((0.0, 5), (1.0, 0)):
         with pytest.raises(InputError, match="positive"):
-            sampled_collapse(scores, scale, [0.1], draws, generator)
+            sampled_collapse(scores, Softmax(scale), [0.1], draws, generator)
     with pytest.raises(InputError, match="q, k or qk"):
-        sampled_collapse(scores, 1.0, [0.1], 5, generator, noisy="v")
+        sampled_collapse(scores, Softmax(), [0.1], 5, generator, noisy="v")
 
 
 def random_head(seed: int) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:

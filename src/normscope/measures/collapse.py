@@ -15,6 +15,7 @@ from normscope.errors import require_known
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.curves import at_noise, columns, percent, statistic, two_digits
+from normscope.models import Softmax
 from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
@@ -31,10 +32,15 @@ _NAMED_LAYERS = 8  # more layers than these share one name in a legend
 
 def sparse_scores(
     attention: LayerAttention, counted: Bool[Tensor, "rows tokens"]
-) -> tuple[Float[Tensor, "sparse keys"], Bool[Tensor, "heads distributions"]]:
-    """The raw scores of the near-one-hot rows of a layer, head by head, and which of its rows these are."""
+) -> tuple[Float[Tensor, "sparse keys"], Softmax, Bool[Tensor, "heads distributions"]]:
+    """The raw scores of the near-one-hot rows of a layer, head by head, their softmax, and which of its rows these are."""
     sparse = attention.largest.transpose(0, 1)[:, counted] >= NEAR_ONE_HOT
-    return attention.raw_scores.transpose(0, 1)[:, counted][sparse], sparse
+
+    def chosen(x: Float[Tensor, "rows heads tokens width"]) -> Float[Tensor, "sparse width"]:
+        return x.transpose(0, 1)[:, counted][sparse]
+
+    raw = attention.raw_scores
+    return chosen(raw), attention.step.softmax.select(raw.shape, chosen), sparse
 
 
 class _Observer(PassObserver):
@@ -49,23 +55,23 @@ class _Observer(PassObserver):
 
     def attention(self, attention: LayerAttention) -> None:
         """Exact probabilities of the loose definition, drawn ones of the strict, and the margins."""
-        scores, sparse = sparse_scores(attention, self.counted)
+        scores, softmax, sparse = sparse_scores(attention, self.counted)
         levels, of_head, heads = self.measure.levels, sparse.nonzero()[:, 0], len(sparse)
         probability = torch.zeros(len(levels), len(scores), device=scores.device)
         margins = torch.full((len(scores),), torch.nan, device=scores.device)
         if self.disturbed and len(scores):
-            probability = collapse_probability(scores, levels, self.measure.noise)
-            margins = collapse_margin(scores)
+            probability = collapse_probability(scores, levels, self.measure.noise, softmax.shift)
+            margins = collapse_margin(scores, softmax.shift)
         every = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         self._add_probabilities(attention.layer, "loose", probability, of_head, every, heads)
         self._add_margins(attention.layer, margins, of_head, heads)
         if self.measure.draws:
-            strict, drawn = self._strict(attention, scores, margins)
+            strict, drawn = self._strict(scores, softmax, margins)
             self._add_probabilities(attention.layer, "strict", strict, of_head, drawn, heads)
 
-    def _strict(self, attention: LayerAttention, scores: Tensor, margins: Tensor) -> tuple[Tensor, Tensor]:
+    def _strict(self, scores: Tensor, softmax: Softmax, margins: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of the draws in which each row collapses strictly, (levels, sparse), and which rows were drawn for."""
-        measure, step = self.measure, attention.step
+        measure = self.measure
         order = torch.randperm(len(scores), generator=self.generator, device=scores.device)
         chosen = order[: measure.sampled].sort().values
         drawn = torch.zeros(len(scores), dtype=torch.bool, device=scores.device).index_fill(0, chosen, True)
@@ -73,8 +79,8 @@ class _Observer(PassObserver):
         moved = chosen[self._can_collapse(margins[chosen])]
         if self.disturbed and len(moved):
             strict[:, moved] = sampled_collapse(
-                scores[moved], step.scale, measure.levels, measure.draws, self.generator, measure.noise, NEAR_ONE_HOT,
-                softcap=step.softcap,
+                scores[moved], softmax.select(scores.shape, lambda x: x[moved]), measure.levels, measure.draws,
+                self.generator, measure.noise, NEAR_ONE_HOT,
             ).strict  # fmt: skip
         return strict, drawn
 

@@ -9,7 +9,8 @@ Written for κ_{t*} = z·(size of the noise), z turned over if w_{t*} < 0, every
 
     F_t(z) = Φ(c_t z + δ_t / size),    c_t = |w_{t*}| / |w_t|,    δ_t = (w_{t*} − w_t) / |w_t|,
 
-where Φ is the distribution function of the noise at size 1, and P(collapse) = E_z[1 − Π_t F_t(z)].
+where Φ is the distribution function of the noise at size 1, and P(collapse) = E_z[1 − Π_t F_t(z)]. Where positions add a bias
+b_t to the scores, in units of w, it gets no noise: δ_t = (w_{t*} + b_{t*} − w_t − b_t) / |w_t|.
 """
 
 import itertools
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from normscope.core.threads import one_thread
 from normscope.errors import InputError, require_known
+from normscope.models import Softmax
 
 NOISES = ("uniform", "gaussian")
 
@@ -33,6 +35,7 @@ _BLOCK_ROWS = 1 << 13
 _CHUNK = 1 << 14  # pairs of a distribution and a level that are integrated together: what they need stays in the cache
 _DRAWN = 1 << 22  # scores that are drawn together
 _TINY = 1e-6  # of the largest score
+_MIDPOINTS = 1024  # of the noise on the selected key, where positions add a bias
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,16 @@ _ACCURACY = {
 
 
 def collapse_probability(
-    scores: Float[Tensor, "distributions keys"], levels: Sequence[float], noise: str = "uniform"
+    scores: Float[Tensor, "distributions keys"],
+    levels: Sequence[float],
+    noise: str = "uniform",
+    shift: Float[Tensor, "distributions keys"] | None = None,
 ) -> Float[Tensor, "levels distributions"]:
     """P(some t ≠ t* has w_t(1 + κ_t) > w_{t*}(1 + κ_{t*})) at every level of noise (the RMS of κ), not sampled but integrated.
 
     A query's own factor is taken to be positive, as it is for uniform noise. The absolute error is below 1e-6 in float64;
     in float32 it is about 1e-6, and up to 3e-5 where many scores are equal or within a few percent of the largest. Narrower
-    scores are computed in float32.
+    scores are computed in float32. ``shift`` is the bias; with one the error is up to 1e-3.
     """
     sizes = _sizes(levels, noise)
     scores = _wide(scores.detach())
@@ -94,23 +100,38 @@ def collapse_probability(
         return found
     inverse = 1 / scores.new_tensor([sizes[i] for i in noisy])
     integrate = _uniform_probability if noise == "uniform" else _gaussian_probability
-    blocks = _slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // scores.shape[1])))
+    width = scores.shape[1] if shift is None else max(scores.shape[1], _MIDPOINTS)
+    blocks = _slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // width)))
     # Threads that share every small operation wait for each other; threads with blocks of their own do not.
     workers = torch.get_num_threads() if scores.device.type == "cpu" else 1
+
+    def part(rows: slice) -> tuple[slice, Tensor]:
+        if shift is None:
+            return rows, integrate(*_ranked(scores[rows]), inverse)
+        values = scores[rows], shift[rows].to(scores)
+        return rows, torch.stack([_probability_with_bias(*values, sizes[i], noise) for i in noisy])
+
     with one_thread(True), ThreadPoolExecutor(workers) as pool:
-        for rows, part in pool.map(lambda rows: (rows, integrate(*_ranked(scores[rows]), inverse)), blocks):
-            found[noisy, rows] = part
+        for rows, probabilities in pool.map(part, blocks):
+            found[noisy, rows] = probabilities
     return found
 
 
-def collapse_margin(scores: Float[Tensor, "distributions keys"]) -> Float[Tensor, " distributions"]:
+def collapse_margin(
+    scores: Float[Tensor, "distributions keys"], shift: Float[Tensor, "distributions keys"] | None = None
+) -> Float[Tensor, " distributions"]:
     """The smallest bound on |κ| that allows a collapse: min over t ≠ t* of (w_{t*} − w_t) / (|w_{t*}| + |w_t|), at most 1.
 
-    1 if a single key is seen; 0 if the two largest scores are equal.
+    1 if a single key is seen; 0 if the two largest scores are equal. ``shift`` is a bias, which is added to the differences.
     """
     scores = _wide(scores)
     if scores.shape[1] < 2:
         return scores.new_ones(len(scores))
+    if shift is not None:
+        gap, slope, place = _gaps(scores, shift.to(scores))
+        size = slope + slope.gather(1, place)
+        margin = torch.where(size == 0, (gap > 0).to(gap), gap / size).scatter(1, place, 1.0)
+        return margin.amin(1).clamp(max=1)
     best, second = _checked(scores.topk(2).values).unbind(1)
     size = best.abs() + second.abs()
     return torch.where(second == -torch.inf, 1.0, torch.where(size == 0, 0.0, (best - second) / size)).clamp(max=1)
@@ -118,35 +139,37 @@ def collapse_margin(scores: Float[Tensor, "distributions keys"]) -> Float[Tensor
 
 def sampled_collapse(
     scores: Float[Tensor, "distributions keys"],
-    scale: float,
+    softmax: Softmax,
     levels: Sequence[float],
     draws: int,
     generator: torch.Generator,
     noise: str = "uniform",
     threshold: float = 0.95,
     noisy: str = "qk",
-    softcap: float | None = None,
 ) -> SampledCollapse:
-    """Shares of draws of w_t(1 + κ^q)(1 + κ_t) whose largest is not t*, and whose softmax at ``scale`` is also sparse there.
+    """Shares of draws of w_t(1 + κ^q)(1 + κ_t) whose largest is not t*, and whose softmax is also sparse there.
 
-    ``noisy`` names what noise falls on: q, k or both; ``softcap`` is c where a model caps its scores at c·tanh(score/c). Loose
-    shares estimate `collapse_probability`, in which κ^q plays no part.
+    ``noisy`` names what noise falls on: q, k or both. Loose shares estimate `collapse_probability`, in which κ^q plays no part
+    unless there is a bias.
     """
     sizes = _sizes(levels, noise)
-    if draws < 1 or scale <= 0:
-        raise InputError(f"{draws} draws at scale {scale}: both must be positive")
+    if draws < 1 or bool((torch.as_tensor(softmax.scale) <= 0).any()):
+        raise InputError(f"{draws} draws at scale {softmax.scale}: both must be positive")
     if noisy not in ("q", "k", "qk"):
         raise InputError(f"noise on {noisy!r} is unknown; it may fall on q, k or qk")
     scores = _wide(scores)
     loose, strict = (scores.new_zeros(len(sizes), len(scores)) for _ in range(2))
     if not scores.shape[1]:
         return SampledCollapse(loose, strict)
-    selected = scores.argmax(1)
+    shift = 0.0 if softmax.shift is None else softmax.shift
+    selected = (scores + shift).argmax(1)
     _checked(scores.gather(1, selected[:, None]))
     together = max(1, _DRAWN // scores.shape[1])
     for level, size in enumerate(sizes):
         for rows in _slices(len(scores), together):
             part, chosen = scores[rows], selected[rows]
+            of_rows = softmax.select(scores.shape, lambda x, rows=rows: x[rows])  # type: ignore[misc]
+            shift = 0.0 if of_rows.shift is None else of_rows.shift
             for some in _slices(draws, max(1, together // len(part))):
                 shape = (some.stop - some.start, *part.shape)
                 factor = _factors(shape if "k" in noisy else (1, 1, 1), size if "k" in noisy else 0.0, noise, generator, part)
@@ -154,20 +177,13 @@ def sampled_collapse(
                 if "q" in noisy:
                     drawn = drawn * _factors((*shape[:2], 1), size, noise, generator, part)
                 drawn.masked_fill_(part == -torch.inf, -torch.inf)
-                top = drawn.amax(-1, keepdim=True)
-                moved = (top > drawn.gather(-1, chosen.expand(shape[:2]).unsqueeze(-1))).squeeze(-1)
-                peak = _largest_weight(drawn.mul_(scale), softcap)
+                ordered = drawn + shift
+                top = ordered.amax(-1, keepdim=True)
+                moved = (top > ordered.gather(-1, chosen.expand(shape[:2]).unsqueeze(-1))).squeeze(-1)
+                peak = of_rows.weights(drawn).amax(-1)
                 loose[level, rows] += moved.sum(0)
                 strict[level, rows] += (moved & (peak >= threshold)).sum(0)
     return SampledCollapse(loose / draws, strict / draws)
-
-
-def _largest_weight(scores: Tensor, softcap: float | None) -> Tensor:
-    """The largest softmax weight of every row of scores, which are overwritten; capped at c·tanh(score/c) first."""
-    if softcap is not None:
-        unseen = scores == -torch.inf
-        scores.div_(softcap).tanh_().mul_(softcap).masked_fill_(unseen, -torch.inf)
-    return 1 / scores.sub_(scores.amax(-1, keepdim=True)).exp_().sum(-1)
 
 
 def _sizes(levels: Sequence[float], noise: str) -> list[float]:
@@ -225,6 +241,35 @@ def _ranked(scores: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.maximum(others.abs(), _TINY * best.abs())
     never = (others == -torch.inf) | (size == 0)
     return (best.abs() / size).masked_fill_(never, 1), (best - others).div_(size).masked_fill_(never, torch.inf)
+
+
+def _gaps(scores: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How far each key is below t* with its bias, how strongly noise moves it (|w_t|), and the place of t*; rows × keys."""
+    total = scores + shift
+    best, place = total.max(1, keepdim=True)
+    return _checked(best) - total, scores.abs().masked_fill(scores == -torch.inf, 0.0), place
+
+
+def _probability_with_bias(scores: Tensor, shift: Tensor, size: float, noise: str) -> Tensor:
+    """E_z[1 − Π_t F_t(z)] of rows at one size of the noise, as a sum over the midpoints of equal steps of z.
+
+    With a bias F_t may begin or end anywhere in the range of z, or be a step (w_t = 0), and the order of the keys depends on
+    the size: none of the closed forms holds.
+    """
+    gap, slope, place = _gaps(scores, shift)
+    reach = 1.0 if noise == "uniform" else _ACCURACY[scores.dtype].tail
+    z = reach * (torch.arange(0.5, _MIDPOINTS, dtype=scores.dtype, device=scores.device) * (2 / _MIDPOINTS) - 1)
+    density = torch.ones_like(z) if noise == "uniform" else (-z.square() / 2).exp()
+    best = slope.gather(1, place)
+    lead = (size * reach * (best + slope) - gap).scatter(1, place, -torch.inf)  # only keys above 0 can overtake
+    lead, order = lead.topk(max(1, int((lead > 0).sum(1).max())), 1)
+    gap, slope = gap.gather(1, order) / size, slope.gather(1, order).clamp(min=torch.finfo(scores.dtype).tiny)
+    below = torch.ones(len(scores), len(z), dtype=scores.dtype, device=scores.device)
+    for key in range(order.shape[1]):
+        x = (best * z + gap[:, key : key + 1]) / slope[:, key : key + 1]
+        F = (x / 2 + 0.5).clamp_(0, 1) if noise == "uniform" else torch.special.ndtr(x)
+        below.mul_(torch.where(lead[:, key : key + 1] > 0, F, 1.0))
+    return (1 - below) @ (density / density.sum())
 
 
 def _gauss(nodes: int, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ class Gate:
             return False
         if not float(step.input[self.present].abs().max()) > _UNDERFLOW:
             return self._fault(layer, "attention", "the input of attention is 0 or underflows")
-        parts = {name: x.transpose(1, 2)[self.present] for name, x in (("q", step.q), ("k", step.k), ("v", step.v))}
+        parts = {name: self._of_present(x) for name, x in (("q", step.q), ("k", step.k), ("v", step.v))}
         broken = [name for name, x in parts.items() if not bool(x.isfinite().all())]
         if broken:
             return self._fault(layer, "attention", f"{' and '.join(broken)} became non-finite (NaN/Inf)")
@@ -86,11 +86,17 @@ class Gate:
             if zero:
                 heads = f"head{'s' * (len(zero) > 1)} {ranges(zero)}" if len(zero) < x.shape[1] else "all heads"
                 self._fault(layer, "attention", f"{name} is 0 in {heads}", measured=True)
-        largest = float(parts["q"].abs().max()) * float(parts["k"].abs().max()) * step.q.shape[-1] * max(step.scale, 1.0)
+        scale = max(float(torch.as_tensor(step.scale).max()), 1.0)
+        largest = float(parts["q"].abs().max()) * float(parts["k"].abs().max()) * step.q.shape[-1] * scale
         if largest > torch.finfo(step.q.dtype).max and bool((step.scale * attention.raw_scores == torch.inf).any()):
             return self._fault(layer, "attention", "attention logits overflow")
         self._passed["attention"].add(layer)
         return True
+
+    def _of_present(self, x: "Tensor") -> "Tensor":
+        """Q, k or v (present tokens, heads, head); keys of another stream are all present."""
+        by_token = x.transpose(1, 2)
+        return by_token[self.present] if by_token.shape[:2] == self.present.shape else by_token.flatten(0, 1)
 
     def sublayer(self, step: "SublayerStep") -> bool:
         """Whether a sublayer can be measured."""

@@ -281,18 +281,21 @@ def _compared(
 ) -> Iterator[dict[str, Any]]:
     """What the ablation did to one head."""
     (q, k), (q_ablated, k_ablated) = clean, ablated
-    mask = step.mask[:, 0].expand(len(q), -1, -1)
+    every = (*step.q.shape[:-1], step.k.shape[-2])
+    mask = step.mask.expand(every)[:, head]
+    softmax = step.softmax.select(every, lambda x: x[:, head])
+    shift = 0.0 if softmax.shift is None else softmax.shift
     pairs = mask & counted[:, :, None] & counted[:, None]
     asked = counted & (mask.sum(-1) > 1)
     raw = q @ k.mT
-    scores, top = raw.double(), step.soften(raw.masked_fill(~mask, -torch.inf)).amax(-1)
-    best = scores.masked_fill(~mask, -torch.inf).argmax(-1)
+    scores, top = raw.double(), softmax.weights(raw.masked_fill(~mask, -torch.inf)).amax(-1)
+    best = (scores + shift).masked_fill(~mask, -torch.inf).argmax(-1)
     size = length(scores[pairs])
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
     kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
     for resampled in RESAMPLED:
         after = (changes[resampled][0] @ changes[resampled][1].mT).double()
-        moved = after.masked_fill(~mask, -torch.inf).argmax(-1) != best
+        moved = (after + shift).masked_fill(~mask, -torch.inf).argmax(-1) != best
         yield {
             "layer": step.layer,
             "head": head,

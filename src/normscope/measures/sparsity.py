@@ -52,8 +52,10 @@ class _Observer(PassObserver):
         """How many near-one-hot rows of each head are expected to switch key under noise on the norms of keys."""
         if "k" in self.subject.model.normalised_heads:
             return [0.0] * len(attention.largest[0])
-        scores, sparse = sparse_scores(attention, self.counted)
-        probability = collapse_probability(scores, [_RISK])[0].double() if len(scores) else scores.new_zeros(0).double()
+        scores, softmax, sparse = sparse_scores(attention, self.counted)
+        probability = scores.new_zeros(0).double()
+        if len(scores):
+            probability = collapse_probability(scores, [_RISK], shift=softmax.shift)[0].double()
         lost = torch.zeros(len(sparse), dtype=torch.float64, device=scores.device)
         return list(lost.index_add_(0, sparse.nonzero()[:, 0], probability).tolist())
 

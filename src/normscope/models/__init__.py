@@ -2,7 +2,7 @@
 
 from normscope.models.capture import Captured
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample, SublayerStep
+from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample, Softmax, SublayerStep
 from normscope.models.open import open_model
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Model",
     "Observer",
     "Sample",
+    "Softmax",
     "SublayerStep",
     "open_model",
 ]

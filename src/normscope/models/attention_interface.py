@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from normscope.errors import InputError
+from normscope.models.observe import Softmax
 
 IMPLEMENTATION = "normscope"
-_UNSUPPORTED = ("s_aux", "position_bias", "alibi")  # terms of the scores beside q·k
 
 
 @dataclass(frozen=True)
 class AttentionCall:
     """One call of the attention function: q, k, v (rows, heads, tokens, head), and True in ``mask`` where a query attends.
 
-    Key and value heads are repeated for the queries that share them; ``kv_heads`` is their number before.
+    Key and value heads are repeated for the queries that share them; ``kv_heads`` is their number before. ``bias`` (rows or 1,
+    heads or 1, queries, keys) is added to the capped scores, ``sink`` (heads) is a logit that belongs to no key.
     """
 
     module: nn.Module
@@ -31,16 +31,20 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     mask: Tensor
-    scale: float
+    scale: float | Tensor
     softcap: float | None
     kv_heads: int
+    bias: Tensor | None = None
+    sink: Tensor | None = None
 
     def mixed(self) -> Tensor:
-        """Softmax(scale·q·k) v, with the scores capped where the model caps them."""
-        if self.softcap is None:
-            return F.scaled_dot_product_attention(self.q, self.k, self.v, attn_mask=self.mask, scale=self.scale)
-        scores = self.softcap * torch.tanh(self.scale * (self.q @ self.k.mT) / self.softcap)
-        return scores.masked_fill(~self.mask, -torch.inf).softmax(-1) @ self.v
+        """The mixed values softmax(cap(scale·q·k) + bias) v."""
+        if self.softcap is None and self.sink is None and not isinstance(self.scale, Tensor):
+            mask = self.mask if self.bias is None else self.bias.masked_fill(~self.mask, -torch.inf).to(self.q)
+            return F.scaled_dot_product_attention(self.q, self.k, self.v, attn_mask=mask, scale=self.scale)
+        sink = None if self.sink is None else self.sink[None, :, None, None]
+        scores = (self.q @ self.k.mT).masked_fill_(~self.mask, -torch.inf)
+        return Softmax(self.scale, self.softcap, self.bias, sink).weights(scores).to(self.v) @ self.v
 
 
 AttentionObserver = Callable[[AttentionCall], Tensor]  # gives the mixed values, (rows, heads, tokens, value)
@@ -65,12 +69,16 @@ def observable(model: Any) -> Iterator[None]:
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    configs = [(config, config._attn_implementation_internal) for config in _configs(model)]
+    switches = hasattr(model, "set_attn_implementation")
+    configs = [(config, config._attn_implementation_internal) for config in _configs(model)] if switches else []
     training = [module for module in model.modules() if module.training]
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     try:
-        model.set_attn_implementation(IMPLEMENTATION)
+        if switches:
+            model.set_attn_implementation(IMPLEMENTATION)
         model.eval()
-        yield
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
         for config, implementation in configs:
             config._attn_implementation_internal = implementation
@@ -96,29 +104,43 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
+    scaling: float | Tensor | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """As the library calls it: q, k, v (rows, heads, tokens, head), and back (rows, tokens, heads, head)."""
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if unsupported:
-        raise InputError(f"unsupported architecture: attention adds '{unsupported[0]}' to its scores")
     shared = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (key, value))
-    mask = _mask(attention_mask, query, k, getattr(module, "is_causal", False))
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    call = AttentionCall(module, query, k, v, mask, scale, softcap, key.shape[1])
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    mask, bias = _mask_and_bias(attention_mask, position_bias, query, k, causal)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(scale, Tensor) and scale.numel() == 1:
+        scale = float(scale)
+    call = AttentionCall(module, query, k, v, mask, scale, softcap, key.shape[1], bias, s_aux)
     observer = _observer.get()
     mixed = call.mixed() if observer is None else observer(call)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """True where a query attends to a key, (rows or 1, 1, tokens, keys)."""
-    if mask is None:
-        every = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-        return every.tril() if causal else every
-    mask = mask[..., : k.shape[2]]
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+def _mask_and_bias(
+    mask: Tensor | None, position_bias: Tensor | None, q: Tensor, k: Tensor, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """True where a query attends to a key, (rows or 1, heads or 1, queries, keys), and what is added to the scores there."""
+    queries, keys = q.shape[2], k.shape[2]
+    attends = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=q.device)
+    if mask is None and causal:
+        attends = attends.tril()
+    added = None if position_bias is None else position_bias[..., :keys]
+    if mask is not None and mask.dtype == torch.bool:
+        attends = mask[..., :keys]
+    elif mask is not None:
+        added = mask[..., :keys] if added is None else added + mask[..., :keys]
+    if added is None:
+        return attends, None
+    attends = attends & (added > torch.finfo(added.dtype).min / 2)  # where a mask is a number, the least one stands for -inf
+    bias = added.masked_fill(~attends, 0.0)
+    return attends, bias if position_bias is not None or bool(bias.any()) else None

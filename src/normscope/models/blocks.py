@@ -112,6 +112,9 @@ def _blocks(calls: Sequence[Call], rows: int) -> tuple[Block, ...]:
         if call.kept is not None:
             x, y = call.kept
             convolves = any(isinstance(part, nn.Conv2d) for part in call.module.modules())
-            places = ([tensor is states for tensor in several].index(True) for several, states in ((call.inputs, x), (call.outputs, y)))
+            places = (
+                [tensor is states for tensor in several].index(True)
+                for several, states in ((call.inputs, x), (call.outputs, y))
+            )
             found.append(Block(call, x, y, Layout.of(x, rows, convolves), *places))
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -60,8 +61,9 @@ def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
 class Running:
     """Which layer runs, while a stream's blocks run in the order in which they were recorded."""
 
-    def __init__(self, blocks: "Sequence[Block]") -> None:
+    def __init__(self, blocks: "Sequence[Block]", rows: int) -> None:
         self.blocks = blocks
+        self.layouts = [replace(block.layout, rows=rows) for block in blocks]
         self.layer: int | None = None
         self._next = 0
         self._entering: list[Callable[[int, Tensor], Tensor | None]] = []
@@ -87,22 +89,21 @@ class Running:
         self.layer, self._next = self._next, self._next + 1
         block = self.blocks[self.layer]
         given = list(floats((args, kwargs)))[block.received]
-        states = self._passed(self._entering, block, given)
+        states = self._passed(self._entering, self.layer, given)
         return None if states is None else (replaced(args, given, states), replaced(dict(kwargs), given, states))
 
     def _on_leaving(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         assert self.layer is not None
         block = self.blocks[self.layer]
         returned = list(floats(output))[block.returned]
-        states = self._passed(self._leaving, block, returned)
+        states = self._passed(self._leaving, self.layer, returned)
         self.layer = None
         return None if states is None else replaced(output, returned, states)
 
-    def _passed(self, calls: Sequence[OnState], block: "Block", x: Tensor) -> Tensor | None:
-        """The states that functions make of a tensor, in its layout; None if they leave it."""
-        layer, changed = self.blocks.index(block), None
+    def _passed(self, calls: Sequence[OnState], layer: int, x: Tensor) -> Tensor | None:
+        """What functions make of states, in their layout; None if they leave them."""
+        layout, changed = self.layouts[layer], None
         for call in calls:
-            states = block.layout.states(x if changed is None else changed)
-            others = call(layer, states)
-            changed = changed if others is None else block.layout.restored(others, x)
+            others = call(layer, layout.states(x if changed is None else changed))
+            changed = changed if others is None else layout.restored(others, x)
         return changed

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 class AttentionHooks:
     """Passes the attention of every layer to an observer."""
 
-    def __init__(
-        self, model: "HuggingFaceModel", running: Running, observe: Callable[[AttentionStep], Tensor | None]
-    ) -> None:
+    def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[AttentionStep], Tensor | None]) -> None:
         self.model, self.running, self.observe = model, running, observe
         self.stream = self.input = torch.empty(0)
         self.rotation: tuple[Tensor, Tensor] | None = None
@@ -53,8 +51,8 @@ class AttentionHooks:
         placement = self.model.placements[layer]
         known = placement.output_projection is not None and not placement.changed
         W_O = messages_matrix(self.model.output_projection(layer), call.q.shape[1]) if known else None
-        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values, self.rotation))
+        values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
+        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values))
         return call.mixed() if mixed is None else mixed
 
 
@@ -103,15 +101,15 @@ class SublayerHooks:
         layer = self.running.layer
         keys = () if layer is None else self._wanted.get((layer, id(module), self._calls[id(module)], returned), ())
         if keys and layer is not None:
-            like, layout = self.values["before"], self.model.blocks[layer].layout
-            states = next(seen for x in floats(values) if (seen := layout.seen_as(x, like)) is not None)
+            shape, layout = self.values["before"].shape, self.running.layouts[layer]
+            states = next(seen for x in floats(values) if (seen := layout.seen(x, shape)) is not None)
             self.values |= dict.fromkeys(keys, states.clone())
 
     def _on_end(self, layer: int, left: Tensor) -> None:
         values, self.values = self.values, {}
         states, placement = values["before"], self.model.placements[layer]
         last = next(reversed(placement.branches), "")
-        for name, branch in placement.branches.items():
+        for name in placement.branches:
             self._observe(layer, name, placement, values, states, left.clone() if name == last else None)
             states = values.get(f"{name} after", states)
 
@@ -120,5 +118,5 @@ class SublayerHooks:
     ) -> None:
         scales, result = placement.branches[name].scales, values[f"{name} output"]
         update = scales.step * values.get(f"{name} normalised", result)
-        end = None if placement.parallel_at(name) else values.get(f"{name} after", left)
+        end = None if placement.shares(name) else values.get(f"{name} after", left)
         self.observe(SublayerStep(layer, name, states, result, update, end, scales.step, scales.carry))

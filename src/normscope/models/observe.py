@@ -42,6 +42,56 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary positions
 
 
 @dataclass(frozen=True)
+class Softmax:
+    """How scores q·k become attention weights: softmax(cap(scale·q·k) + bias), cap(s) = softcap·tanh(s/softcap).
+
+    Attributes:
+        scale: the factor of q·k, a positive number or one for every query.
+        softcap: the bound of capped scores; None where they are not capped.
+        bias: what positions add to the logits (ALiBi, relative position biases).
+        sink: a further logit, whose weight goes to no key.
+    """
+
+    scale: "float | Float[Tensor, '*rows 1']" = 1.0
+    softcap: float | None = None
+    bias: Float[Tensor, "*rows keys"] | None = None
+    sink: Float[Tensor, "*rows 1"] | None = None
+
+    def logits(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+        """The arguments of the softmax; −∞ where the scores are."""
+        scores = self.scale * raw_scores
+        if self.softcap is not None:
+            scores = torch.where(scores.isfinite(), self.softcap * torch.tanh(scores / self.softcap), scores)
+        return scores if self.bias is None else scores + self.bias
+
+    def weights(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+        """Attention weights; with a sink they sum to less than 1."""
+        logits = self.logits(raw_scores)
+        if self.sink is None:
+            return logits.softmax(-1)
+        sink = self.sink.to(logits).expand(*logits.shape[:-1], 1)
+        return torch.cat((logits, sink), -1).softmax(-1)[..., :-1]
+
+    @property
+    def shift(self) -> Float[Tensor, "*rows keys"] | None:
+        """The bias in units of q·k: keys are ordered by q·k + shift; None where there is no bias."""
+        if self.bias is None:
+            return None
+        if self.softcap is not None:
+            raise InputError("unsupported architecture: attention adds a bias to capped scores")
+        return self.bias / self.scale
+
+    def select(self, shape: tuple[int, ...], chosen: Callable[[Tensor], Tensor]) -> "Softmax":
+        """The same for some rows of scores of a shape (rows, heads, queries, keys); ``chosen`` takes them from a tensor."""
+
+        def of(x: "float | Tensor | None", width: int) -> Tensor | None:
+            return chosen(x.expand(*shape[:-1], width)) if isinstance(x, Tensor) else None
+
+        scale = of(self.scale, 1)
+        return Softmax(self.scale if scale is None else scale, self.softcap, of(self.bias, shape[-1]), of(self.sink, 1))
+
+
+@dataclass(frozen=True)
 class AttentionStep:
     """The attention of one layer during a forward pass.
 
@@ -49,45 +99,52 @@ class AttentionStep:
         layer: its number; the first layer is 0.
         stream: the hidden states that enter the block (resid_pre).
         input: what W_Q, W_K and W_V are applied to.
-        q, k, v: by head, after norms and rotations; shared key and value heads are repeated.
-        scale: the factor of q·k in the softmax.
+        q, k, v: by head, after norms and rotations; shared key and value heads are repeated. In cross-attention there may be
+            another number of keys than of queries.
+        scale: the factor of q·k in the softmax; a tensor where it depends on the position of the query.
         mask: True where a query attends to a key.
         output_matrix: W_O by head; None where a norm or gate changes the mixed values before it.
         softcap: c, where scores pass through c·tanh(score/c).
         rotation: cosines and sines, where positions are rotations of q and k.
+        bias: what is added to the scaled and capped scores (ALiBi, position biases).
+        sink: by head, a logit in the denominator of the softmax that belongs to no key.
     """
 
     layer: int
     stream: States
     input: States
     q: Float[Tensor, "rows heads tokens head"]
-    k: Float[Tensor, "rows heads tokens head"]
-    v: Float[Tensor, "rows heads tokens value"]
-    scale: float
-    mask: Bool[Tensor, "rows_or_one 1 tokens tokens"]
+    k: Float[Tensor, "rows heads keys head"]
+    v: Float[Tensor, "rows heads keys value"]
+    scale: "float | Float[Tensor, 'rows_or_one heads_or_one tokens_or_one 1']"
+    mask: Bool[Tensor, "rows_or_one heads_or_one tokens keys"]
     output_matrix: Float[Tensor, "heads value dim"] | None
     softcap: float | None = None
     rotation: tuple[Tensor, Tensor] | None = None
+    bias: Float[Tensor, "rows_or_one heads_or_one tokens keys"] | None = None
+    sink: Float[Tensor, " heads"] | None = None
 
-    def raw_scores(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens tokens"]:
+    @property
+    def softmax(self) -> Softmax:
+        """From raw scores to weights, of all rows; ``softmax.select`` gives that of some."""
+        return Softmax(self.scale, self.softcap, self.bias, None if self.sink is None else self.sink[None, :, None, None])
+
+    def raw_scores(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens keys"]:
         """Q·k, of other queries or keys if given; −∞ where the mask is False."""
         scores = (self.q if q is None else q) @ (self.k if k is None else k).mT
         return scores.masked_fill_(~self.mask, -torch.inf)
 
-    def weights(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens tokens"]:
-        """Attention weights, softmax(scale·q·k)."""
+    def weights(self, q: Tensor | None = None, k: Tensor | None = None) -> Float[Tensor, "rows heads tokens keys"]:
+        """Attention weights: softmax(cap(scale·q·k) + bias)."""
         return self.soften(self.raw_scores(q, k))
 
-    def soften(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
+    def soften(self, raw_scores: Float[Tensor, "rows heads tokens keys"]) -> Float[Tensor, "rows heads tokens keys"]:
         """The attention weights of raw scores."""
-        return self.logits(raw_scores).softmax(-1)
+        return self.softmax.weights(raw_scores)
 
-    def logits(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
-        """The arguments of the softmax: scale·q·k, capped where the model caps them."""
-        scores = self.scale * raw_scores
-        if self.softcap is None:
-            return scores
-        return torch.where(scores.isfinite(), self.softcap * torch.tanh(scores / self.softcap), scores)
+    def logits(self, raw_scores: Float[Tensor, "rows heads tokens keys"]) -> Float[Tensor, "rows heads tokens keys"]:
+        """The arguments of the softmax: cap(scale·q·k) + bias."""
+        return self.softmax.logits(raw_scores)
 
     @property
     def W_O(self) -> Float[Tensor, "heads value dim"]:

@@ -111,6 +111,12 @@ class Placement:
         """Whether some sublayers read the same states."""
         return any(branch.parallel for branch in self.branches.values())
 
+    def shares(self, name: str) -> bool:
+        """Whether a sublayer's update is added together with that of another."""
+        names = list(self.branches)
+        after = names[names.index(name) + 1 :][:1]
+        return self.branches[name].parallel or any(self.branches[other].parallel for other in after)
+
     @property
     def letters(self) -> str:
         """Which of q, k and v are normalised."""
@@ -157,6 +163,7 @@ class _Anatomy:
 
     def __init__(self, block: Block, record: Record) -> None:
         self.block, self.layout = block, block.layout
+        self._shape = block.layout.states(block.input).shape
         self.calls = sorted(record.inside(block.call), key=lambda call: call.ended)
         self.attended = [a for a in record.attended if block.call.began < a.time < block.call.ended]
         self.values: list[_Value] = []
@@ -178,7 +185,7 @@ class _Anatomy:
         return picked.to(self.block.input.device)
 
     def _states(self, x: Tensor) -> States | None:
-        return self.layout.seen(x, self.block.input)
+        return self.layout.seen(x, self._shape)
 
     def _value(self, x: Tensor, first: float) -> _Value:
         states = self._states(x)

@@ -1,6 +1,6 @@
 """Hidden states as (rows, positions, dim), however a module lays them out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,19 +65,15 @@ class Layout:
             return states.transpose(1, 2).reshape(like.shape)
         return states.reshape(like.shape)
 
-    def seen(self, x: Tensor, like: Tensor) -> Float[Tensor, "rows positions dim"] | None:
-        """A tensor inside a block as states, for states ``like`` in this layout; None if it has other numbers of both."""
-        if x.shape == like.shape:
-            return self.states(x)
-        states = self.states(like)
-        dim = states.shape[-1]
-        if x.numel() != like.numel() or x.shape[-1] != dim:
+    def seen(self, x: Tensor, shape: Sequence[int]) -> Float[Tensor, "rows positions dim"] | None:
+        """A tensor inside a block as states of a shape (rows, positions, dim); None if it is not one of as many channels."""
+        rows, positions, dim = shape
+        if x.numel() != rows * positions * dim:
             return None
-        if self.kind == POSITIONS_FIRST and x.ndim == 2:
-            return x.reshape(-1, self.rows, dim).transpose(0, 1)
-        return x.reshape(states.shape)
-
-
-def matching(values: Iterable[Any], like: Tensor) -> Tensor | None:
-    """The first tensor among values that has the shape of another."""
-    return next((x for x in floats(tuple(values)) if x.shape == like.shape), None)
+        if self.kind == CHANNELS_FIRST and x.ndim == 4 and x.shape[:2] == (rows, dim):
+            return self.states(x)
+        if x.shape[-1] != dim:
+            return None
+        if self.kind == POSITIONS_FIRST and (x.ndim == 2 or x.shape[:2] == (positions, rows)):
+            return x.reshape(positions, rows, dim).transpose(0, 1)
+        return x.reshape(rows, positions, dim)
