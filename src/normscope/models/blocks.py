@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.hooks import BlockSite
 from normscope.models.record import Call, Record, members
 from normscope.models.states import Layout
 
@@ -23,24 +25,12 @@ _NAMES = ("vision", "visual", "audio", "speech", "text", "language", "encoder", 
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of a stream: a call of a module.
-
-    Attributes:
-        input, output: the states that it received and returned, in their layout.
-        received, returned: which of the tensors among its arguments and results they are.
-    """
+    """One layer of a stream: a call of a module, and the states (rows, positions, dim) that it received and returned."""
 
     call: Call
-    input: Tensor
-    output: Tensor
-    layout: Layout
-    received: int
-    returned: int
-
-    @property
-    def module(self) -> nn.Module:
-        """The module."""
-        return self.call.module
+    site: BlockSite
+    input: Float[Tensor, "rows positions dim"]
+    output: Float[Tensor, "rows positions dim"]
 
 
 @dataclass(frozen=True)
@@ -111,10 +101,11 @@ def _blocks(calls: Sequence[Call], rows: int) -> tuple[Block, ...]:
     for call in calls:
         if call.kept is not None:
             x, y = call.kept
-            convolves = any(isinstance(part, nn.Conv2d) for part in call.module.modules())
-            places = (
-                [tensor is states for tensor in several].index(True)
-                for several, states in ((call.inputs, x), (call.outputs, y))
-            )
-            found.append(Block(call, x, y, Layout.of(x, rows, convolves), *places))
+            layout = Layout.of(x, rows, any(isinstance(part, nn.Conv2d) for part in call.module.modules()))
+            received, returned = (_place(x, call.inputs), _place(y, call.outputs))
+            found.append(Block(call, BlockSite(call.module, layout, received, returned), layout.states(x), layout.states(y)))
     return tuple(found)
+
+
+def _place(x: Tensor, tensors: Sequence[Tensor]) -> int:
+    return next(place for place, tensor in enumerate(tensors) if tensor is x)

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models.states import floats
+from normscope.models.states import ROWS_FIRST, Layout, floats
 
-if TYPE_CHECKING:
-    from normscope.models.blocks import Block
-
+_PLAIN = Layout(ROWS_FIRST, 1)
 OnState = Callable[[int, Tensor], Tensor | None]
 
 
@@ -58,16 +56,35 @@ def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
     return values
 
 
+@dataclass(frozen=True)
+class BlockSite:
+    """A layer in the modules of a model: its module, the layout of its states, and which of its arguments and results they are.
+
+    ``received`` and ``returned`` count the tensors of real numbers.
+    """
+
+    module: nn.Module
+    layout: Layout = _PLAIN
+    received: int = 0
+    returned: int = 0
+
+
 class Running:
     """Which layer runs, while a stream's blocks run in the order in which they were recorded."""
 
-    def __init__(self, blocks: "Sequence[Block]", rows: int) -> None:
+    def __init__(self, blocks: Sequence[BlockSite], rows: int) -> None:
         self.blocks = blocks
         self.layouts = [replace(block.layout, rows=rows) for block in blocks]
         self.layer: int | None = None
         self._next = 0
-        self._entering: list[Callable[[int, Tensor], Tensor | None]] = []
-        self._leaving: list[Callable[[int, Tensor], Tensor | None]] = []
+        self._entering: list[OnState] = []
+        self._leaving: list[OnState] = []
+
+    def observe(self, state: OnState) -> None:
+        """Pass the states before every layer and after the last one to a function; what it returns replaces them."""
+        last = len(self.blocks) - 1
+        self.entering(state)
+        self.leaving(lambda layer, x: state(last + 1, x) if layer == last else None)
 
     def entering(self, call: OnState) -> None:
         """Call a function with every layer and the states that enter it; what it returns replaces them."""
@@ -96,7 +113,7 @@ class Running:
         assert self.layer is not None
         block = self.blocks[self.layer]
         returned = list(floats(output))[block.returned]
-        states = self._passed(self._leaving, self.layer, returned)
+        states = self._passed(self._leaving[::-1], self.layer, returned)
         self.layer = None
         return None if states is None else replaced(output, returned, states)
 

@@ -27,7 +27,6 @@ from normscope.schemes import Scheme
 _MASKED_SHARE = 0.15
 _FEWEST = 3
 _NOT_ONE = 1e-3
-_EMPTY = torch.empty(0)
 _SPOKEN = {"attention": "attention", "cross": "cross-attention", "mixer": "the mixer", "feedforward": "feed-forward layer"}
 
 
@@ -58,8 +57,8 @@ class HuggingFaceModel(Model):
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
         self.stream, self.streams = probe.stream.name, tuple(stream.name for stream in probe.streams)
         self.attentions, self.placements = [_place(place) for place in probe.attentions], probe.placements
-        self._blocks = [replace(block, input=_EMPTY, output=_EMPTY, call=_bare(block.call)) for block in probe.stream.blocks]
-        self.layers, self.dim = len(self._blocks), probe.dim
+        self._sites = [block.site for block in probe.stream.blocks]
+        self.layers, self.dim = len(self._sites), probe.dim
         attended = [place.attended.attention for place in probe.attentions if place is not None]
         widest = max(attended, key=lambda call: call.q.shape[1], default=None)
         self.heads, self.kv_heads, self.head_dim = (
@@ -75,7 +74,7 @@ class HuggingFaceModel(Model):
         self._embedding = self._find_embedding(probe)
         rows = 0 if self._embedding is None else tokens_known(self.model) or 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
-        states = probe.stream.blocks[-1].layout.states(probe.stream.blocks[-1].output)
+        states = probe.stream.blocks[-1].output
         self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
         self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
         self.context = getattr(_text_config(self.model), "max_position_embeddings", None)
@@ -90,7 +89,7 @@ class HuggingFaceModel(Model):
     @property
     def blocks(self) -> list[nn.Module]:
         """The module of every layer; one module that runs many times is as many layers."""
-        return [block.module for block in self._blocks]
+        return [site.module for site in self._sites]
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -149,12 +148,9 @@ class HuggingFaceModel(Model):
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """The forward pass of the module, with hooks for the observer."""
-        running, state = Running(self._blocks, len(sample.tokens)), observer.state
-        if state is not None:
-            running.entering(state)
-        if state is not None:
-            last = self.layers - 1
-            running.leaving(lambda layer, x: state(self.layers, x) if layer == last else None)
+        running = Running(self._sites, len(sample.tokens))
+        if observer.state is not None:
+            running.observe(observer.state)
         with ExitStack() as stack:
             if observer.sublayer is not None:
                 SublayerHooks(self, running, observer.sublayer).install(stack)
@@ -213,8 +209,10 @@ class HuggingFaceModel(Model):
             raise InputError(f"layer {layer} of '{self.name}' has no softmax attention")
         return place.module
 
-    def _query_scale(self, layer: int, place: AttentionPlace) -> float:
+    def _query_scale(self, layer: int, place: AttentionPlace | None) -> float:
         """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
+        if place is None:
+            return 1.0
         x, q = place.attended.within.inputs[0], place.attended.attention.q
         if "q" in self.placements[layer].head_norms:
             return 1.0
@@ -430,10 +428,6 @@ def _is_table(table: Any, count: int | None, dim: int) -> bool:
 def _place(place: AttentionPlace | None) -> AttentionPlace | None:
     """Without what was recorded."""
     return None if place is None else replace(place, attended=None)  # type: ignore[arg-type]
-
-
-def _bare(call: Any) -> Any:
-    return replace(call, inputs=(), outputs=())
 
 
 class _ReachedError(Exception):

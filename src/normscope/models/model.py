@@ -249,7 +249,8 @@ class Model(ABC):
         """What can be measured.
 
         ``stream``: hidden states before and after blocks; ``sublayers``: the states and updates inside every block;
-        ``attention``: q, k, v and weights; ``matrices``: W_Q, W_K, W_V and W_O by head; ``vocabulary``: token embeddings; ``predictions``: logits.
+        ``attention``: q, k, v and weights; ``matrices``: W_Q, W_K, W_V and W_O by head; ``vocabulary``: token embeddings;
+        ``predictions``: logits.
         """
         inside = all(self.step(layer, "attention") is not None for layer in range(self.layers))
         offered = {"sublayers": inside, "predictions": self.predicts, **dict.fromkeys(_ALWAYS, True)}

@@ -162,8 +162,7 @@ class _Anatomy:
     """The tensors of a block, and how its output is a sum of its input and updates."""
 
     def __init__(self, block: Block, record: Record) -> None:
-        self.block, self.layout = block, block.layout
-        self._shape = block.layout.states(block.input).shape
+        self.block, self._layout, self._shape = block, block.site.layout, block.input.shape
         self.calls = sorted(record.inside(block.call), key=lambda call: call.ended)
         self.attended = [a for a in record.attended if block.call.began < a.time < block.call.ended]
         self.values: list[_Value] = []
@@ -185,7 +184,7 @@ class _Anatomy:
         return picked.to(self.block.input.device)
 
     def _states(self, x: Tensor) -> States | None:
-        return self.layout.seen(x, self._shape)
+        return self._layout.seen(x, self._shape)
 
     def _value(self, x: Tensor, first: float) -> _Value:
         states = self._states(x)

@@ -51,7 +51,7 @@ class Probe:
         self.streams = streams_of(model, self.record, rows, blocks)
         self.stream = self._chosen(stream)
         self.attentions = [self._attention(block.call.began, block.call.ended) for block in self.stream.blocks]
-        self.dim = self.stream.blocks[-1].layout.states(self.stream.blocks[-1].input).shape[-1]
+        self.dim = self.stream.blocks[-1].output.shape[-1]
 
     @property
     def placements(self) -> list[Placement]:
@@ -113,8 +113,7 @@ class Probe:
 
     def embedding_factor(self, embedding: nn.Module | None) -> float:
         """The factor of the embedding before the first layer; 1 where it is not only multiplied."""
-        first = self.stream.blocks[0]
-        entered = first.layout.states(first.input)
+        entered = self.stream.blocks[0].input
         made = next((call.outputs[0] for call in self.record.calls if call.module is embedding and call.outputs), None)
         if made is None or made.shape != entered.shape:
             return 1.0
