@@ -21,7 +21,8 @@ from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, scheme_of
-from normscope.models.probe import AttentionPlace, Probe, typical_weights
+from normscope.models.probe import Probe, typical_weights
+from normscope.models.record import Attended
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -56,20 +57,18 @@ class HuggingFaceModel(Model):
     def _take_structure(self, probe: Probe) -> None:
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
         self.stream, self.streams = probe.stream.name, tuple(stream.name for stream in probe.streams)
-        self.attentions, self.placements = [_place(place) for place in probe.attentions], probe.placements
+        self.attentions, self.placements = probe.attentions, probe.placements
         self._sites = [block.site for block in probe.stream.blocks]
         self.layers, self.dim = len(self._sites), probe.dim
-        attended = [place.attended.attention for place in probe.attentions if place is not None]
+        attended = [each.attention for each in probe.attended if each is not None]
         widest = max(attended, key=lambda call: call.q.shape[1], default=None)
         self.heads, self.kv_heads, self.head_dim = (
             (0, 0, 0) if widest is None else (widest.q.shape[1], widest.kv_heads, widest.q.shape[-1])
         )
-        self._head_dims = [0 if place is None else place.attended.attention.q.shape[-1] for place in probe.attentions]
-        self._layer_heads = [0 if place is None else place.attended.attention.q.shape[1] for place in probe.attentions]
+        self._head_dims = [0 if each is None else each.attention.q.shape[-1] for each in probe.attended]
+        self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
         self.causal, self._outside = probe.causal, probe.outside
-        self._query_scales = [
-            1.0 if place is None else self._query_scale(layer, place) for layer, place in enumerate(probe.attentions)
-        ]
+        self._query_scales = [self._query_scale(layer, each) for layer, each in enumerate(probe.attended)]
         self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
         self._embedding = self._find_embedding(probe)
         rows = 0 if self._embedding is None else tokens_known(self.model) or 0  # which may be padded to a round number
@@ -209,11 +208,11 @@ class HuggingFaceModel(Model):
             raise InputError(f"layer {layer} of '{self.name}' has no softmax attention")
         return place.module
 
-    def _query_scale(self, layer: int, place: AttentionPlace | None) -> float:
+    def _query_scale(self, layer: int, attended: Attended | None) -> float:
         """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
-        if place is None:
+        if attended is None:
             return 1.0
-        x, q = place.attended.within.inputs[0], place.attended.attention.q
+        x, q = attended.within.inputs[0], attended.attention.q
         if "q" in self.placements[layer].head_norms:
             return 1.0
         try:
@@ -423,11 +422,6 @@ def _text_config(model: Any) -> Any:
 def _is_table(table: Any, count: int | None, dim: int) -> bool:
     weight = getattr(table, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == dim and len(weight) >= (count or 2)
-
-
-def _place(place: AttentionPlace | None) -> AttentionPlace | None:
-    """Without what was recorded."""
-    return None if place is None else replace(place, attended=None)  # type: ignore[arg-type]
 
 
 class _ReachedError(Exception):

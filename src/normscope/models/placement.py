@@ -164,7 +164,7 @@ class _Anatomy:
     def __init__(self, block: Block, record: Record) -> None:
         self.block, self._layout, self._shape = block, block.site.layout, block.input.shape
         self.calls = sorted(record.inside(block.call), key=lambda call: call.ended)
-        self.attended = [a for a in record.attended if block.call.began < a.time < block.call.ended]
+        self.attended = record.attended_inside(block.call)
         self.values: list[_Value] = []
         self.tolerance = max(_NEAR, torch.finfo(block.input.dtype).eps)
         self._known: dict[int, tuple[Tensor, _Value]] = {}  # tensors are kept, so that none takes the id of another

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,19 +12,10 @@ from normscope.errors import InputError, did_you_mean
 from normscope.models.blocks import Stream, streams_of
 from normscope.models.inputs import call, probe_sample, results
 from normscope.models.observe import Sample
-from normscope.models.placement import Placement, placement_of
-from normscope.models.record import Attended, Record, Recorder, is_norm
+from normscope.models.placement import Placement, Site, placement_of
+from normscope.models.record import Record, Recorder, is_norm
 
 _NEAR = 1e-5
-
-
-@dataclass(frozen=True)
-class AttentionPlace:
-    """The self-attention of a layer: the module that computes it, and its number among the layer's attentions."""
-
-    module: nn.Module
-    nth: int
-    attended: Attended
 
 
 class Probe:
@@ -34,7 +24,9 @@ class Probe:
     Attributes:
         streams: all residual streams that ran.
         stream: the one that is viewed.
-        placements, attentions: of every layer; None in ``attentions`` for layers without softmax attention.
+        placements: of every layer.
+        attended: the self-attention of every layer; None for layers without softmax attention.
+        attentions: the same as its module and its number among the attentions of the layer.
         sample: what the model read.
         output: its logits or last states.
     """
@@ -50,7 +42,10 @@ class Probe:
         self.record: Record = recorder.record
         self.streams = streams_of(model, self.record, rows, blocks)
         self.stream = self._chosen(stream)
-        self.attentions = [self._attention(block.call.began, block.call.ended) for block in self.stream.blocks]
+        inside = [self.record.attended_inside(block.call) for block in self.stream.blocks]
+        chosen = [next(((n, a) for n, a in enumerate(several) if not a.crosses), None) for several in inside]
+        self.attended = [None if one is None else one[1] for one in chosen]
+        self.attentions = [None if one is None else Site(one[1].within.module, one[0]) for one in chosen]
         self.dim = self.stream.blocks[-1].output.shape[-1]
 
     @property
@@ -68,13 +63,6 @@ class Probe:
             raise InputError(f"stream={name!r}: the model has {', '.join(by_name)}{did_you_mean(name, by_name)}")
         return by_name[name]
 
-    def _attention(self, began: int, ended: int) -> AttentionPlace | None:
-        inside = [attended for attended in self.record.attended if began < attended.time < ended]
-        for nth, attended in enumerate(inside):
-            if not attended.crosses:
-                return AttentionPlace(attended.within.module, nth, attended)
-        return None
-
     @property
     def degenerate(self) -> bool:
         """Whether zeros or non-finite values hide the structure."""
@@ -83,7 +71,7 @@ class Probe:
     @property
     def causal(self) -> bool:
         """Whether tokens depend only on themselves and those before them."""
-        masks = [place.attended.attention.mask for place in self.attentions if place is not None]
+        masks = [attended.attention.mask for attended in self.attended if attended is not None]
         if masks:
             return not any(bool(mask[..., 0, -1].any()) for mask in masks)
         tokens = self.sample.tokens.clone()

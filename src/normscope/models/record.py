@@ -92,6 +92,10 @@ class Record:
         """The calls that ran inside a call."""
         return [other for other in self.calls if call.holds(other)]
 
+    def attended_inside(self, call: Call) -> list[Attended]:
+        """The attentions that ran inside a call."""
+        return [attended for attended in self.attended if call.began < attended.time < call.ended]
+
     @property
     def degenerate(self) -> bool:
         """Whether some module returned zeros alone or a non-finite value: whose output is whose input is then unclear."""
