@@ -35,24 +35,26 @@ class Block:
 
 @dataclass(frozen=True)
 class Stream:
-    """A residual stream: its name, the list that its blocks are in, and its blocks as they run."""
+    """A residual stream: its name, the list that its blocks are in, the blocks as they run, and the number of parameters."""
 
     name: str
     path: str
     blocks: tuple[Block, ...]
+    parameters: int
 
 
-def streams_of(model: nn.Module, record: Record, rows: int, blocks: str | None = None) -> tuple[Stream, ...]:
-    """All residual streams that ran in a recorded pass of so many rows, in the order in which they began.
+def streams_of(model: nn.Module, record: Record, shape: tuple[int, ...], blocks: str | None = None) -> tuple[Stream, ...]:
+    """All residual streams that ran in a recorded pass, in the order in which they began.
 
-    ``blocks`` is the name of the list whose members are the blocks, such as ``transformer.h``; found if it is not given.
+    ``shape`` has the rows of the input, and where it is token ids how many of them a stream may have. ``blocks`` is the name of
+    the list whose members are the blocks, such as ``transformer.h``; found if it is not given.
     """
     listed = {id(part): name for name, part in members(model)}
     if blocks is not None:
         listed = {key: name for key, name in listed.items() if name.rpartition(".")[0] == blocks}
         if not listed:
             raise InputError(f"blocks={blocks!r}: the model has no list of modules of that name")
-    candidates = [call for call in record.calls if id(call.module) in listed and call.kept is not None]
+    candidates = [c for c in record.calls if id(c.module) in listed and c.kept is not None and not c.is_leaf]
     chosen = [call for call in candidates if not any(other.holds(call) for other in candidates)]
     if blocks is None:
         chosen = [inner for call in chosen for inner in _unstaged(call, candidates)]
@@ -68,7 +70,7 @@ def streams_of(model: nn.Module, record: Record, rows: int, blocks: str | None =
         )
     largest = {path: calls for path, calls in by_path.items() if sizes[path] >= _SMALL * max(sizes.values())}
     names = _names(list(largest))
-    return tuple(Stream(name, path, _blocks(largest[path], rows)) for path, name in names.items())
+    return tuple(Stream(name, path, _blocks(largest[path], shape), sizes[path]) for path, name in names.items())
 
 
 def _unstaged(call: Call, candidates: Sequence[Call]) -> list[Call]:
@@ -96,12 +98,12 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
     return {path: word if list(words.values()).count(word) == 1 else path for path, word in words.items()}
 
 
-def _blocks(calls: Sequence[Call], rows: int) -> tuple[Block, ...]:
+def _blocks(calls: Sequence[Call], shape: tuple[int, ...]) -> tuple[Block, ...]:
     found = []
     for call in calls:
         if call.kept is not None:
             x, y = call.kept
-            layout = Layout.of(x, rows, any(isinstance(part, nn.Conv2d) for part in call.module.modules()))
+            layout = Layout.of(x, shape, any(isinstance(part, nn.Conv2d) for part in call.module.modules()))
             received, returned = (_place(x, call.inputs), _place(y, call.outputs))
             found.append(Block(call, BlockSite(call.module, layout, received, returned), layout.states(x), layout.states(y)))
     return tuple(found)

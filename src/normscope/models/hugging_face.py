@@ -18,7 +18,7 @@ from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.inputs import call, reads_tokens, results, tokens_known
 from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
-from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, scheme_of
 from normscope.models.probe import Probe, typical_weights
@@ -28,7 +28,20 @@ from normscope.schemes import Scheme
 _MASKED_SHARE = 0.15
 _FEWEST = 3
 _NOT_ONE = 1e-3
-_SPOKEN = {"attention": "attention", "cross": "cross-attention", "mixer": "the mixer", "feedforward": "feed-forward layer"}
+_SUBLAYERS = {
+    "resid_mid": "attention",
+    "attn_out": "attention",
+    "cross_out": "cross",
+    "mixer_out": "mixer",
+    "mlp_out": "feedforward",
+}  # what is captured of which sublayer
+_SPOKEN = {
+    "attention": "attention",
+    "cross": "cross-attention",
+    "mixer": "the mixer",
+    "feedforward": "feed-forward layer",
+    "further": "a further sublayer",
+}
 
 
 class HuggingFaceModel(Model):
@@ -71,7 +84,7 @@ class HuggingFaceModel(Model):
         self._query_scales = [self._query_scale(layer, each) for layer, each in enumerate(probe.attended)]
         self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
         self._embedding = self._find_embedding(probe)
-        rows = 0 if self._embedding is None else tokens_known(self.model) or 0  # which may be padded to a round number
+        rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
         states = probe.stream.blocks[-1].output
         self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
@@ -177,17 +190,16 @@ class HuggingFaceModel(Model):
 
     def _missing(self, name: str, layer: int) -> str:
         """Why a layer has no value of this name."""
-        placement = self.placements[layer]
-        if name in ("q", "k", "v", "scores", "pattern") and self.attentions[layer] is None:
-            return "it has no softmax attention"
-        if name not in ("resid_mid", "attn_out", "mlp_out") or placement.unclear:
-            return placement.unclear if name in ("resid_mid", "attn_out", "mlp_out") else ""
-        branch = placement.branches.get("feedforward" if name == "mlp_out" else "attention")
-        if branch is None:
-            return f"it has no {'feed-forward layer' if name == 'mlp_out' else 'attention'}"
-        if name == "resid_mid" and placement.shares("attention"):
+        placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
+        if sublayer is None:
+            return "it has no softmax attention" if not name.startswith("resid") and self.attentions[layer] is None else ""
+        if placement.unclear:
+            return placement.unclear
+        if sublayer not in placement.branches:
+            return f"it has no {_SPOKEN[sublayer].removeprefix('the ')}"
+        if name == "resid_mid" and placement.shares(sublayer):
             return "attention and feed-forward layer are parallel, with no state between them"
-        if name == "resid_mid" and branch.reader is None:
+        if name == "resid_mid" and placement.branches[sublayer].reader is None:
             return "no module reads the states between attention and feed-forward layer"
         return ""
 
@@ -298,7 +310,8 @@ class HuggingFaceModel(Model):
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
                 norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        return norms + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+        outside = [known_norm(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+        return norms + [norm for norm in outside if norm is not None]
 
     @property
     @torch.no_grad()
@@ -400,7 +413,8 @@ class HuggingFaceModel(Model):
         if unclear:
             return None, unclear
         first, notes = self.placements[0], list[str]()
-        if any(scheme != self.schemes[0] for scheme in self.schemes):
+        schemes = [replace(scheme, alpha=self.schemes[0].alpha) for scheme in self.schemes]  # learned, and so its own in each
+        if any(scheme != schemes[0] for scheme in schemes):
             return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.changed:

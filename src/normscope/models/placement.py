@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, length, same
 from normscope.models.blocks import Block
-from normscope.models.norm_modules import norm_of
+from normscope.models.norm_modules import known_norm
 from normscope.models.record import Attended, Call, Record
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 from normscope.schemes.update import Update
@@ -31,6 +31,7 @@ _SMALLEST = 1e-3
 _EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
 _SEEN = 512  # numbers of a tensor that are compared first
 _MOST_SUBLAYERS = 4
+_MOST_ENDS = 24  # results among which pairs of scaled updates are searched
 _FEWEST = 6  # states to fit two numbers for each channel
 States = Float[Tensor, "rows positions dim"]
 
@@ -110,6 +111,11 @@ class Placement:
     def parallel(self) -> bool:
         """Whether some sublayers read the same states."""
         return any(branch.parallel for branch in self.branches.values())
+
+    @property
+    def sublayers(self) -> list[tuple[str, Branch]]:
+        """The sublayers that a block of a scheme has: all but further ones."""
+        return [(name, branch) for name, branch in self.branches.items() if name != "further"]
 
     def shares(self, name: str) -> bool:
         """Whether a sublayer's update is added together with that of another."""
@@ -241,10 +247,10 @@ class _Terms:
         self.updates = [v for v in self.starts if v.returned]
         self.U = torch.stack([v.picked for v in self.updates]) if self.updates else self.t.new_zeros(0, len(self.t))
 
-    @property
-    def pairs(self) -> Iterator[tuple[_Value, Tensor]]:
-        """Every start, and which updates came after it."""
-        for start in self.starts:
+    def pairs(self, fewer: bool = False) -> Iterator[tuple[_Value, Tensor]]:
+        """Every start, and which updates came after it; or only what norms receive, and the block's input."""
+        starts = [v for v in self.starts if v.first < 0 or any(call.is_norm for call in v.received)] if fewer else self.starts
+        for start in starts:
             yield start, torch.tensor([v.first > start.first for v in self.updates], dtype=torch.bool, device=self.t.device)
 
     def hits(self, start: _Value, made: Float[Tensor, "updates picked"], allowed: Tensor) -> list[int]:
@@ -264,7 +270,7 @@ _Found = Iterator[tuple[_Value, _Updates, Tensor]]
 def _exact(terms: _Terms) -> _Found:
     """Before + update."""
     one = terms.states.new_ones((), dtype=torch.float32)
-    for start, later in terms.pairs:
+    for start, later in terms.pairs():
         for index in terms.hits(start, start.picked + terms.U, later):
             update = terms.updates[index]
             if terms.is_sum(start.states + update.states):
@@ -274,15 +280,13 @@ def _exact(terms: _Terms) -> _Found:
 def _scaled(terms: _Terms) -> _Found:
     """Before + step·update, then carry·before + step·update."""
     for free in (False, True):
-        for start, later in terms.pairs:
+        for start, later in terms.pairs():
             step, carry = _fit(terms.t, start.picked, terms.U, free)
             allowed = later & (step.abs() >= _SMALLEST) & (carry.abs() >= _SMALLEST)
             for index in terms.hits(start, carry[:, None] * start.picked + step[:, None] * terms.U, allowed):
                 update = terms.updates[index]
-                fitted = _fit(
-                    *(v.double().flatten() for v in (terms.states, start.states)), update.states.double().view(1, -1), free
-                )
-                scale, kept = (_tidy(number[0], terms.states) for number in fitted)
+                t, x, u = (states.double().flatten() for states in (terms.states, start.states, update.states))
+                scale, kept = (_tidy(number[0], terms.states) for number in _fit(t, x, u[None], free))
                 if terms.is_sum(kept * start.states + scale * update.states):
                     yield start, ((update, scale),), kept
 
@@ -290,15 +294,15 @@ def _scaled(terms: _Terms) -> _Found:
 def _parallel(terms: _Terms) -> _Found:
     """Before + update₁ + update₂, then with a step each."""
     one = terms.states.new_ones((), dtype=torch.float32)
-    for start, later in terms.pairs:
+    for start, later in terms.pairs():
         for first, update in enumerate(terms.updates):
             if bool(later[first]):
                 for second in terms.hits(start, start.picked + terms.U[first] + terms.U, later):
                     other = terms.updates[second]
                     if other.first > update.first and terms.is_sum(start.states + update.states + other.states):
                         yield start, ((update, one), (other, one)), one
-    ends = [index for index, update in enumerate(terms.updates) if update.computed]
-    for start, later in terms.pairs:
+    ends = [index for index, update in enumerate(terms.updates) if update.computed][:_MOST_ENDS]
+    for start, later in terms.pairs(fewer=True):
         for pair in combinations(reversed([index for index in ends if bool(later[index])]), 2):
             U = terms.U[list(pair)]
             steps = torch.linalg.lstsq(U.mT, (terms.t - start.picked)[:, None]).solution[:, 0]
@@ -314,8 +318,9 @@ def _channels(terms: _Terms) -> _Found:
     rows, positions, _ = terms.states.shape
     if rows * positions < _FEWEST:
         return
-    for start, later in terms.pairs:
-        for update in (v for v, allowed in zip(terms.updates, later, strict=True) if bool(allowed) and v.computed):
+    for start, later in terms.pairs(fewer=True):
+        allowed = [update for update, after in zip(terms.updates, later, strict=True) if bool(after) and update.computed]
+        for update in allowed[:_MOST_ENDS]:
             step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
             small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
             if not small and terms.is_sum(carry * start.states + step * update.states):
@@ -365,13 +370,8 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     if error > anatomy.tolerance:
         unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
         return replace(plain, unclear=unclear, error=error)
-    notes = ["a further sublayer follows the feed-forward layer"] * ("further" in names)
-    last_branch = branches[-1]
-    step, carry = last_branch.scales.step, last_branch.scales.carry
-    if step.ndim == carry.ndim == 0 and _same(step, carry) and abs(float(carry) - 1) > _SMALLEST and not last_branch.parallel:
-        notes.append(f"every block multiplies its output by {float(carry):.4g}")
-        branches[-1] = replace(last_branch, scales=Scales(step / carry, carry / carry))
-    return replace(plain, branches=dict(zip(names, branches, strict=True)), note="; ".join(notes), error=error)
+    note = "a further sublayer follows the feed-forward layer" if "further" in names else ""
+    return replace(plain, branches=dict(zip(names, branches, strict=True)), note=note, error=error)
 
 
 def _error(anatomy: _Anatomy, total: _Sum, branches: Sequence[Branch], outputs: Sequence[_Value]) -> float:
@@ -382,7 +382,10 @@ def _error(anatomy: _Anatomy, total: _Sum, branches: Sequence[Branch], outputs: 
     before, target = total.before.states, total.after.states
     made, stream = total.carry * before, None
     for branch, output in zip(branches, outputs, strict=True):
-        norms = {slot: norm_of(site.module, before.shape[-1], before.device) for slot, site in branch.norms.items()}
+        known = {slot: known_norm(site.module, before.shape[-1], before.device) for slot, site in branch.norms.items()}
+        norms = {slot: norm for slot, norm in known.items() if norm is not None}
+        if len(norms) < len(known):
+            return float("inf")
         update = Update(norms.get("input"), norms.get("output"), factor=branch.factor, step=branch.scales.step)
         if "input" in norms and anatomy.value_of(update.read(before)) is None:
             return float("inf")
@@ -439,7 +442,8 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
     for norm in norms:
         value = anatomy.value_of(norm.outputs[0])
         if value is not None and any(call in value.received for call in readers):
-            return "a sublayer reads both the states and a norm of them" if direct else (norm, 1.0)
+            both = direct and value is not before  # a norm of what is normalised already changes nothing
+            return "a sublayer reads both the states and a norm of them" if both else (norm, 1.0)
     if direct:
         return None, 1.0
     for norm, call in product(norms, (call for call in readers if _computes(call))):
@@ -449,7 +453,13 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
             factor = factor_between(read.states, made.states)
             if abs(factor) >= _SMALLEST and _same(read.states, factor * made.states.double()):
                 return norm, round(factor, 6)
-    if not norms and any(call in before.received for call in readers):
+    rearranged = [
+        call for call in readers if _computes(call) and call.inputs and call.inputs[0].numel() == before.states.numel()
+    ]
+    for norm, call in product(norms, rearranged[:1]):  # windows of an image are read one by one
+        if _same(call.inputs[0].flatten().sort().values, norm.outputs[0].flatten().sort().values):
+            return norm, 1.0
+    if not any(_computes(call) for call in readers) and any(call in before.received for call in readers):
         return None, 1.0
     return "a sublayer reads neither the states nor a norm of them"
 
@@ -482,8 +492,9 @@ def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
     """Norms between the projections and attention, by letter."""
     norms: dict[str, nn.Module] = {}
     for call in anatomy.calls:
-        match = _HEAD_NORM.fullmatch(call.name.rpartition(".")[2])
-        if match and call.is_norm and call.ended < attended.time and attended.within.began < call.began:
+        parent, _, name = call.name.rpartition(".")
+        match = _HEAD_NORM.fullmatch(name)
+        if match and call.is_norm and parent == attended.within.name and call.ended < attended.time:
             norms |= dict.fromkeys(match[1] or match[5], call.module)
     return norms
 

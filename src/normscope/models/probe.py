@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from normscope.core.norms import factor_between, same
 from normscope.errors import InputError, did_you_mean
 from normscope.models.blocks import Stream, streams_of
-from normscope.models.inputs import call, probe_sample, results
+from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
 from normscope.models.observe import Sample
 from normscope.models.placement import Placement, Site, placement_of
 from normscope.models.record import Record, Recorder, is_norm
@@ -33,14 +33,15 @@ class Probe:
 
     def __init__(self, model: Any, stream: str | None = None, blocks: str | None = None, example: Tensor | None = None) -> None:
         self.model, self.sample = model, probe_sample(model) if example is None else _sample_of(example)
-        rows = len(self.sample.tokens)
+        rows, tokens = self.sample.tokens.shape
+        shape = (rows,) if self.sample.features is not None else (rows, tokens, tokens - 1)
         recorder = Recorder(model)
         with ExitStack() as stack:
             recorder.install(stack)
             stack.enter_context(torch.no_grad())
             self.output = results(call(model, self.sample, self.sample.tokens[:, :-1]))
         self.record: Record = recorder.record
-        self.streams = streams_of(model, self.record, rows, blocks)
+        self.streams = streams_of(model, self.record, shape, blocks)
         self.stream = self._chosen(stream)
         inside = [self.record.attended_inside(block.call) for block in self.stream.blocks]
         chosen = [next(((n, a) for n, a in enumerate(several) if not a.crosses), None) for several in inside]
@@ -54,11 +55,11 @@ class Probe:
         return [placement_of(block, self.record) for block in self.stream.blocks]
 
     def _chosen(self, name: str | None) -> Stream:
-        """The stream of a name; else the decoder of an encoder-decoder, or the stream that ends last."""
+        """The stream of a name; else the decoder of an encoder-decoder, or the stream with the most parameters."""
         by_name = {stream.name: stream for stream in self.streams}
         if name is None:
-            last = max(self.streams, key=lambda stream: stream.blocks[-1].call.ended)
-            return by_name.get("decoder", last) if _is_encoder_decoder(self.model) else last
+            largest = max(self.streams, key=lambda stream: stream.parameters)
+            return by_name.get("decoder", largest) if is_encoder_decoder(self.model) else largest
         if name not in by_name:
             raise InputError(f"stream={name!r}: the model has {', '.join(by_name)}{did_you_mean(name, by_name)}")
         return by_name[name]
@@ -107,10 +108,6 @@ class Probe:
             return 1.0
         factor = factor_between(entered, made)
         return factor if same(factor * made, entered, _NEAR) else 1.0
-
-
-def _is_encoder_decoder(model: Any) -> bool:
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def _sample_of(example: Tensor) -> Sample:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from normscope.models.attention_interface import AttentionCall, observing
 from normscope.models.hooks import after, before, rotation_of
+from normscope.models.inputs import is_encoder_decoder
 from normscope.models.states import floats
 
 
@@ -39,9 +40,9 @@ class Call:
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm that keeps the shape of its input."""
-        both = self.inputs and self.outputs and self.inputs[0].shape == self.outputs[0].shape
-        return bool(both) and is_norm(self.module)
+        """Whether it is a norm of one tensor, whose shape it keeps."""
+        single = len(self.inputs) == len(self.outputs) == 1 and self.inputs[0].shape == self.outputs[0].shape
+        return single and is_norm(self.module)
 
     @property
     def is_product(self) -> bool:
@@ -66,17 +67,16 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Attended:
-    """One softmax attention: the call that it ran in, when, and its q, k and v with the mixed values."""
+    """One softmax attention: the call that it ran in, when, its q, k and v with the mixed values, and whether they cross.
+
+    Keys that cross come from the encoder's stream, which has another number of positions in the recorded pass.
+    """
 
     within: Call
     time: int
     attention: AttentionCall
     mixed: Tensor
-
-    @property
-    def crosses(self) -> bool:
-        """Whether its keys come from another stream, which has another number of positions in the recorded pass."""
-        return self.attention.q.shape[-2] != self.attention.k.shape[-2]
+    crosses: bool
 
 
 @dataclass
@@ -112,6 +112,7 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.record = model, Record()
         self._names = {id(module): name for name, module in model.named_modules()}
+        self._encodes = is_encoder_decoder(model)
         self._running: list[Call] = []
         self._counts: dict[int, int] = {}
         self._clock = 0
@@ -142,7 +143,8 @@ class Recorder:
     def _attend(self, call: AttentionCall) -> Tensor:
         mixed = call.mixed()
         flat = mixed.transpose(1, 2).flatten(2).clone()
-        self.record.attended.append(Attended(self._running[-1], self._tick(), call, flat))
+        crosses = self._encodes and call.q.shape[-2] != call.k.shape[-2]
+        self.record.attended.append(Attended(self._running[-1], self._tick(), call, flat, crosses))
         return mixed
 
     def _copied(self, values: Any) -> tuple[Tensor, ...]:

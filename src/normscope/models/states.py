@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 ROWS_FIRST, POSITIONS_FIRST, CHANNELS_FIRST, FOLDED = "rows first", "positions first", "channels first", "folded"
+LANES_LAST, LANES_FIRST = "lanes last", "lanes first"
 
 
 def floats(values: Any) -> Iterator[Tensor]:
@@ -29,7 +30,8 @@ class Layout:
 
     Attributes:
         kind: ``rows first`` (rows, positions, dim) or (rows, height, width, dim); ``positions first`` (positions, rows, dim);
-            ``channels first`` (rows, dim, height, width); ``folded`` (rows · positions, dim).
+            ``channels first`` (rows, dim, height, width); ``folded`` (rows · positions, dim); ``lanes last`` (rows, positions,
+            lanes, channels) and ``lanes first`` (lanes, rows, positions, channels), where dim = lanes · channels.
         rows: how many rows there are.
     """
 
@@ -37,13 +39,23 @@ class Layout:
     rows: int
 
     @classmethod
-    def of(cls, x: Tensor, rows: int, convolves: bool = False) -> "Layout":
-        """The layout of states of so many rows; ``convolves`` decides for images whose axes are all equal."""
-        shape = x.shape
+    def of(cls, x: Tensor, given: Sequence[int], convolves: bool = False) -> "Layout":
+        """The layout of states.
+
+        Args:
+            x: the states.
+            given: how many rows the model reads, and how many tokens its streams may have.
+            convolves: decides for images whose axes are all equal.
+        """
+        shape, rows, tokens = x.shape, given[0], given[1:]
         if x.ndim == 2:
             return cls(FOLDED, rows)
         if x.ndim == 3:
             return cls(POSITIONS_FIRST if shape[0] != rows and shape[1] == rows else ROWS_FIRST, rows)
+        if shape[0] == rows and shape[1] in tokens:
+            return cls(LANES_LAST, rows)
+        if shape[1] == rows and shape[2] in tokens:
+            return cls(LANES_FIRST, rows)
         first = shape[2] == shape[3] and (convolves or shape[1] != shape[2])
         return cls(CHANNELS_FIRST if x.ndim == 4 and first else ROWS_FIRST, rows)
 
@@ -55,7 +67,9 @@ class Layout:
             return x.transpose(0, 1)
         if self.kind == CHANNELS_FIRST:
             return x.flatten(2).transpose(1, 2)
-        return x.flatten(1, -2)
+        if self.kind == LANES_FIRST:
+            return x.permute(1, 2, 0, 3).flatten(2)
+        return x.flatten(2) if self.kind == LANES_LAST else x.flatten(1, -2)
 
     def restored(self, states: Float[Tensor, "rows positions dim"], like: Tensor) -> Tensor:
         """States in this layout, of the shape of another tensor."""
@@ -63,6 +77,8 @@ class Layout:
             return states.transpose(0, 1)
         if self.kind == CHANNELS_FIRST:
             return states.transpose(1, 2).reshape(like.shape)
+        if self.kind == LANES_FIRST:
+            return states.unflatten(2, (len(like), -1)).permute(2, 0, 1, 3)
         return states.reshape(like.shape)
 
     def seen(self, x: Tensor, shape: Sequence[int]) -> Float[Tensor, "rows positions dim"] | None:
@@ -72,7 +88,9 @@ class Layout:
             return None
         if self.kind == CHANNELS_FIRST and x.ndim == 4 and x.shape[:2] == (rows, dim):
             return self.states(x)
-        if x.shape[-1] != dim:
+        if self.kind == LANES_FIRST and x.ndim == 4 and x.shape[1:3] == (rows, positions):
+            return self.states(x)
+        if x.shape[-1] != dim and self.kind != LANES_LAST:
             return None
         if self.kind == POSITIONS_FIRST and (x.ndim == 2 or x.shape[:2] == (positions, rows)):
             return x.reshape(positions, rows, dim).transpose(0, 1)
