@@ -301,7 +301,7 @@ def test_an_audit_ends_with_cards_and_a_page_that_has_them(here: Path, capsys: p
     assert folder.description["configuration"]["scheme"] == "pre"
     status, _, err = run(capsys, "audit", OURS, *FEW)
     assert status == 0
-    assert "from the cache of an earlier audit: degenerate, growth, rotation, speed, clustering" in err
+    assert "from the cache of an earlier audit: reading, degenerate, growth, rotation, speed, clustering" in err
     assert "--fresh measures everything again" in err
 
 

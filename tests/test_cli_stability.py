@@ -74,7 +74,7 @@ def test_a_report_can_be_markdown(here: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_run_leaves_tables_and_a_page(whole_run: tuple[RunFolder, list[dict[str, Any]]]) -> None:
     folder, _ = whole_run
-    wanted = ["collapse", "findings", "maps", "margins", "maxima", "noise", "sparsity", "spread", "tokens"]
+    wanted = ["collapse", "findings", "maps", "margins", "maxima", "noise", "reading", "sparsity", "spread", "tokens"]
     assert folder.tables == wanted
     assert (folder.path / "report.html").is_file()
     assert folder.description["command"] == "stability"
@@ -85,7 +85,7 @@ def test_a_run_leaves_tables_and_a_page(whole_run: tuple[RunFolder, list[dict[st
 
 def test_json_is_one_document_of_records(whole_run: tuple[RunFolder, list[dict[str, Any]]]) -> None:
     _, records = whole_run
-    assert {r["measure"] for r in records} == {"spread", "noise", "collapse", "margin", "sparsity"}
+    assert {r["measure"] for r in records} == {"reading", "spread", "noise", "collapse", "margin", "sparsity"}
     assert all(list(r)[:3] == ["measure", "layer", "head"] for r in records)
     by_measure = {
         name: [r for r in records if r["measure"] == name] for name in ("spread", "noise", "collapse", "margin", "sparsity")
@@ -138,8 +138,8 @@ def test_only_what_is_asked_for_is_measured(
     here: Path, capsys: pytest.CaptureFixture[str], measure: str, tables: set[str], measured: set[str]
 ) -> None:
     records = records_of(capsys, PRE, *QUICK, "--measure", measure)
-    assert {r["measure"] for r in records} == measured
-    assert set(open_run(here / "runs" / "stability").tables) == tables | {"findings"}
+    assert {r["measure"] for r in records} == measured | {"reading"}
+    assert set(open_run(here / "runs" / "stability").tables) == tables | {"findings", "reading"}
 
 
 def test_a_model_with_qkv_norm_is_safe(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +291,7 @@ def test_of_a_model_that_predicts_nothing_the_rest_is_measured(
     status, out, err = run(capsys, "stability", str(encoder), *FAST, "--json")
     assert status == 0
     assert "noise is left out: it needs predictions" in err
-    assert {r["measure"] for r in json.loads(out)} == {"spread", "collapse", "margin", "sparsity"}
+    assert {r["measure"] for r in json.loads(out)} == {"reading", "spread", "collapse", "margin", "sparsity"}
 
 
 def test_noise_asked_of_a_model_that_predicts_nothing_gets_one_line(

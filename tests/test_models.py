@@ -445,7 +445,7 @@ def test_an_encoder_decoder_has_two_streams_and_cross_attention(tmp_path: Path) 
         view, states = open_model(model, stream=stream), dict[int, Tensor]()
         assert (view.stream, view.streams, view.causal) == (stream, ("encoder", "decoder"), stream == "decoder")
         hooks = [
-            block.register_forward_pre_hook(lambda module, args, kwargs, n=n: states.update({n: args[0]}), with_kwargs=True)
+            block.register_forward_pre_hook(lambda module, args, n=n, kept=states: kept.update({n: args[0]}))
             for n, block in enumerate(stack.block)
         ]
         with view.capture("resid_pre") as captured:

@@ -98,7 +98,7 @@ class Audit(OnModel):
         from normscope.measures.sample import reads_text
 
         subject = super().subject(progress)
-        if not reads_text(subject.model):
+        if not reads_text(subject.model) or (self.sentence is None and subject.model.tokenizer is None):
             return subject
         sentence = SENTENCE if self.sentence is None else self.sentence
         try:
@@ -144,6 +144,7 @@ class Audit(OnModel):
     def facts(cls, result: Result) -> list[tuple[str, str]]:
         """What the model is, and the numbers to remember."""
         from normscope.measures.degenerate import left_out
+        from normscope.measures.reading import reading_facts
 
         about = result.configuration
         shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
@@ -153,6 +154,7 @@ class Audit(OnModel):
             ("heads", f"{about['heads']}{shared}"),
             ("width", str(about["dim"])),
             ("tokens read", f"{about['tokens']:,}"),
+            *reading_facts(result.tables),
         ]
         if left_out(result.tables):
             return facts  # those below are of whole models

@@ -19,11 +19,12 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.on_model import as_source
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
-from normscope.experiments.settings import as_list, setting
+from normscope.experiments.settings import TokenIds, as_list, setting
 from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
 from normscope.measures.degenerate import Degenerate, left_out
+from normscope.measures.reading import Reading
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -133,10 +134,12 @@ class Compare(Seeded):
         argument=True,
     )
     text: Path | None = _shared("text")
+    token_ids: TokenIds | None = _shared("token_ids")
     tokens: int | None = _shared("tokens")
     examples: int | None = _shared("examples")
     sentence: str | None = _shared("sentence")
     fresh: bool = _shared("fresh")
+    bos: bool | None = _shared("bos")
     trust_remote_code: bool = _shared("trust_remote_code")
 
     @property
@@ -178,7 +181,7 @@ class Compare(Seeded):
     def _check_read(self, sides: Sequence[Side]) -> None:
         """Refuse settings of what to read where no model reads it."""
         subjects = [side.audit[1] for side in sides if side.audit]
-        for name in ("text", "tokens", "examples", "sentence"):
+        for name in ("text", "token_ids", "tokens", "examples", "sentence", "bos"):
             read = any(subject.sentence for subject in subjects) if name == "sentence" else bool(subjects)
             if getattr(self, name) is not None and not read:
                 raise InputError(f"{name}= is not used: no model among these reads it, and runs are compared as they are")
@@ -250,9 +253,9 @@ def compare_sides(sides: Sequence[Side]) -> dict[str, Frame]:
 
 
 def _degenerate(sides: Sequence[Side]) -> Iterator[Finding]:
-    """What is degenerate in each side; numbers of a side with layers left out are not compared."""
+    """What is degenerate or misread in each side; numbers of a side with layers left out are not compared."""
     for side in sides:
-        for finding in Degenerate().findings(side.tables, {}):
+        for finding in (finding for kind in (Reading, Degenerate) for finding in kind().findings(side.tables, {})):
             yield replace(finding, text=f"{side.name}: {finding.text[0].lower()}{finding.text[1:]}")
         if left_out(side.tables):
             yield Finding(f"{side.name}: its numbers are of a part of its layers, and are not compared.", severity="warning")

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import pandas as pd
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import TextFile, setting, text_of
+from normscope.experiments.settings import TextFile, TokenIds, ids_of, setting, text_of
 from normscope.machine.memory import require_memory
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
-DEGENERATE = "degenerate"  # the measure that is always taken: what others leave out
+ALWAYS = ("reading", "degenerate")  # the measures that are always taken: what the model reads, and what others leave out
 _HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
@@ -47,6 +47,7 @@ def as_source(value: Any) -> Any:
     return value
 
 
+BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
 
@@ -56,6 +57,7 @@ class WithModel(Seeded):
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
     trust_remote_code: bool = setting(False, TRUST_HELP)
+    bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
     @property
     def model_name(self) -> str:
@@ -86,7 +88,7 @@ class WithModel(Seeded):
         device = self.device if isinstance(self.model, str) else None
         model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
         advance(1)
-        return model
+        return model.with_bos(self.bos)
 
 
 class OnModel(WithModel):
@@ -101,21 +103,36 @@ class OnModel(WithModel):
     copies: ClassVar[tuple[float, float]] = (90, 6)
 
     text: TextFile | None = setting(None, "A text to read.", shown="the bundled one")
+    token_ids: TokenIds | None = setting(
+        None, "A file of token ids to read instead of a text: numbers, a JSON list, or an .npy array.", shown="none"
+    )
     tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; up to 512 of the bundled text", ge=3)
     examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
+
+    @model_validator(mode="after")
+    def _one_text(self) -> Self:
+        if self.text is not None and self.token_ids is not None:
+            raise InputError("text= and token_ids= exclude each other: give one of them")
+        return self
+
+    @property
+    def content(self) -> str | list[list[int]] | None:
+        """The text or the token ids that were given."""
+        return text_of(self.text) if self.token_ids is None else ids_of(self.token_ids)
 
     @property
     def digests(self) -> dict[str, str | None]:
         """What is behind the names of the model and the text; None for what is not a file here."""
-        content = text_of(self.text)
-        return {**super().digests, "text_digest": None if content is None else hashlib.sha256(content.encode()).hexdigest()}
+        content = self.content
+        digest = None if content is None else hashlib.sha256(str(content).encode()).hexdigest()
+        return {**super().digests, "text_digest": digest}
 
     def subject(self, progress: Progress = SILENT) -> "Subject":
         """The model with its sample."""
         from normscope.measures.base import Subject
         from normscope.measures.sample import chosen_sample
 
-        content = text_of(self.text)
+        content = self.content
         model = self.open(progress)
         sample = chosen_sample(model, content, self.tokens, self.examples, self.seed, self.bundled_tokens)
         subject = Subject(model, sample, self.seed)
@@ -131,13 +148,15 @@ class OnModel(WithModel):
         settings: Mapping[str, Any],
     ) -> Result:
         """The result of measures of a subject: their tables, findings, and what ``run.json`` reports of both."""
-        about = subject.about
+        from normscope.measures.reading import reading_of
+
+        about = {**subject.about, **reading_of(tables)}
         cards = findings_of(measures, tables, about)
         found = pd.DataFrame([finding.record for finding in cards], columns=list(Finding("").record))
-        text = None if self.text is None else str(self.text)
+        read = {name: None if getattr(self, name) is None else str(getattr(self, name)) for name in ("text", "token_ids")}
         return Result(
             type(self),
-            {**about, **settings, "text": text, **self.digests},
+            {**about, **settings, **read, **self.digests},
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
             self.seed,
@@ -176,6 +195,14 @@ def named_measures(names: Iterable[str]) -> "list[Measure]":
     from normscope.measures import all_measures
 
     return [all_measures()[name]() for name in names]
+
+
+def description(result: Result) -> str:
+    """The model in a sentence, and what it read."""
+    from normscope.measures.reading import reading_facts
+
+    facts = "; ".join(f"{name}: {value}" for name, value in reading_facts(result.tables))
+    return "\n".join(filter(None, (result.configuration["description"], facts))) + "\n"
 
 
 def layer_table(measures: "Iterable[Measure]", result: Result, *, overview: bool = False) -> PageTable:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from normscope.core.devices import chosen_device
 from normscope.errors import InputError, require_known
-from normscope.machine.files import read_text
+from normscope.machine.files import read_text, read_token_ids
 from normscope.schemes import Scheme, find_scheme
 
 SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
@@ -89,6 +89,28 @@ def _readable(path: Path) -> Path:
     return path
 
 
+def _token_ids(value: Any) -> Any:
+    """The path of a file of token ids that can be read; or token ids as rows."""
+    if isinstance(value, str | Path):
+        ids_of(Path(value))
+        return Path(value)
+    rows = value.tolist() if hasattr(value, "tolist") else value
+    try:
+        rows = tuple(tuple(row) if not isinstance(row, int) else row for row in rows)
+    except TypeError:
+        raise InputError(f"token ids are a file, a list or an array, not {value!r}") from None
+    return rows if rows and not isinstance(rows[0], int) else (rows,)
+
+
+def ids_of(value: Any) -> list[list[int]] | None:
+    """Token ids (rows, tokens) of a file, or as they were given; None where there are none."""
+    if value is None:
+        return None
+    rows: list[list[int]] = read_token_ids(value).tolist() if isinstance(value, Path) else [list(row) for row in value]
+    return rows
+
+
+TokenIds = Annotated[Any, AfterValidator(_token_ids)]
 TextFile = Annotated[Path, AfterValidator(_readable)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(as_numbers)]

@@ -13,8 +13,9 @@ from pydantic import AfterValidator, model_validator
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Shown
 from normscope.experiments.on_model import (
-    DEGENERATE,
+    ALWAYS,
     OnModel,
+    description,
     layer_table,
     measure_outcome,
     measure_records,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure, Subject
 
 _MEASURES = ("spread", "noise", "collapse", "sparsity")
-_RECORDS = {DEGENERATE: DEGENERATE, **{name: name for name in _MEASURES}, "margins": "margin"}
+_RECORDS = {**{name: name for name in ALWAYS}, **{name: name for name in _MEASURES}, "margins": "margin"}
 _STRICT_DRAWS = 16  # for each draw of the noise
 _LEVELS = 0.005, 0.3, 25
 
@@ -139,7 +140,7 @@ class Stability(OnModel):
 
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = self.offered(subject, progress)
-        taken = [*named_measures([DEGENERATE]), *measures]
+        taken = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, taken, progress).values())
         settings = {
             "measures": [measure.name for measure in measures],
@@ -178,7 +179,7 @@ class Stability(OnModel):
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
         """The model, a row for each layer, the noise curve, and the findings."""
-        yield f"{result.configuration['description']}\n"
+        yield description(result)
         table = layer_table(named_measures(_MEASURES), result)
         if table.rows:
             yield table
@@ -189,7 +190,7 @@ class Stability(OnModel):
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
         """The sections of the measures."""
-        yield from measure_sections(named_measures([DEGENERATE, *_MEASURES]), result)
+        yield from measure_sections(named_measures([*ALWAYS, *_MEASURES]), result)
 
 
 def _noise_table(table: pd.DataFrame) -> PageTable:

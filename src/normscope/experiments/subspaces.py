@@ -12,10 +12,11 @@ from pydantic import AfterValidator, model_validator
 from normscope.errors import InputError
 from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import (
-    DEGENERATE,
+    ALWAYS,
     MODEL_HELP,
     OnModel,
     as_model,
+    description,
     layer_table,
     measure_records,
     measure_sections,
@@ -42,7 +43,13 @@ KINDS = {
     "at 60°, norms ±50 %": (60.0, 0.5),
 }  # angle between subspaces in degrees, and spread of norms
 SHOWN = {"orthogonal spheres": (90.0, 0.0), "80° between subspaces": (80.0, 0.0), "norms ±20 %": (90.0, 0.2)}
-_RECORDS = {DEGENERATE: DEGENERATE, "rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}
+_RECORDS = {
+    **{name: name for name in ALWAYS},
+    "rank": "rank",
+    "spheres": "sphere",
+    "angles": "angle",
+    "interference": "interference",
+}
 _WORLD_RECORDS = {"worlds": "interference", "points": "breaking point", "curves": "solved"}
 _SCHEMES, _TYPES = "none,pre,qkv", 12
 _WIDTHS, _TOKENS, _DIM = (3, 4, 5), 64, 32  # of the constructed worlds
@@ -100,7 +107,7 @@ class Subspaces(OnModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Subspaces":
-        refused = ("text", "tokens", "examples", "measures") if self.constructed else ("schemes", "types")
+        refused = ("text", "token_ids", "tokens", "examples", "bos", "measures") if self.constructed else ("schemes", "types")
         why = "a constructed world has its own tokens" if self.constructed else "it is for a world; a model has its own scheme"
         for name in refused:
             if getattr(self, name) is not None:
@@ -130,7 +137,7 @@ class Subspaces(OnModel):
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
         names = [measure.name for measure in measures]
-        measures = [*named_measures([DEGENERATE]), *measures]
+        measures = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, measures, progress).values())
         return self.measured_result(subject, measures, tables, started, {"measures": names})
 
@@ -155,7 +162,7 @@ class Subspaces(OnModel):
             yield _worlds_table(means[["before", "predicted", "after"]].mean(), ())
             yield _points_table(result.tables["points"])
         else:
-            yield f"{result.configuration['description']}\n"
+            yield description(result)
             yield layer_table(named_measures(MEASURES), result)
         yield from map(card_text, result.findings)
 
@@ -166,7 +173,7 @@ class Subspaces(OnModel):
             yield _circuit_section(result)
             yield _worlds_section(result)
         else:
-            measures = named_measures([DEGENERATE, *MEASURES])
+            measures = named_measures([*ALWAYS, *MEASURES])
             yield from measure_sections(sorted(measures, key=lambda measure: measure.order or 0), result)
 
 

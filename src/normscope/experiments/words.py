@@ -13,7 +13,7 @@ from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import WithModel, measure_sections
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Names, as_list, setting
+from normscope.experiments.settings import Names, TokenIds, as_list, ids_of, setting
 from normscope.results.sections import Section
 from normscope.results.tables import plain_rows
 
@@ -63,6 +63,9 @@ class Words(WithModel):
 
     probe: str = setting(..., "embeddings, queries, values, singular, journey or geometry.", argument=True)
     text: str | None = setting(None, "journey: the text to read.", argument=True)
+    token_ids: TokenIds | None = setting(
+        None, "journey: a file of token ids to read instead of a text: numbers, a JSON list, or an .npy array.", shown="none"
+    )
     layer: Places = setting(None, "Comma-separated layers; the first is 0, -1 the last; or all.", shown="0; singular: the last")
     head: Places = setting(None, "Show only these heads, comma-separated.", shown="all")
     word: Names | None = setting(
@@ -95,7 +98,9 @@ class Words(WithModel):
                 require_known(name, getattr(self, name), allowed)
         if self.distance is not None and self.matrix is not None and self.matrix != "qk":
             raise InputError("distance= has a meaning for matrix=qk alone: values do not depend on positions")
-        if "text" in uses(kinds[self.probe]) and self.text is None:
+        if self.token_ids is not None and self.text is not None:
+            raise InputError("a text and token_ids= exclude each other: give one of them")
+        if "text" in uses(kinds[self.probe]) and self.text is None and self.token_ids is None:
             raise InputError(f'{self.probe} needs a text, such as "To kill two birds with one stone"')
         return self
 
@@ -117,12 +122,13 @@ class Words(WithModel):
 
         model = self.open(progress)
         measure = self.measure.resolved(model)
-        subject = Subject(model, _no_sample(), self.seed, self.text)
+        subject = Subject(model, _no_sample(), self.seed, self.text if self.token_ids is None else ids_of(self.token_ids))
         layers = measure.settings.get("layer")
         advance = progress.stage(measure.title, model.layers if layers is None else len(layers))
         tables = measure.measure(subject, advance)
         chosen = {name: _plain(value) for name, value in measure.settings.items() if name != "word"}
-        configuration = {**self.record, **self.digests, "sentence": self.text, **chosen, **measure.facts(subject, tables)}
+        read = {"sentence": subject.sentence_text, **chosen, **measure.facts(subject, tables)}
+        configuration = {**self.record, **self.digests, **read}
         notes = pd.DataFrame({"text": measure.notes(model)}, dtype="string")
         summary = _summary(configuration, (*chosen, "word", "text"))
         return Result(type(self), configuration, {"notes": notes, **tables}, summary, self.seed, self.device)
@@ -181,7 +187,7 @@ def probes() -> "dict[str, type[TokenMeasure]]":
 
 def uses(kind: "type[TokenMeasure]") -> list[str]:
     """The settings of an experiment that mean something to a probe."""
-    return [*(["text"] if "sentence" in kind.asks else []), *(field.name for field in fields(kind))]
+    return [*(["text", "token_ids"] if "sentence" in kind.asks else []), *(field.name for field in fields(kind))]
 
 
 def _no_sample() -> Any:

@@ -108,6 +108,27 @@ def read_array(path: str | Path, what: str) -> "npt.NDArray[Any]":
     return array
 
 
+def read_token_ids(path: str | Path) -> "npt.NDArray[Any]":
+    """Token ids (rows, tokens) of an ``.npy`` file, of a JSON list (of lists), or of numbers between blanks and commas."""
+    import numpy as np
+
+    what = "file of token ids"
+    if Path(path).suffix == ".npy":
+        ids = read_array(path, what)
+    else:
+        text = read_text(path, what)
+        listed = text if text.lstrip()[:1] == "[" else f"[{','.join(text.replace(',', ' ').split())}]"
+        content = _parsed(json.loads, listed, _shown(path), "list of token ids")
+        try:
+            ids = np.array(content)
+        except ValueError:  # of rows of different lengths
+            ids = np.array(None)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
+        raise InputError(f"cannot read the {what} {_shown(path)}: it holds no integers, or rows of different lengths")
+    return ids
+
+
 @contextmanager
 def full_disk_explained(folder: str | Path) -> Iterator[None]:
     """One clear error when the disk is full, whichever library notices it."""

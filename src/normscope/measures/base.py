@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from normscope.measures.faults import Fault
     from normscope.models import AttentionStep, Model, Sample, SublayerStep
+    from normscope.models.model import TextOrIds
 
 Tables = dict[str, pd.DataFrame]
 Advance = Callable[[float], None]
@@ -35,13 +36,13 @@ class Subject:
         model: the model.
         sample: its input.
         seed: of everything that is drawn.
-        sentence: a sentence whose last token but one is followed through the layers; None for models without text.
+        sentence: a sentence, or its token ids, whose last token but one is followed through the layers; None for none.
     """
 
     model: "Model"
     sample: "Sample"
     seed: int = 0
-    sentence: str | None = None
+    sentence: "TextOrIds | None" = None
 
     def memory(self, states: float, embeddings: float) -> dict[str, float]:
         """Bytes that measures need at most, about: so many copies of the hidden states and of the embeddings, and logits."""
@@ -72,8 +73,15 @@ class Subject:
             "dim": model.dim,
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
-            "sentence": self.sentence,
+            "sentence": self.sentence_text,
         }
+
+    @property
+    def sentence_text(self) -> str | None:
+        """The sentence for people, also of token ids."""
+        if self.sentence is None or isinstance(self.sentence, str):
+            return self.sentence
+        return " ".join(self.model.words(self.model.batch(self.sentence).tokens[0]))
 
     @property
     def record(self) -> dict[str, Any]:
@@ -82,7 +90,8 @@ class Subject:
         for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions):
             digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
         read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
-        return {"sample": read, "sentence": self.sentence, "seed": self.seed}
+        sentence = None if self.sentence is None else self.model.batch(self.sentence).tokens.tolist()
+        return {"sample": read, "sentence": sentence, "seed": self.seed}
 
     @cached_property
     def checksum(self) -> str:
@@ -149,6 +158,9 @@ class PassObserver:
 
     def state(self, layer: int, x: "Tensor") -> None:
         """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
+
+    def logits(self, logits: "Tensor") -> None:
+        """The logits (rows, tokens, vocabulary) of the sample, for a model that predicts."""
 
     def fault(self, fault: "Fault") -> None:
         """What is 0 or non-finite; what is not ``measured`` reaches no other method."""
@@ -279,8 +291,8 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
     from normscope.measures.faults import Gate
     from normscope.models import Observer
 
-    names = ("attention", "sublayer", "state", "fault")
-    on_attention, on_sublayer, on_state, on_fault = (_overriding(observers, name) for name in names)
+    names = ("attention", "sublayer", "state", "fault", "logits")
+    on_attention, on_sublayer, on_state, on_fault, on_logits = (_overriding(observers, name) for name in names)
 
     def report(fault: "Fault") -> None:
         for observer in on_fault:
@@ -303,8 +315,10 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
         advance(layer)
 
     observed = Observer(attention if on_attention or on_fault else None, sublayer if on_sublayer or on_fault else None, state)
-    subject.model.forward(subject.sample, observed)
+    logits = subject.model.forward(subject.sample, observed)
     gate.close(attention=observed.attention is not None)
+    for observer in on_logits if subject.model.predicts else ():
+        observer.logits(logits)
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:

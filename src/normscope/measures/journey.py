@@ -19,6 +19,7 @@ from normscope.measures.search import nearest
 from normscope.measures.tokens import TokenMeasure, logit_notes
 from normscope.models import NOTHING, Model, Observer, Sample
 from normscope.models.describe import layers_named
+from normscope.models.model import TextOrIds
 from normscope.results.conventions import TOKEN_LENGTH
 from normscope.results.figures import Chart, Cloud, Figure, Line, Point, Scene, Trail
 from normscope.results.findings import Finding
@@ -86,7 +87,8 @@ class Journey(TokenMeasure):
     def facts(self, subject: Subject, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
         """The token, the model's final prediction, and the target token."""
         model = subject.model
-        last, (sample, place) = plain_rows(tables["journey"])[-1], _read(subject.model, subject.sentence or "", self.token)
+        assert subject.sentence is not None
+        last, (sample, place) = plain_rows(tables["journey"])[-1], _read(model, subject.sentence, self.token)
         followed = {
             "word": model.words(sample.tokens[0, place][None])[0],
             "predicted": last.get("predicted_text", ""),
@@ -168,7 +170,7 @@ class Trajectory:
 
 
 @torch.no_grad()
-def follow(model: Model, text: str, token: int) -> Trajectory:
+def follow(model: Model, text: TextOrIds, token: int) -> Trajectory:
     """Follow a token of a text, counted from 0 or, if negative, from the end, through all layers.
 
     With θ_ℓ the direction of the hidden state before layer ℓ: ``angle`` is that between θ_ℓ and θ_ℓ₋₁ in degrees, ``travelled``
@@ -267,7 +269,7 @@ def _following(sample: Sample, place: int, predicted: int, causal: bool) -> int:
     return predicted
 
 
-def _read(model: Model, text: str, token: int) -> tuple[Sample, int]:
+def _read(model: Model, text: TextOrIds, token: int) -> tuple[Sample, int]:
     """The text with all its tokens, of which an encoder's sample masks some; and the token's position from 0."""
     sample = model.sample(text, None, 0)
     if not model.causal:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Measure, Subject, Tables
 from normscope.measures.curves import percent
+from normscope.measures.reading import token_scores
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, Line
@@ -120,10 +120,8 @@ def check_predicts(model: Model, sample: Sample) -> None:
 
 def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
     """Whether each predicted token is right, and its loss; NaN for both where a logit is not finite."""
-    wanted = sample.targets != NOTHING
-    logits, targets = model.forward(sample, *observers)[wanted].float(), sample.targets[wanted]
-    scores = torch.stack(((logits.argmax(-1) == targets).double(), F.cross_entropy(logits, targets, reduction="none").double()))
-    return scores.masked_fill(~logits.isfinite().all(-1), torch.nan)
+    right, losses = token_scores(model.forward(sample, *observers), sample)
+    return torch.stack((right.double().masked_fill(losses.isnan(), torch.nan), losses))
 
 
 def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from importlib.resources import files
 
 from normscope.errors import InputError
 from normscope.models import Model, Sample
+from normscope.models.model import TextOrIds
 from normscope.models.normscope_model import NormscopeModel
 
 SAMPLE_TOKENS = 512
@@ -20,9 +21,9 @@ def reads_text(model: Model) -> bool:
 
 
 def chosen_sample(
-    model: Model, text: str | None, tokens: int | None, examples: int | None, seed: int, bundled: int | None = None
+    model: Model, text: TextOrIds | None, tokens: int | None, examples: int | None, seed: int, bundled: int | None = None
 ) -> Sample:
-    """The first ``tokens`` of a text, by default ``bundled`` of the bundled one; or ``examples`` of the model's task."""
+    """The first ``tokens`` of a text or of token ids, by default ``bundled`` of the bundled text; or ``examples`` of a task."""
     if not reads_text(model):
         if tokens is not None:
             raise InputError(f"'{model.name}' adds integers: it reads examples of its task, examples= instead of tokens=")

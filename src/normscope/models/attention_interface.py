@@ -36,9 +36,12 @@ class AttentionCall:
     kv_heads: int
     bias: Tensor | None = None
     sink: Tensor | None = None
+    result: Tensor | None = None
 
     def mixed(self) -> Tensor:
-        """The mixed values softmax(cap(scale·q·k) + bias) v."""
+        """The mixed values softmax(cap(scale·q·k) + bias) v; ``result``, where the model has computed them."""
+        if self.result is not None:
+            return self.result
         if self.softcap is None and self.sink is None and not isinstance(self.scale, Tensor):
             mask = self.mask if self.bias is None else self.bias.masked_fill(~self.mask, -torch.inf).to(self.q)
             return F.scaled_dot_product_attention(self.q, self.k, self.v, attn_mask=mask, scale=self.scale)
@@ -62,39 +65,49 @@ def observing(observer: AttentionObserver) -> Iterator[None]:
 
 
 @contextmanager
-def observable(model: Any) -> Iterator[None]:
-    """Until the block ends: the model is in evaluation mode and calls our attention function; then it is as before."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
+def observable(model: nn.Module) -> Iterator[None]:
+    """Until the block ends: the model is in evaluation mode and calls our attention function; then it is as before.
 
-    AttentionInterface.register(IMPLEMENTATION, _attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
-    switches = hasattr(model, "set_attn_implementation")
-    configs = [(config, config._attn_implementation_internal) for config in _configs(model)] if switches else []
+    Models that do not use the attention interface of ``transformers`` are left with what they call.
+    """
+    replaced = [(config, config._attn_implementation_internal) for config in _configs(model)]
     training = [module for module in model.modules() if module.training]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     try:
-        if switches:
-            model.set_attn_implementation(IMPLEMENTATION)
-        model.eval()
+        if replaced:
+            _register()
+        for config, _ in replaced:
+            config._attn_implementation_internal = IMPLEMENTATION
+        for module in training:
+            module.training = False
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        for config, implementation in configs:
+        for config, implementation in replaced:
             config._attn_implementation_internal = implementation
         for module in training:
             module.training = True
 
 
-def _configs(model: Any) -> list[Any]:
-    """The configurations of a model and of its parts, each once."""
-    configs, waiting = {}, [model.config]
-    waiting += [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "sub_configs")]
-    while waiting:
-        config = waiting.pop()
-        if id(config) not in configs:
-            configs[id(config)] = config
-            waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(IMPLEMENTATION, _attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The configurations of a model and of its parts that choose an attention function, each once."""
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        if getattr(module, "_can_set_attn_implementation", lambda: False)():
+            waiting = [module.config]
+            while waiting:
+                config: Any = waiting.pop()
+                if id(config) not in configs:
+                    configs[id(config)] = config
+                    waiting += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
     return list(configs.values())
 
 
@@ -122,7 +135,8 @@ def _attention(
         scale = float(scale)
     call = AttentionCall(module, query, k, v, mask, scale, softcap, key.shape[1], bias, s_aux)
     observer = _observer.get()
-    mixed = call.mixed() if observer is None else observer(call)
+    with torch._C.DisableTorchFunction():  # a trace that follows other modules does not follow this one, too
+        mixed = call.mixed() if observer is None else observer(call)
     return mixed.transpose(1, 2).contiguous(), None
 
 

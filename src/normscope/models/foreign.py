@@ -12,6 +12,7 @@ from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
 from normscope.machine.files import read_json
+from normscope.models.tokenizing import config_flags, gguf_flags, is_made_up, with_flags
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tekken.json")
@@ -161,7 +162,10 @@ def _no_weights(name: str, where: str | Path, convert: str, options: dict[str, A
 
 
 def read_tokenizer(name: str, where: str | Path, config: Any, trust_remote_code: bool, options: dict[str, Any]) -> Any:
-    """The tokenizer beside the weights; None if there is none. One that is there and cannot be read is an error."""
+    """The tokenizer beside the weights, adding BOS and EOS as its file states; None if there is none.
+
+    One that is there and cannot be read is an error.
+    """
     from transformers import AutoTokenizer
 
     what = f"cannot read the tokenizer of '{name}': "
@@ -174,7 +178,12 @@ def read_tokenizer(name: str, where: str | Path, config: Any, trust_remote_code:
         if vocabulary.name in _PROTOCOL_BUFFERS and (missing := _missing(_content(vocabulary))):
             raise MissingExtraError(what + missing)  # the library would ask for tiktoken, whatever it is
     with library_errors(what):
-        return AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=trust_remote_code, **options)
+        tokenizer = AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=trust_remote_code, **options)
+        if is_made_up(tokenizer):
+            return None
+        gguf = options.get("gguf_file")
+        flags = config_flags(_file(where, "tokenizer_config.json", options)) if gguf is None else gguf_flags(gguf)
+        return with_flags(tokenizer, flags)
 
 
 def _content(vocabulary: Path) -> str:

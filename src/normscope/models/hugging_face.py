@@ -17,10 +17,11 @@ from normscope.models.hooks import Running
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.inputs import call, reads_tokens, results, tokens_known
 from normscope.models.layouts import normalise_heads, projections_of, rotate
-from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, scheme_of
+from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.record import Attended
 from normscope.schemes import Scheme
@@ -58,12 +59,12 @@ class HuggingFaceModel(Model):
         example: Tensor | None = None,
     ) -> None:
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        with observable(model):
+        with observable(model), in_float32(model):
             probe = Probe(model, stream, blocks, example)
         with ExitStack() as stack:
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
-                with observable(model):
+                with observable(model), in_float32(model):
                     probe = Probe(model, stream, blocks, example)
             self._take_structure(probe)
 
@@ -80,7 +81,7 @@ class HuggingFaceModel(Model):
         )
         self._head_dims = [0 if each is None else each.attention.q.shape[-1] for each in probe.attended]
         self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
-        self.causal, self._outside = probe.causal, probe.outside
+        self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
         self._query_scales = [self._query_scale(layer, each) for layer, each in enumerate(probe.attended)]
         self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
         self._embedding = self._find_embedding(probe)
@@ -205,7 +206,7 @@ class HuggingFaceModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        weights, scale = self._weights(layer), self._query_scales[layer]
+        weights, scale = wide(self._weights(layer)), self._query_scales[layer]
         return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
 
     def _weights(self, layer: int) -> HeadProjections:
@@ -228,7 +229,7 @@ class HuggingFaceModel(Model):
         if "q" in self.placements[layer].head_norms:
             return 1.0
         try:
-            weights = self._weights(layer)
+            weights = wide(self._weights(layer))
         except InputError:  # raised again by those who ask for the weights
             return 1.0
         factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
@@ -322,7 +323,7 @@ class HuggingFaceModel(Model):
             raise InputError(f"'{self.name}' has no table of token embeddings as wide as its stream")
         rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
-        return self._embedding_factor * rows.detach() + (types[0].weight[0].detach() if types else 0.0)
+        return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:
@@ -331,7 +332,7 @@ class HuggingFaceModel(Model):
             if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
                 padding = module.padding_idx  # where there is one, positions begin after it
                 first = getattr(module, "offset", 0 if padding is None else padding + 1)
-                return module.weight[int(first) :].detach()
+                return wide(module.weight[int(first) :].detach())
         return None
 
     @property
@@ -340,24 +341,16 @@ class HuggingFaceModel(Model):
         if not self._predicts or not self._has_output_layer():
             return None
         weight = getattr(self.model.get_output_embeddings(), "weight", None)
-        return weight.detach() if isinstance(weight, Tensor) and weight.shape[-1] == self.dim else None
+        return wide(weight.detach()) if isinstance(weight, Tensor) and weight.shape[-1] == self.dim else None
 
     @property
     def predicts(self) -> bool:
         """Whether the model gives logits of its tokens."""
         return self._predicts
 
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text, special tokens included."""
-        if self.tokenizer is None:
-            return super().encode(text)
-        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
-        return ids
-
-    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
-        """The first ``size`` tokens of a text; for an encoder some of them are masked, to be predicted."""
-        device = self.device
-        tokens = torch.tensor([self.encode(text or "")], device=device).long()[:, :size]
+    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
+        """The first ``size`` tokens of a text or of token ids; for an encoder some of them are masked, to be predicted."""
+        tokens = self._ids(text or "" if isinstance(text, str | None) else text)[:, :size]
         count = tokens.shape[1]
         if count < _FEWEST:
             raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
@@ -366,16 +359,22 @@ class HuggingFaceModel(Model):
                 f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
                 f"shorten it, or give its first tokens only (tokens={self.context})"
             )
-        targets = torch.full_like(tokens, NOTHING)
         if self.causal:
-            targets[:, :-1] = tokens[:, 1:]
-        elif self.predicts and self.tokenizer.mask_token_id is not None:
-            drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(device)
-            special = torch.tensor(self.tokenizer.get_special_tokens_mask(tokens[0].tolist(), already_has_special_tokens=True))
-            masked = (drawn < _MASKED_SHARE) & ~special.bool().to(device)
-            targets = torch.where(masked, tokens, NOTHING)
-            tokens = torch.where(masked, self.tokenizer.mask_token_id, tokens)
-        return Sample(tokens, targets, torch.ones_like(tokens, dtype=torch.bool))
+            return Sample.continued(tokens)
+        masks = self.predicts and getattr(self.tokenizer, "mask_token_id", None) is not None
+        return self._masked(Sample.of(tokens), seed) if masks else Sample.of(tokens)
+
+    def _masked(self, sample: Sample, seed: int) -> Sample:
+        """A sample some of whose tokens are masked, to be predicted."""
+        tokens, tokenizer = sample.tokens, self.tokenizer
+        drawn = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+        special = [tokenizer.get_special_tokens_mask(row, already_has_special_tokens=True) for row in tokens.tolist()]
+        masked = (drawn < _MASKED_SHARE) & ~torch.tensor(special, dtype=torch.bool, device=self.device)
+        return replace(
+            sample,
+            tokens=torch.where(masked, tokenizer.mask_token_id, tokens),
+            targets=torch.where(masked, tokens, NOTHING),
+        )
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their numbers without a tokenizer."""
@@ -395,9 +394,7 @@ class HuggingFaceModel(Model):
         """The token ids before and after one that follows a text, special tokens included."""
         if self.tokenizer is None:
             return super().frame(text)
-        whole, bare = (
-            self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"] for special in (True, False)
-        )
+        whole, bare = self.encode(text), self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         ends = (i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         end = next(ends, len(whole))
         return whole[:end], whole[end:]
@@ -413,8 +410,8 @@ class HuggingFaceModel(Model):
         if unclear:
             return None, unclear
         first, notes = self.placements[0], list[str]()
-        schemes = [replace(scheme, alpha=self.schemes[0].alpha) for scheme in self.schemes]  # learned, and so its own in each
-        if any(scheme != schemes[0] for scheme in schemes):
+        alike = {replace(scheme, alpha=0.0) for scheme in self.schemes if scheme is not None}  # learned: its own in each layer
+        if len(alike) != 1:
             return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.changed:
@@ -429,7 +426,7 @@ class HuggingFaceModel(Model):
 
 def _text_config(model: Any) -> Any:
     """The configuration of the part that reads text; None for a module that has none."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else None
 
 

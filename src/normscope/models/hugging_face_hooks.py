@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normscope.models.attention_interface import AttentionCall, observing
+from normscope.models.attention_interface import AttentionCall
+from normscope.models.attention_trace import observing_attention
 from normscope.models.hooks import Running, after, before, given_states, rotation_of
 from normscope.models.layouts import messages_matrix
 from normscope.models.observe import AttentionStep, SublayerStep
@@ -33,7 +34,7 @@ class AttentionHooks:
         attentions = {id(place.module): place.module for place in self.model.attentions if place is not None}
         for module in attentions.values():
             before(stack, module, self._on_attention)
-        stack.enter_context(observing(self._attend))
+        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced))
 
     def _on_block(self, layer: int, x: Tensor) -> None:
         self.stream, self.nth = x, -1

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,12 @@ from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
 from normscope.models.describe import as_html, as_text
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
+from normscope.models.precision import wide, widened
+from normscope.models.tokenizing import encode, special_ends
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
+
+TextOrIds = str | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,8 @@ class Model(ABC):
         causal: whether tokens attend only to themselves and those before them.
         position_kind: ``learned``, ``rotary``, ``cyclic``, ``none`` or ``unknown``.
         zero_weights: its matrices of zeros, as they were when it was opened.
+        tokenizer: of the ``transformers`` library; None where there is none.
+        bos: whether texts begin with BOS; None where that is left to the tokenizer.
     """
 
     name: str
@@ -115,6 +122,8 @@ class Model(ABC):
     causal: bool
     position_kind: str
     zero_weights: tuple[WeightFault, ...] = ()
+    tokenizer: Any = None
+    bos: bool | None = None
     _captures: tuple[Captured, ...] = ()
 
     @property
@@ -138,18 +147,19 @@ class Model(ABC):
         """The number of its parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def __call__(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor | Sample") -> Tensor:
+    def __call__(self, x: "TextOrIds | Sample") -> Tensor:
         """Logits (rows, tokens, vocabulary) of a text, of token ids or of a sample; see ``forward``."""
         return self.forward(self.batch(x))
 
     def forward(self, sample: Sample, *observers: Observer) -> Tensor:
-        """One forward pass without gradients; the observers are called while it runs.
+        """One forward pass without gradients; the observers are called while it runs, with float32 of half precision.
 
         Returns:
             Logits (rows, tokens, vocabulary), or the last hidden states of a model that predicts nothing.
         """
         with torch.no_grad():
-            return self._run(sample, combine([*observers, *(captured.observer for captured in self._captures)]))
+            observer = combine([*observers, *(captured.observer for captured in self._captures)])
+            return wide(self._run(sample, widened(observer)))
 
     @abstractmethod
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
@@ -182,22 +192,18 @@ class Model(ABC):
         """Why a layer has no value of this name; empty if it has."""
         return ""
 
-    def batch(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor | Sample") -> Sample:
+    def batch(self, x: "TextOrIds | Sample") -> Sample:
         """A text, token ids or a sample as a sample on the model's device."""
         if isinstance(x, Sample):
             return x
         tokens = self._ids(x)
         if tokens.numel() == 0:
             raise InputError("the text is empty: there are no tokens to read")
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.vocabulary:
-            wrong = low if low < 0 else high
-            raise InputError(f"token {wrong} does not exist: '{self.name}' has tokens 0 to {self.vocabulary - 1}")
         if self.context is not None and tokens.shape[1] > self.context:
             raise InputError(f"{tokens.shape[1]:,} tokens are too many: '{self.name}' takes at most {self.context:,}")
         return Sample.of(tokens)
 
-    def _ids(self, x: "str | Sequence[int] | Sequence[Sequence[int]] | Tensor") -> Int[Tensor, "rows tokens"]:
+    def _ids(self, x: TextOrIds) -> Int[Tensor, "rows tokens"]:
         """Token ids (rows, tokens) on the model's device."""
         given = self.encode(x) if isinstance(x, str) else x
         try:
@@ -208,13 +214,45 @@ class Model(ABC):
         integers = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
         if tokens.ndim != 2 or (tokens.numel() and not integers):
             raise InputError(f"token ids are integers (tokens) or (rows, tokens), not {tokens.dtype} of {list(tokens.shape)}")
+        low, high = (int(tokens.min()), int(tokens.max())) if tokens.numel() else (0, 0)
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise InputError(f"token {wrong} does not exist: '{self.name}' has tokens 0 to {self.vocabulary - 1}")
         return tokens.long()
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
-        raise InputError(
-            f"'{self.name}' has no tokenizer: open it with one, normscope.open(model, tokenizer=...), or call it with token ids"
-        )
+        """The token ids of a text, special tokens included."""
+        if self.tokenizer is None:
+            raise InputError(
+                f"'{self.name}' has no tokenizer: give token ids (token_ids=…), or open it with one, "
+                "normscope.open(model, tokenizer=...)"
+            )
+        return encode(self.tokenizer, text, self.bos)
+
+    def with_bos(self, bos: bool | None) -> "Model":
+        """The model whose texts begin with BOS, or do not; itself if that is left to the tokenizer (None)."""
+        if bos is None:
+            return self
+        if self.tokenizer is None:
+            raise InputError(f"bos={bos}: '{self.name}' has no tokenizer that could add BOS")
+        changed = copy(self)
+        changed.bos = bos
+        changed.encode("")  # a tokenizer may have no BOS
+        return changed
+
+    def special_ends(self, tokens: Int[Tensor, " tokens"]) -> tuple[list[str], list[str]]:
+        """The special tokens before and after a text; none without a tokenizer."""
+        ends = ([], []) if self.tokenizer is None else special_ends(self.tokenizer, tokens.tolist())
+        before, after = (self.words(torch.tensor(ids, dtype=torch.long)) for ids in ends)
+        return before, after
+
+    def unknown(self, tokens: Int[Tensor, " tokens"]) -> int | None:
+        """How many tokens of a text are the unknown token, special ones at its ends aside; None if there is no such token."""
+        if self.tokenizer is None or self.tokenizer.unk_token_id is None:
+            return None
+        ids = tokens.tolist()
+        before, after = special_ends(self.tokenizer, ids)
+        return ids[len(before) : len(ids) - len(after)].count(self.tokenizer.unk_token_id)
 
     def step(self, layer: int, sublayer: str) -> Tensor | None:
         """The realised branch scale of a sublayer, a number or one for each channel; None where it is unknown."""
@@ -306,8 +344,8 @@ class Model(ABC):
         """Whether the model gives logits."""
 
     @abstractmethod
-    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
-        """A batch to read: the first ``size`` tokens of a text, or ``size`` examples of the task of the model."""
+    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
+        """A batch to read: the first ``size`` tokens of a text or of token ids, or ``size`` examples of the model's task."""
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their ids where there is no tokenizer."""

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
-from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
@@ -140,8 +140,10 @@ class NormscopeModel(Model):
         types: Tensor = embed.scale(embed.type_scale(embed.types))
         return types.detach()
 
-    def sample(self, text: str | None, size: int | None, seed: int) -> Sample:
-        """Examples of the task that the model was trained on, one in each row."""
+    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
+        """Examples of the task that the model was trained on, one in each row; or token ids."""
+        if text is not None and not isinstance(text, str):
+            return Sample.continued(self.batch(text).tokens)
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         if "recipe" not in self.about:

@@ -1,7 +1,7 @@
 """What a forward pass shows: the sample that a model reads, and what an observer receives at every layer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,6 +36,13 @@ class Sample:
     def of(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":
         """Tokens without padding, targets or positions."""
         return cls(tokens, torch.full_like(tokens, NOTHING), torch.ones_like(tokens, dtype=torch.bool))
+
+    @classmethod
+    def continued(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":
+        """Tokens without padding, each of which but the last of its row predicts the next."""
+        targets = torch.full_like(tokens, NOTHING)
+        targets[:, :-1] = tokens[:, 1:]
+        return replace(cls.of(tokens), targets=targets)
 
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary positions

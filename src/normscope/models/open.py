@@ -17,6 +17,7 @@ from normscope.models.check import check_finite
 from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
 from normscope.models.model import Model
 from normscope.models.sizes import model_memory
+from normscope.models.tokenizing import is_made_up
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
@@ -236,12 +237,13 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     from normscope.models.inputs import call, probe_sample
 
     zeros = check_finite(name, model)
+    tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
     if view.get("example") is None:
         with library_errors(refused), torch.no_grad(), observable(model):
             call(model, probe_sample(model))
     with quietly():
-        opened = HuggingFaceModel(name, model, None if tokenizer is False else tokenizer, **view)
+        opened = HuggingFaceModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros
     return opened
 
@@ -252,12 +254,8 @@ def _class_for(config: Any) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
 
     saved = (getattr(config, "architectures", None) or ["ForCausalLM"])[0]
-    kind = getattr(transformers, saved, None) if saved.isidentifier() else None
-    if (
-        isinstance(kind, type)
-        and issubclass(kind, transformers.PreTrainedModel)
-        and isinstance(config, kind.config_class or ())
-    ):
+    kind = getattr(transformers, saved, None) if saved.isidentifier() and saved.endswith(_HEADS) else None
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is type(config):
         return kind
     causal = saved.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     known = type(config) in AutoModelForCausalLM._model_mapping

@@ -13,7 +13,7 @@ from normscope.models.blocks import Stream, streams_of
 from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
 from normscope.models.observe import Sample
 from normscope.models.placement import Placement, Site, placement_of
-from normscope.models.record import Record, Recorder, is_norm
+from normscope.models.record import Attended, Record, Recorder, is_norm
 
 _NEAR = 1e-5
 
@@ -44,7 +44,11 @@ class Probe:
         self.streams = streams_of(model, self.record, shape, blocks)
         self.stream = self._chosen(stream)
         inside = [self.record.attended_inside(block.call) for block in self.stream.blocks]
-        chosen = [next(((n, a) for n, a in enumerate(several) if not a.crosses), None) for several in inside]
+        shapes = [block.input.shape[:2] for block in self.stream.blocks]
+        chosen = [
+            next(((n, a) for n, a in enumerate(several) if not a.crosses and _of_stream(a, *shape)), None)
+            for several, shape in zip(inside, shapes, strict=True)
+        ]
         self.attended = [None if one is None else one[1] for one in chosen]
         self.attentions = [None if one is None else Site(one[1].within.module, one[0]) for one in chosen]
         self.dim = self.stream.blocks[-1].output.shape[-1]
@@ -68,6 +72,11 @@ class Probe:
     def degenerate(self) -> bool:
         """Whether zeros or non-finite values hide the structure."""
         return self.record.degenerate
+
+    @property
+    def traced(self) -> bool:
+        """Whether the operations of some attention must be followed, since it does not call the registered function."""
+        return any(each.attention.result is not None for each in self.attended if each is not None)
 
     @property
     def causal(self) -> bool:
@@ -108,6 +117,12 @@ class Probe:
             return 1.0
         factor = factor_between(entered, made)
         return factor if same(factor * made, entered, _NEAR) else 1.0
+
+
+def _of_stream(attended: Attended, rows: int, positions: int) -> bool:
+    """Whether queries and keys are the positions of the stream: not windows of an image, nor fewer keys."""
+    q, k = attended.attention.q, attended.attention.k
+    return (len(q), q.shape[-2], k.shape[-2]) == (rows, positions, positions)
 
 
 def _sample_of(example: Tensor) -> Sample:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.models.attention_interface import AttentionCall, observing
+from normscope.models.attention_interface import AttentionCall
+from normscope.models.attention_trace import observing_attention
 from normscope.models.hooks import after, before, rotation_of
 from normscope.models.inputs import is_encoder_decoder
 from normscope.models.states import floats
@@ -123,7 +124,7 @@ class Recorder:
         for module in self.model.modules():
             before(stack, module, self._before)
             after(stack, module, self._after)
-        stack.enter_context(observing(self._attend))
+        stack.enter_context(observing_attention(self.model, self._attend))
 
     def _tick(self) -> int:
         self._clock += 1

@@ -62,7 +62,7 @@ class Layout:
     def states(self, x: Tensor) -> Float[Tensor, "rows positions dim"]:
         """The states of a tensor in this layout."""
         if self.kind == FOLDED:
-            return x.unflatten(0, (self.rows if len(x) % self.rows == 0 else 1, -1))
+            return x.reshape(self.rows if len(x) % self.rows == 0 else 1, -1, x.shape[-1])
         if self.kind == POSITIONS_FIRST:
             return x.transpose(0, 1)
         if self.kind == CHANNELS_FIRST:
@@ -78,7 +78,7 @@ class Layout:
         if self.kind == CHANNELS_FIRST:
             return states.transpose(1, 2).reshape(like.shape)
         if self.kind == LANES_FIRST:
-            return states.unflatten(2, (len(like), -1)).permute(2, 0, 1, 3)
+            return states.reshape(*states.shape[:2], len(like), -1).permute(2, 0, 1, 3)
         return states.reshape(like.shape)
 
     def seen(self, x: Tensor, shape: Sequence[int]) -> Float[Tensor, "rows positions dim"] | None:

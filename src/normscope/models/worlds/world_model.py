@@ -8,6 +8,7 @@ from normscope.core import normalise_heads, project, unproject
 from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, HeadProjections, Model, Observer, Sample, SublayerStep
 from normscope.models.checksum import checksum
+from normscope.models.model import TextOrIds
 from normscope.models.observe import Rotation
 from normscope.models.worlds.world import World, update_at
 from normscope.schemes import Scheme, scheme_values
@@ -125,7 +126,7 @@ class WorldModel(Model):
         """The tokens of the world."""
         return self.world.embeddings
 
-    def sample(self, text: str | None = None, size: int | None = None, seed: int = 0) -> Sample:
+    def sample(self, text: TextOrIds | None = None, size: int | None = None, seed: int = 0) -> Sample:
         """Every token once."""
         if text is not None:
             raise InputError("a constructed world has its own tokens and reads no text")
