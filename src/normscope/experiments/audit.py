@@ -127,8 +127,10 @@ class Audit(OnModel):
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
-        tables |= skipped_table(reasons, tables)
-        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
+        tables |= skipped_table(subject.model, reasons, tables)
+        return self.measured_result(
+            subject, measures, {**block_table(subject.model, tables.get("updates")), **tables}, started, {}
+        )
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole, without the cache."""
@@ -254,11 +256,12 @@ def cache(progress: Progress = SILENT) -> KeptTables | None:
     return KeptTables(folder, _SAVED_SETS)
 
 
-def block_table(model: "Model") -> dict[str, pd.DataFrame]:
-    """The table ``blocks`` of the model's scheme, if that is known."""
+def block_table(model: "Model", updates: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
+    """The table ``blocks`` of the model's scheme, if that is known, with the sublayers whose ``updates`` were measured."""
+    from normscope.measures.updates import sublayer_names
     from normscope.schemes import block_records
 
-    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme))}
+    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme, sublayer_names(updates)))}
 
 
 def _block_section(table: pd.DataFrame, result: Result) -> Section:
@@ -266,7 +269,7 @@ def _block_section(table: pd.DataFrame, result: Result) -> Section:
     figure = Blocks(
         f"The block of {name}",
         plain_rows(table),
-        "Where the model normalises: attention below, feed-forward layer above; x enters at the bottom.",
+        "Where the model normalises; x enters at the bottom.",
         result.summary,
     )
     text = (
