@@ -26,6 +26,8 @@ PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")
 _FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
 _CLEAR = 2.0  # standard errors
+_FEWEST_DRAWS, _MOST_DRAWS = 4, 16  # of the noise, without a number of draws
+_TARGET = 0.2  # of a change in loss: the error over draws at which no more are drawn
 _NAMED = 5
 _PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-LN model
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
@@ -51,6 +53,7 @@ class Disturbance:
 def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Generator) -> Observer:
     """An observer of attention that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
 
+    A key has one norm, whichever queries read it: heads that share keys and values share their factors.
     A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
     are left unchanged: a model with QKV-Norm is not perturbed at all.
     """
@@ -63,9 +66,10 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
         def perturbed(part: str, x: Tensor) -> Tensor:
             if part not in parts:
                 return x
-            most = math.sqrt(3) * disturbance.level
-            kappa = torch.empty(x.shape[:-1], device=generator.device).uniform_(-most, most, generator=generator)
-            return x * (1 + kappa.to(x)[..., None])
+            most, shared = math.sqrt(3) * disturbance.level, 1 if part == "q" else shared_heads(step.k)
+            shape = (x.shape[0], x.shape[1] // shared, x.shape[2])
+            kappa = torch.empty(shape, device=generator.device).uniform_(-most, most, generator=generator)
+            return x * (1 + kappa.to(x).repeat_interleave(shared, 1)[..., None])
 
         q, k, v = (perturbed(part, x) for part, x in (("q", step.q), ("k", step.k), ("m", step.v)))
         mixed = step.weights(q, k) @ v
@@ -79,6 +83,14 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
     return Observer(attention=observe)
 
 
+def shared_heads(x: Float[Tensor, "rows heads tokens head"]) -> int:
+    """How many heads in a row have the same keys, to the bit: one KV head, repeated for its queries."""
+    heads = x.shape[1]
+    first = next((head for head in range(1, heads) if not torch.equal(x[:, head], x[:, 0])), heads)
+    groups = x.unflatten(1, (-1, first)) if heads % first == 0 else None
+    return first if groups is not None and bool((groups == groups[:, :, :1]).all()) else 1
+
+
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
     """All places and parts at every level, then every layer alone."""
     everywhere = [Disturbance(level, parts, where) for parts in PARTS for where in PLACES for level in levels]
@@ -90,26 +102,47 @@ def noise_table(
     model: Model,
     sample: Sample,
     planned: Sequence[Disturbance],
-    draws: int = 1,
+    draws: int | None = None,
     seed: int = 0,
     advance: Advance = lambda done: None,
 ) -> pd.DataFrame:
     """Accuracy and loss of the clean model and under every disturbance, with standard errors, a row for each.
 
-    Changes are against the clean model, token by token, so their errors are smaller than those of the values. The same seed
-    gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
+    Changes are against the clean model, token by token, so their errors are smaller than those of the values. Tokens of a row
+    read the same noisy keys, so their changes are not independent: with fewer rows than ``_FEWEST_ROWS`` the errors are those
+    over draws and over tokens together, and without a number of ``draws`` there are so many that the first is small
+    (``_enough``). The same seed gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many
+    disturbances are done.
     """
     check_predicts(model, sample)
     clean = _scores(model, sample)
-    rows = [_row(Disturbance(0.0), clean, clean, sample)]
+    groups = (sample.targets != NOTHING).sum(1).tolist()
+    rows = [_row(Disturbance(0.0), clean[None], clean, groups)]
     for done, disturbance in enumerate(planned, 1):
-        totals = torch.zeros_like(clean)
-        for draw in range(draws):
-            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", draw))
-            totals += _scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator))
-        rows.append(_row(disturbance, totals / draws, clean, sample))
+        drawn: list[Tensor] = []
+        while not _enough(drawn, clean, groups, draws):
+            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", len(drawn)))
+            drawn.append(_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator)))
+        rows.append(_row(disturbance, torch.stack(drawn), clean, groups))
         advance(done)
     return pd.DataFrame(rows).astype({"layer": "Int64"})
+
+
+def _enough(drawn: list[Tensor], clean: Tensor, groups: list[int], draws: int | None) -> bool:
+    """Whether so many draws have been taken; without a number, whether more of them would not help.
+
+    One draw where errors are taken over rows, each of which has noise of its own. Else ``_FEWEST_DRAWS``, then until the
+    error over draws of the change in loss is at most ``_TARGET`` of that change, or of the error over tokens, which draws do
+    not reduce; at most ``_MOST_DRAWS``.
+    """
+    if draws is not None or len(groups) >= _FEWEST_ROWS:
+        return len(drawn) >= (draws or 1)
+    if len(drawn) < _FEWEST_DRAWS:
+        return False
+    changes = (torch.stack(drawn) - clean)[:, 1]
+    over_draws, over_tokens = _errors(changes, groups)
+    target = _TARGET * max(abs(float(changes.mean())), over_tokens)
+    return len(drawn) >= _MOST_DRAWS or not over_draws > target
 
 
 def check_predicts(model: Model, sample: Sample) -> None:
@@ -124,27 +157,39 @@ def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor,
     return torch.stack((right.double().masked_fill(losses.isnan(), torch.nan), losses))
 
 
-def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:
+def _row(
+    disturbance: Disturbance, drawn: Float[Tensor, "draws 2 predicted"], clean: Float[Tensor, "2 predicted"], groups: list[int]
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "perturbed": ",".join(disturbance.parts),
         "where": disturbance.where,
         "layer": disturbance.layer,
         "noise": disturbance.level,
     }
-    groups = (sample.targets != NOTHING).sum(1).tolist()
-    for name, values, before in zip(("accuracy", "loss"), found, clean, strict=True):
+    for name, values, before in zip(("accuracy", "loss"), drawn.unbind(1), clean, strict=True):
         row |= dict(_mean(name, values, groups)) | dict(_mean(f"{name}_change", values - before, groups))
-    return row | {"tokens": found.shape[1]}
+    return row | {"tokens": clean.shape[1], "draws": len(drawn)}
 
 
-def _mean(name: str, values: Float[Tensor, " predicted"], groups: list[int]) -> Iterator[tuple[str, float]]:
-    """A mean and its standard error, over rows where there are enough of them, else over tokens."""
-    mean = float(values.mean())
-    deviations = values - mean
+def _mean(name: str, values: Float[Tensor, "draws predicted"], groups: list[int]) -> Iterator[tuple[str, float]]:
+    """A mean and its standard error."""
+    yield name, float(values.mean())
+    yield f"{name}_stderr", math.hypot(*_errors(values, groups))
+
+
+def _errors(values: Float[Tensor, "draws predicted"], groups: list[int]) -> tuple[float, float]:
+    """Standard errors of the mean: over draws, and over tokens, or over rows where there are enough of them.
+
+    Rows are independent, noise included; tokens of a row are not, so that the error over draws is needed beside theirs.
+    """
+    means = values.mean(0)
+    deviations = means - means.mean()
     if len(groups) >= _FEWEST_ROWS:
         deviations = torch.stack([part.sum() for part in torch.split(deviations, groups)])
-    yield name, mean
-    yield f"{name}_stderr", float(deviations.square().sum().sqrt()) / len(values)
+    over_tokens = float(deviations.square().sum().sqrt()) / len(means)
+    if len(values) < 2 or len(groups) >= _FEWEST_ROWS:
+        return 0.0, over_tokens
+    return float(values.mean(1).std()) / math.sqrt(len(values)), over_tokens
 
 
 @dataclass(frozen=True)
@@ -154,18 +199,21 @@ class Noise(Measure):
     Attributes:
         noise_levels: RMS noise in all layers at once.
         layer_noise: RMS noise in one layer at a time.
-        draws: of the noise; their mean is taken.
+        draws: of the noise, whose mean is taken; None for as many as the errors need.
     """
 
     noise_levels: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     layer_noise: tuple[float, ...] = (NOISE,)
-    draws: int = 1
+    draws: int | None = None
 
     name: ClassVar[str] = "noise"
     title: ClassVar[str] = "Sensitivity to noise"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "predictions"})
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
-    passes: ClassVar[str] = "1 + draws × (6 × levels + layers × levels of one layer)"
+    passes: ClassVar[str] = (
+        f"1 + draws × (6 × levels + layers × levels of one layer); {_FEWEST_DRAWS} to {_MOST_DRAWS} draws, "
+        f"1 with {_FEWEST_ROWS} rows or more"
+    )
 
     def planned(self, layers: int) -> list[Disturbance]:
         """All disturbances of a model with so many layers."""
@@ -246,7 +294,8 @@ class Noise(Measure):
             "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the "
             f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
             f"only in diffuse ones (below {DIFFUSE}). Published for Pre-LN: 1 % RMS noise everywhere costs 10 points of "
-            "accuracy or more. Bands are one standard error.",
+            "accuracy or more. Bands are one standard error, over draws of the noise and over tokens. Heads that share keys "
+            "and values share their noise.",
         )
         return self.page(text, figures)
 
