@@ -87,8 +87,10 @@ def shared_heads(x: Float[Tensor, "rows heads tokens head"]) -> int:
     """How many heads in a row have the same keys, to the bit: one KV head, repeated for its queries."""
     heads = x.shape[1]
     first = next((head for head in range(1, heads) if not torch.equal(x[:, head], x[:, 0])), heads)
-    groups = x.unflatten(1, (-1, first)) if heads % first == 0 else None
-    return first if groups is not None and bool((groups == groups[:, :, :1]).all()) else 1
+    if heads % first:
+        return 1
+    groups = x.reshape(len(x), -1, first, *x.shape[2:])
+    return first if bool((groups == groups[:, :, :1]).all()) else 1
 
 
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
