@@ -235,7 +235,7 @@ def test_a_model_with_qkv_norm_is_untouched_bit_for_bit() -> None:
     for level in (0.01, 0.3, 0.57):
         noise = norm_noise(Disturbance(level), view.normalised_heads, seeded())
         assert torch.equal(view.forward(sample, noise), clean)
-    table = noise_table(view, sample, disturbances((0.3,), (0.3,), view.layers))
+    table = noise_table(view, sample, disturbances((0.3,), (0.3,), range(view.layers)))
     assert (table[["accuracy_change", "loss_change", "accuracy_change_stderr", "loss_change_stderr"]] == 0).all(axis=None)
 
 
@@ -267,7 +267,7 @@ def test_the_published_loss_of_accuracy_is_there_for_pre_norm_alone() -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    view, sample, planned = view_of(PRE), examples(), disturbances((0.03,), (0.1,), 2)
+    view, sample, planned = view_of(PRE), examples(), disturbances((0.03,), (0.1,), range(2))
     one, same, other = (noise_table(view, sample, planned, draws=2, seed=seed) for seed in (1, 1, 2))
     pd.testing.assert_frame_equal(one, same)
     assert (one["loss"][1:] != other["loss"][1:]).all()
@@ -281,7 +281,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
 def test_every_disturbance_gets_a_row() -> None:
     view, sample = view_of(PRE), examples()
-    planned = disturbances((0.01, 0.1), (0.1,), view.layers)
+    planned = disturbances((0.01, 0.1), (0.1,), range(view.layers))
     done: list[int] = []
     table = noise_table(view, sample, planned, advance=done.append)
     assert done == list(range(1, len(planned) + 1))
@@ -652,7 +652,7 @@ def test_no_layers_scores_outlive_the_pass_but_in_small_maps() -> None:
 
 def test_findings_have_the_numbers_of_the_tables() -> None:
     view, tables = view_of(PRE), clean_tables()
-    noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), view.layers))
+    noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), range(view.layers)))
     findings = found_in(view, examples(), {**tables, "noise": noise})
     cards = {finding.figure: finding for finding in findings if finding.weight}
     assert list(cards) == ["noise-accuracy", "spread", "collapse"]
@@ -675,11 +675,15 @@ def test_findings_have_the_numbers_of_the_tables() -> None:
 
 def collapse_rows(head_rows: int, share: float) -> dict[str, pd.DataFrame]:
     """The tables of a model with one head whose near-one-hot rows switch at 10 % noise with a given probability."""
-    rows = [(layer, head, "loose", 0.1, share, 0.0, head_rows) for layer, head in ((None, None), (0, None), (0, 0))]
+    places = ((None, None, 500), (0, None, 500), (0, 0, head_rows))
+    rows = [(layer, head, "loose", 0.1, share, 0.0, count) for layer, head, count in places]
     columns = ["layer", "head", "definition", "noise", "probability", "stderr", "sparse"]
     margins = {"layer": [0], "head": [0], "margin": [0.16], "median_margin": [0.2], "sparse": [head_rows]}
     types = {"layer": "Int64", "head": "Int64"}
-    return {"collapse": pd.DataFrame(rows, columns=columns).astype(types), "margins": pd.DataFrame(margins).astype(types)}
+    noise = 0.1 * 0.01 / share if share > 0.01 else math.nan
+    level = pd.DataFrame([{"share": 0.01, "noise": noise, "stderr": 0.003, "sparse": 500, "highest": 0.3}])
+    made = {"collapse": pd.DataFrame(rows, columns=columns), "margins": pd.DataFrame(margins)}
+    return {"collapse_level": level} | {name: table.astype(types) for name, table in made.items()}
 
 
 @pytest.mark.parametrize(

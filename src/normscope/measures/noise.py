@@ -1,8 +1,9 @@
 """Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -14,7 +15,7 @@ from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Measure, Subject, Tables
 from normscope.measures.curves import percent
-from normscope.measures.reading import token_scores
+from normscope.measures.predictions import FEWEST_ROWS, independent_rows, predicted_scores, score_means, standard_errors
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, Line
@@ -24,7 +25,6 @@ from normscope.results.tables import banded, floats, plain_rows, spans_decades, 
 
 PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")
-_FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
 _CLEAR = 2.0  # standard errors
 _FEWEST_DRAWS, _MOST_DRAWS = 4, 16  # of the noise, without a number of draws
 _TARGET = 0.2  # of a change in loss: the error over draws at which no more are drawn
@@ -93,10 +93,10 @@ def shared_heads(x: Float[Tensor, "rows heads tokens head"]) -> int:
     return first if bool((groups == groups[:, :, :1]).all()) else 1
 
 
-def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
-    """All places and parts at every level, then every layer alone."""
+def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: Iterable[int]) -> list[Disturbance]:
+    """All places and parts at every level, then each of some layers alone."""
     everywhere = [Disturbance(level, parts, where) for parts in PARTS for where in PLACES for level in levels]
-    alone = [Disturbance(level, layer=layer) for level in layer_levels for layer in range(layers)]
+    alone = [Disturbance(level, layer=layer) for level, layer in product(layer_levels, layers)]
     return everywhere + alone
 
 
@@ -111,38 +111,37 @@ def noise_table(
     """Accuracy and loss of the clean model and under every disturbance, with standard errors, a row for each.
 
     Changes are against the clean model, token by token, so their errors are smaller than those of the values. Tokens of a row
-    read the same noisy keys, so their changes are not independent: with fewer rows than ``_FEWEST_ROWS`` the errors are those
+    read the same noisy keys, so their changes are not independent: with fewer rows than ``FEWEST_ROWS`` the errors are those
     over draws and over tokens together, and without a number of ``draws`` there are so many that the first is small
     (``_enough``). The same seed gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many
     disturbances are done.
     """
     check_predicts(model, sample)
-    clean = _scores(model, sample)
-    groups = (sample.targets != NOTHING).sum(1).tolist()
-    rows = [_row(Disturbance(0.0), clean[None], clean, groups)]
+    clean = predicted_scores(model, sample)
+    rows = [_row(Disturbance(0.0), clean[None], clean, sample)]
     for done, disturbance in enumerate(planned, 1):
         drawn: list[Tensor] = []
-        while not _enough(drawn, clean, groups, draws):
+        while not _enough(drawn, clean, sample, draws):
             generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", len(drawn)))
-            drawn.append(_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator)))
-        rows.append(_row(disturbance, torch.stack(drawn), clean, groups))
+            drawn.append(predicted_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator)))
+        rows.append(_row(disturbance, torch.stack(drawn), clean, sample))
         advance(done)
     return pd.DataFrame(rows).astype({"layer": "Int64"})
 
 
-def _enough(drawn: list[Tensor], clean: Tensor, groups: list[int], draws: int | None) -> bool:
+def _enough(drawn: list[Tensor], clean: Tensor, sample: Sample, draws: int | None) -> bool:
     """Whether so many draws have been taken; without a number, whether more of them would not help.
 
     One draw where errors are taken over rows, each of which has noise of its own. Else ``_FEWEST_DRAWS``, then until the
     error over draws of the change in loss is at most ``_TARGET`` of that change, or of the error over tokens, which draws do
     not reduce; at most ``_MOST_DRAWS``.
     """
-    if draws is not None or len(groups) >= _FEWEST_ROWS:
+    if draws is not None or independent_rows(sample):
         return len(drawn) >= (draws or 1)
     if len(drawn) < _FEWEST_DRAWS:
         return False
     changes = (torch.stack(drawn) - clean)[:, 1]
-    over_draws, over_tokens = _errors(changes, groups)
+    over_draws, over_tokens = standard_errors(changes, sample)
     target = _TARGET * max(abs(float(changes.mean())), over_tokens)
     return len(drawn) >= _MOST_DRAWS or not over_draws > target
 
@@ -153,14 +152,8 @@ def check_predicts(model: Model, sample: Sample) -> None:
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 
-def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
-    """Whether each predicted token is right, and its loss; NaN for both where a logit is not finite."""
-    right, losses = token_scores(model.forward(sample, *observers), sample)
-    return torch.stack((right.double().masked_fill(losses.isnan(), torch.nan), losses))
-
-
 def _row(
-    disturbance: Disturbance, drawn: Float[Tensor, "draws 2 predicted"], clean: Float[Tensor, "2 predicted"], groups: list[int]
+    disturbance: Disturbance, drawn: Float[Tensor, "draws 2 predicted"], clean: Float[Tensor, "2 predicted"], sample: Sample
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "perturbed": ",".join(disturbance.parts),
@@ -168,30 +161,7 @@ def _row(
         "layer": disturbance.layer,
         "noise": disturbance.level,
     }
-    for name, values, before in zip(("accuracy", "loss"), drawn.unbind(1), clean, strict=True):
-        row |= dict(_mean(name, values, groups)) | dict(_mean(f"{name}_change", values - before, groups))
-    return row | {"tokens": clean.shape[1], "draws": len(drawn)}
-
-
-def _mean(name: str, values: Float[Tensor, "draws predicted"], groups: list[int]) -> Iterator[tuple[str, float]]:
-    """A mean and its standard error."""
-    yield name, float(values.mean())
-    yield f"{name}_stderr", math.hypot(*_errors(values, groups))
-
-
-def _errors(values: Float[Tensor, "draws predicted"], groups: list[int]) -> tuple[float, float]:
-    """Standard errors of the mean: over draws, and over tokens, or over rows where there are enough of them.
-
-    Rows are independent, noise included; tokens of a row are not, so that the error over draws is needed beside theirs.
-    """
-    means = values.mean(0)
-    deviations = means - means.mean()
-    if len(groups) >= _FEWEST_ROWS:
-        deviations = torch.stack([part.sum() for part in torch.split(deviations, groups)])
-    over_tokens = float(deviations.square().sum().sqrt()) / len(means)
-    if len(values) < 2 or len(groups) >= _FEWEST_ROWS:
-        return 0.0, over_tokens
-    return float(values.mean(1).std()) / math.sqrt(len(values)), over_tokens
+    return row | score_means(drawn, clean, sample) | {"tokens": clean.shape[1], "draws": len(drawn)}
 
 
 @dataclass(frozen=True)
@@ -214,29 +184,24 @@ class Noise(Measure):
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
     passes: ClassVar[str] = (
         f"1 + draws × (6 × levels + layers × levels of one layer); {_FEWEST_DRAWS} to {_MOST_DRAWS} draws, "
-        f"1 with {_FEWEST_ROWS} rows or more"
+        f"1 with {FEWEST_ROWS} rows or more"
     )
 
-    def planned(self, layers: int) -> list[Disturbance]:
-        """All disturbances of a model with so many layers."""
-        return disturbances(self.noise_levels, self.layer_noise, layers)
+    def planned(self, model: Model) -> list[Disturbance]:
+        """All disturbances of a model."""
+        return disturbances(self.noise_levels, self.layer_noise, model.attention_layers)
 
     def measure(self, subject: Subject, advance: Advance = lambda done: None) -> Tables:
         """A forward pass for every disturbance and draw; ``advance`` takes their share as a number of layers."""
         layers = subject.model.layers
-        planned = self.planned(layers)
+        planned = self.planned(subject.model)
 
         def done(count: float) -> None:
             advance(layers * count / len(planned))
 
-        if not bool(_scores(subject.model, subject.sample).isfinite().all()):
+        if not bool(predicted_scores(subject.model, subject.sample).isfinite().all()):
             return {}
         return {"noise": noise_table(subject.model, subject.sample, planned, self.draws, subject.seed, done)}
-
-    def missing(self, subject: Subject) -> str:
-        """Noise is measured by what predictions lose."""
-        missing = super().missing(subject)
-        return missing or ("" if bool((subject.sample.targets != NOTHING).any()) else "the sample has nothing to predict")
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """What noise in one layer alone costs."""
