@@ -9,7 +9,7 @@ import pandas as pd
 from normscope.core.norms import participation_ratio
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
-from normscope.measures.head_spaces import factors
+from normscope.measures.head_spaces import projections_of_layer, spectrum
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, table_of
@@ -84,16 +84,16 @@ class Rank(Measure):
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
-    weights, dim = subject.model.projections(attention.layer), subject.model.dim
-    svd = factors(weights.W_Q, weights.W_K)
-    effective, largest = participation_ratio(svd.singular).tolist(), svd.singular[:, 0].tolist()
-    for head, rank in enumerate(svd.rank.tolist()):
+    weights, dim = projections_of_layer(subject.model, attention), subject.model.dim
+    singular, ranks = spectrum(weights.W_Q, weights.W_K)
+    effective = participation_ratio(singular).tolist()
+    for head, (rank, values) in enumerate(zip(ranks.tolist(), singular.tolist(), strict=True)):
         yield {
             "layer": attention.layer,
             "head": head,
             "rank": rank,
             "null": dim - rank,
             "effective_rank": effective[head],
-            "largest": largest[head],
-            "smallest": float(svd.singular[head, max(rank - 1, 0)]),
+            "largest": values[0],
+            "smallest": values[max(rank - 1, 0)],
         }

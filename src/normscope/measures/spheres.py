@@ -88,17 +88,18 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
     for place in PLACES:
         spaces = found.spaces[place]
         for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
-            for head, basis in enumerate(bases):
-                yield {"layer": attention.layer, "head": head, "place": place, "side": side} | _spread(states[place], basis)
+            for head, values in enumerate(_spreads(states[place], bases)):
+                yield {"layer": attention.layer, "head": head, "place": place, "side": side} | values
 
 
-def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
-    """Of one head, with its orthonormal basis."""
-    norms = length(x @ basis).squeeze(1)
-    low, median, high = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
-    share = float((norms / length(x).squeeze(1)).square().mean())
-    over = median or math.nan  # a head without weights reads nothing
-    return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
+def _spreads(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Iterator[dict[str, float]]:
+    """Of every head, with its orthonormal basis."""
+    norms = length(x @ bases).squeeze(-1)
+    quantiles = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device), dim=1)
+    shares = (norms / length(x).squeeze(1)).square().mean(1)
+    for share, low, median, high in torch.cat((shares[None], quantiles)).T.tolist():
+        over = median or math.nan  # a head without weights reads nothing
+        yield {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
 
 def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any]) -> Finding:

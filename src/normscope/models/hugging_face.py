@@ -20,6 +20,7 @@ from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.placement import Placement, placement_of, scheme_of
+from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, run, typical_weights
 from normscope.schemes import Scheme
 
@@ -34,12 +35,12 @@ class HuggingFaceModel(Model):
     def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
         require_decoder_or_encoder(name, model.config)
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        with observable(model):
+        with observable(model), in_float32(model):
             probe = Probe(model)
         with ExitStack() as stack:
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
-                with observable(model):
+                with observable(model), in_float32(model):
                     probe = Probe(model)
             self._take_structure(probe)
 
@@ -114,7 +115,7 @@ class HuggingFaceModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        weights, scale = self._weights(layer), self._query_scales[layer]
+        weights, scale = wide(self._weights(layer)), self._query_scales[layer]
         return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
 
     def _weights(self, layer: int) -> HeadProjections:
@@ -125,7 +126,7 @@ class HuggingFaceModel(Model):
         if "q" in self.placements[layer].head_norms:
             return 1.0
         try:
-            weights = self._weights(layer)
+            weights = wide(self._weights(layer))
         except InputError:  # raised again by those who ask for the weights
             return 1.0
         factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
@@ -216,7 +217,7 @@ class HuggingFaceModel(Model):
         module = self.model.get_input_embeddings()
         rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
-        return self._embedding_factor * rows.detach() + (types[0].weight[0].detach() if types else 0.0)
+        return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:
@@ -225,14 +226,14 @@ class HuggingFaceModel(Model):
             if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
                 padding = module.padding_idx  # where there is one, positions begin after it
                 first = getattr(module, "offset", 0 if padding is None else padding + 1)
-                return module.weight[int(first) :].detach()
+                return wide(module.weight[int(first) :].detach())
         return None
 
     @property
     def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
         """The rows of the output layer."""
         head = self.model.get_output_embeddings()
-        return None if head is None else head.weight.detach()
+        return None if head is None else wide(head.weight.detach())
 
     @property
     def predicts(self) -> bool:

@@ -1,5 +1,8 @@
 """The parameters of a norm, from what its module computes."""
 
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,10 +10,27 @@ from torch import Tensor, nn
 from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
 
+_known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
+
 
 def norm_of(
     module: nn.Module, width: int, device: torch.device, slot: str = "", layer: int | None = None, sublayer: str = ""
 ) -> BlockNorm:
+    """Kind, gain and bias of a norm, in float32 at least; computed once for the same parameters, since measures ask often."""
+    parameters, (copies, known) = list(module.parameters()), _known.get(module, ([], None))
+    same = len(copies) == len(parameters) and all(map(_equal, copies, parameters))
+    if known is None or not same or known.gain.device != device or len(known.gain) != width:
+        known = _measured(module, width, device)
+        _known[module] = [parameter.detach().clone() for parameter in parameters], known
+    return replace(known, slot=slot, layer=layer, sublayer=sublayer)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one.
 
     Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm ignores a constant that is added to all components. This holds for
@@ -28,8 +48,8 @@ def norm_of(
     gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
     eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
     has_bias = getattr(module, "bias", None) is not None
-    gain, bias = gain.to(device, parameter.dtype), bias.to(device, parameter.dtype)
-    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+    gain, bias = gain.to(device, wide), bias.to(device, wide)
+    return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
 
 
 def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:
