@@ -23,6 +23,7 @@ from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import Rotation
 from normscope.models.placement import is_norm
+from normscope.models.precision import in_float32, wide
 
 _NEAR = 1e-4
 _ROTATION = "position_embeddings"
@@ -60,7 +61,7 @@ class HeadReader:
             """(..., rows, tokens, width) in as many rows as the module is run with."""
             flat = values.expand(*values.shape[:-3], *x.shape[:2], values.shape[-1]).flatten(-3, -2)
             more = flat[..., :1, :].expand(*flat.shape[:-2], rows * tokens - count, flat.shape[-1])
-            return torch.cat((flat, more), -2).unflatten(-2, (rows, tokens))
+            return torch.cat((flat, more), -2).view(*flat.shape[:-2], rows, tokens, flat.shape[-1])
 
         args, kwargs = self._arguments(module, rows, filled(x))
         if rotation is not None and _is_rotation(kwargs.get(_ROTATION)):
@@ -72,7 +73,7 @@ class HeadReader:
         if (call.q.shape[0], call.q.shape[2]) != (rows, tokens) or call.k.shape[2] != tokens:
             raise InputError(f"unsupported architecture: {type(module).__name__} does not make one q and k of every token")
         by_token = (y.transpose(0, 1).flatten(1, 2)[:, :count] for y in (call.q, call.k, call.v))
-        return tuple(y.unflatten(1, x.shape[:2]).transpose(0, 1) for y in by_token)
+        return tuple(y.reshape(len(y), *x.shape[:2], -1).transpose(0, 1) for y in by_token)
 
     def rotation_of(self, module: nn.Module, kwargs: dict[str, Any]) -> Rotation | None:
         """What rotates q and k in a call of a module, cosines and sines or the numbers of positions; None if nothing does."""
@@ -82,11 +83,15 @@ class HeadReader:
         positions = kwargs.get(_POSITIONS)
         return (positions,) if isinstance(positions, Tensor) and self._takes_positions(module) else None
 
-    def require(self, module: nn.Module, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None, call: AttentionCall) -> None:
+    def require(
+        self, module: nn.Module, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None, call: AttentionCall
+    ) -> None:
         """Raise an error unless the module, run by itself, makes the q, k and v of a call in a forward pass."""
         for letter, y, seen in zip("qkv", self.heads(module, x, rotation), (call.q, call.k, call.v), strict=True):
             if not _near(y, seen):
-                raise InputError(f"unsupported architecture: {letter} of {type(module).__name__} depends on more than its input")
+                raise InputError(
+                    f"unsupported architecture: {letter} of {type(module).__name__} depends on more than its input"
+                )
 
     def _takes_positions(self, module: nn.Module) -> bool:
         """Whether the queries of a module depend on the positions that it is called with."""
@@ -187,9 +192,8 @@ class HeadReader:
     def _images(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Matrices and biases as the images of unit vectors and of 0; number of KV heads."""
         axes = torch.eye(states.shape[-1]).to(states)
-        wide = torch.promote_types(states.dtype, torch.float32)
-        biases = [y[0].to(wide) for y in self.heads(module, torch.zeros_like(axes[None, :1]))]
-        images = [y[0].to(wide) - b for y, b in zip(self.heads(module, axes[None]), biases, strict=True)]
+        biases = [y[0] for y in self.heads(module, torch.zeros_like(axes[None, :1]))]
+        images = [y[0] - b for y, b in zip(self.heads(module, axes[None]), biases, strict=True)]
         call = _intercepted(self.model, module, *self._arguments(module, 1, states.transpose(0, 1).reshape(1, -1, len(axes))))
         return [(W, b[:, 0]) for W, b in zip(images, biases, strict=True)], call.kv_heads
 
@@ -253,12 +257,12 @@ class _Columns:
         """Matrix and bias of q, k or v by head."""
         shape = self._heads[letter].seen[0].shape
         W, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
-        return W.unflatten(1, shape).transpose(0, 1).contiguous(), b.unflatten(0, shape)
+        return W.view(-1, *shape).transpose(0, 1).contiguous(), b.view(shape)
 
     def _resolved(self, factor: Tensor, number: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
         """The matrix (dim, components) and bias of components, from the input of the attention module."""
         used = number * (factor != 0)
-        dtype = torch.promote_types(next(iter(self._before)).weight.dtype, torch.float32)  # type: ignore[arg-type]
+        dtype = matrix_of(next(iter(self._before)))[1].dtype
         W, b = torch.zeros(self.dim, len(number), dtype=dtype, device=self.device), constant.to(dtype)
         for product, last in self._before.items():
             chosen = (used > last) & (used <= last + _shape(product)[1])
@@ -301,7 +305,8 @@ def _intercepted(model: nn.Module, module: nn.Module, args: tuple[Any, ...], kwa
             stack.enter_context(observable(model))
             stack.enter_context(observing(reach))
             trace.install(stack)
-            module(*args, **kwargs)
+            stack.enter_context(in_float32(module))
+            module(*wide(args), **{name: wide(value) for name, value in kwargs.items()})
     except _ReachedError as reached:
         return reached.call
     reason = next(iter(trace.unclear.values()), "it computes no softmax attention of one token")
@@ -335,14 +340,14 @@ def _replaced(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None
     before = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
         yield
     finally:
         for module, forward in before.items():  # type: ignore[assignment]
             if forward is None:
                 del module.forward
             else:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = forward
 
 
 def _near(x: Tensor, y: Tensor) -> bool:
@@ -385,8 +390,7 @@ def matrix_of(product: Any) -> tuple[Float[Tensor, "inputs outputs"], Float[Tens
     """Weight and bias of a product, in float32 at least."""
     if not _is_product(product):
         raise InputError(f"unsupported architecture: a {type(product).__name__} has no weight matrix")
-    weight: Tensor = product.weight.detach()
+    weight = wide(product.weight.detach())
     weight = weight if type(product).__name__ == "Conv1D" else weight.T
-    weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
     bias = getattr(product, "bias", None)
     return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.detach().to(weight)
