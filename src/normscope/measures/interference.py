@@ -275,7 +275,7 @@ def _ablated(
     groups, rows = states.shape[:2]
     rotation = step.rotation
     if rotation is not None and len(rotation[0]) > 1:
-        rotation = rotation[0].repeat(groups, 1, 1), rotation[1].repeat(groups, 1, 1)
+        rotation = tuple(torch.cat([part] * groups) for part in rotation)
     (projected,) = model.heads_of(step.layer, to_input(states.flatten(0, 1)).to(step.input), rotation, "qk"[side])
     of_heads = torch.arange(heads.start, heads.stop, device=projected.device)
     group = (of_heads - heads.start) // (len(of_heads) // groups)
