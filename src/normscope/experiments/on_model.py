@@ -197,7 +197,9 @@ def skipped_table(
     model: "Model", reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]
 ) -> dict[str, pd.DataFrame]:
     """The table ``skipped``: measures that the model does not offer, and layers that measures left out, with the reasons."""
-    rows = [{"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason]
+    rows: list[dict[str, Any]] = [
+        {"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason
+    ]
     without = [layer for layer in range(model.layers) if layer not in model.attention_layers]
     needing = [measure.name for measure, reason in reasons.items() if "attention" in measure.needs and not reason]
     rows += [{"measure": name, "layer": layer, "reason": _NO_ATTENTION} for name in needing for layer in without]

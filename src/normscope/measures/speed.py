@@ -46,7 +46,7 @@ class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
         self.model, self.counted_in = subject.model, subject.counted_in
         self.kind = norm_kind(subject.model)
-        self.rows: list[dict[str, float | None]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def sublayer(self, step: SublayerStep) -> None:
         """The speed factor of attention, from the states before and after it, and what the slots give for it."""
@@ -63,7 +63,9 @@ class _Observer(PassObserver):
         speed = float(effective_speed(before, after, A).median())
         radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
         theory = self._theory(step, length(radius).squeeze(-1), length(A).squeeze(-1))
-        self.rows.append({"layer": step.layer, "speed": speed if speed > 0 else None, "theory": theory})
+        self.rows.append(
+            {"layer": step.layer, "sublayer": step.sublayer, "speed": speed if speed > 0 else None, "theory": theory}
+        )
 
     def _theory(self, step: SublayerStep, r: Float[Tensor, " tokens"], a: Float[Tensor, " tokens"]) -> float | None:
         """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
@@ -94,8 +96,13 @@ class _Observer(PassObserver):
         return length(visible_part(written, self.kind).double()).squeeze(-1)
 
     def tables(self) -> Tables:
-        rows = pd.DataFrame(self.rows, columns=["layer", "speed", "theory"])
+        rows = pd.DataFrame(self.rows, columns=["layer", "sublayer", "speed", "theory"])
         return {"writes": rows.astype({"layer": int, "speed": float, "theory": float})}
+
+
+def _mixing(rows: list[dict[str, Any]]) -> str:
+    """What mixes tokens in these layers."""
+    return " and ".join(dict.fromkeys(str(row.get("sublayer") or "attention").replace("mixer", "the mixer") for row in rows))
 
 
 def _curve(table: pd.DataFrame) -> pd.DataFrame:
@@ -146,8 +153,8 @@ class Speed(Measure):
                 f"in the median layer the measured s is {ratio:.3g} times that of theory."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
-            f"s = {number:.3g} in the last third of layers.",
+            f"The part of the output of {_mixing(rows)} perpendicular to the residual rotates it by that length divided by the "
+            f"damping s: s = {number:.3g} in the last third of layers.",
             "speed", title="Damping of rotation", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -174,7 +181,7 @@ class Speed(Measure):
         text = (
             "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
             "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before "
-            "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
-            "the residual norm.",
+            "and after attention, or what mixes tokens in its place, in the forward pass; theory follows from the norm "
+            "placement alone. In Pre-LN theory's s is the residual norm.",
         )
         return self.page(text, {"speed": chart})

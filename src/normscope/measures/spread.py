@@ -129,8 +129,9 @@ class Spread(Measure):
         within = f"{layers_named(inside)} {'is' if len(inside) == 1 else 'are'} within {band}; " if inside else ""
         comparison = f"{within}{published}."
         yield Finding(
-            f"In {len(failing)} of {len(layers)} layers{some} the residual norms of the tokens that receive 90 % of the attention "
-            f"are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times the lower.",
+            f"In {len(failing)} of {len(layers)} layers{some} the residual norms of the tokens that receive 90 % of the "
+            f"attention are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times the "
+            "lower.",
             "spread",
             f"{'Norm outliers' if ratio > _WIDE else 'Residual norms differ'} before {layers_named(failing)}",
             "warning" if ratio > _WIDE else "notice",
