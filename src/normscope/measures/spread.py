@@ -130,8 +130,8 @@ class Spread(Measure):
         comparison = f"{within}{published}."
         yield Finding(
             f"In {len(failing)} of {len(layers)} layers{some} the residual norms of the tokens that receive 90 % of the "
-            f"attention are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times the "
-            "lower.",
+            f"attention are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times "
+            "the lower.",
             "spread",
             f"{'Norm outliers' if ratio > _WIDE else 'Residual norms differ'} before {layers_named(failing)}",
             "warning" if ratio > _WIDE else "notice",
