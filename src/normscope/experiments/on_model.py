@@ -47,6 +47,8 @@ def as_source(value: Any) -> Any:
     return value
 
 
+STREAM_HELP = "The residual stream to measure, of a model that has several: encoder, decoder, vision, text."
+BLOCKS_HELP = "The list of residual blocks by its name in the model, such as transformer.h."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
@@ -57,6 +59,8 @@ class WithModel(Seeded):
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
     trust_remote_code: bool = setting(False, TRUST_HELP)
+    stream: str | None = setting(None, STREAM_HELP, shown="the decoder, or the largest")
+    blocks: str | None = setting(None, BLOCKS_HELP, shown="found in a forward pass")
     bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
     @property
@@ -86,7 +90,8 @@ class WithModel(Seeded):
 
         advance = progress.stage(f"opening {self.model_name}", 1)
         device = self.device if isinstance(self.model, str) else None
-        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
+        trust = self.trust_remote_code
+        model = open_model(self.model, device, trust_remote_code=trust, stream=self.stream, blocks=self.blocks)
         advance(1)
         return model.with_bos(self.bos)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normscope.models.observe import AttentionStep, Observer, SublayerStep
+from normscope.models.observe import AttentionStep, Observer, OnAttention, SublayerStep
 
 HALF = (torch.bfloat16, torch.float16)
 T = TypeVar("T")
@@ -29,11 +29,7 @@ def wide(value: T) -> T:
 
 def widened(observer: Observer) -> Observer:
     """An observer that receives float32 of a model in half precision; what it returns is rounded again."""
-    on_attention, on_sublayer, on_state = observer.attention, observer.sublayer, observer.state
-
-    def attention(step: AttentionStep) -> Tensor | None:
-        changed = on_attention(wide(step)) if on_attention is not None else None
-        return None if changed is None else changed.to(step.v.dtype)
+    on_sublayer, on_state = observer.sublayer, observer.state
 
     def sublayer(step: SublayerStep) -> None:
         if on_sublayer is not None:
@@ -44,10 +40,23 @@ def widened(observer: Observer) -> Observer:
         return None if changed is None else changed.to(x.dtype)
 
     return Observer(
-        None if on_attention is None else attention,
+        _widened(observer.attention),
         None if on_sublayer is None else sublayer,
         None if on_state is None else state,
+        _widened(observer.cross),
     )
+
+
+def _widened(observe: OnAttention | None) -> OnAttention | None:
+    """The same for the attention of a layer."""
+    if observe is None:
+        return None
+
+    def attention(step: AttentionStep) -> Tensor | None:
+        changed = observe(wide(step))
+        return None if changed is None else changed.to(step.v.dtype)
+
+    return attention
 
 
 @contextmanager
