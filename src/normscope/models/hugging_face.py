@@ -90,7 +90,8 @@ class HuggingFaceModel(Model):
         states = probe.stream.blocks[-1].output
         self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
         self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
-        self.context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        self.context = context if context is not None and context > 0 else None
         if self.positions is not None:
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(self._embedding)
