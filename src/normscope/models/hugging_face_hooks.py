@@ -84,7 +84,7 @@ class SublayerHooks:
 
         for layer, placement in enumerate(self.model.placements):
             for name, branch in placement.sublayers:
-                want(layer, branch.result, True, f"{name} output")
+                want(layer, branch.result, not branch.result.received, f"{name} output")
                 if "output" in branch.norms:
                     want(layer, branch.norms["output"], True, f"{name} normalised")
                 if branch.reader is not None:
