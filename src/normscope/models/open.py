@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.errors import InputError, did_you_mean
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
 from normscope.machine.memory import require_memory
 from normscope.models.check import check_finite
 from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
+from normscope.models.gguf_reading import need_gguf, read_once
 from normscope.models.model import Model
 from normscope.models.sizes import model_memory
 from normscope.models.tokenizing import is_made_up
@@ -81,7 +82,9 @@ def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any, t
         return _normscope_model(text, load_model(source, device))
     if path.is_file():
         file = str(path.resolve())  # of a name alone the library takes the file in the working directory
-        return _from_library(text, path.parent, device, tokenizer, False, gguf_file=file)
+        need_gguf()
+        with read_once():
+            return _from_library(text, path.parent, device, tokenizer, False, gguf_file=file)
     return _from_library(text, path if path.is_dir() else text, device, tokenizer, trust_remote_code)
 
 
@@ -183,9 +186,7 @@ def _from_library(
 
     from normscope.models.hugging_face import require_decoder_or_encoder
 
-    if file:
-        need_gguf()
-    elif trust_remote_code:
+    if trust_remote_code and not file:
         warnings.warn(
             f"code that comes with '{name}' is run: it can do everything that you can (trust_remote_code=True)", stacklevel=4
         )
@@ -247,12 +248,3 @@ def _class_for(config: Any) -> Any:
     known = type(config) in AutoModelForCausalLM._model_mapping
     own = AutoModelForCausalLM.__name__ in (getattr(config, "auto_map", None) or {})  # code that comes with the model
     return AutoModelForCausalLM if causal and (known or own) else AutoModel
-
-
-def need_gguf() -> None:
-    """Refuse where the packages that read a GGUF file are missing."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"a GGUF file needs the package '{error.name}': pip install 'normscope[gguf]'") from error
