@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import AfterValidator, model_validator
 
+from normscope.core.devices import chosen_device
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
@@ -47,15 +48,21 @@ def as_source(value: Any) -> Any:
     return value
 
 
+DTYPE_HELP = "Precision of the weights: auto is as stored on a GPU, float32 on a CPU."
+DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
+ModelDevice = Annotated[str, AfterValidator(lambda name: name if name == "disk" else chosen_device(name))]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 class WithModel(Seeded):
     """An experiment on a model."""
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
+    device: ModelDevice = setting("auto", DEVICE_HELP)
+    dtype: Dtype = setting("auto", DTYPE_HELP)
     trust_remote_code: bool = setting(False, TRUST_HELP)
     bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
@@ -86,7 +93,7 @@ class WithModel(Seeded):
 
         advance = progress.stage(f"opening {self.model_name}", 1)
         device = self.device if isinstance(self.model, str) else None
-        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
+        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code, dtype=self.dtype)
         advance(1)
         return model.with_bos(self.bos)
 
@@ -139,6 +146,17 @@ class OnModel(WithModel):
         require_memory(subject.memory(*self.copies), str(model.device))
         return subject
 
+    def offered(self, subject: "Subject", measures: "Sequence[Measure]", chosen: bool, progress: Progress) -> "list[Measure]":
+        """The measures that the model offers; it is an error if one that was ``chosen`` by name is missing, or all are."""
+        reasons = {measure: measure.missing(subject) for measure in measures}
+        offered = [measure for measure, reason in reasons.items() if not reason]
+        for measure, reason in reasons.items():
+            if reason and (chosen or not offered):
+                raise InputError(f"'{self.model_name}' cannot be measured by {measure.name}, which {reason}")
+            if reason:
+                progress.message(f"{measure.name} is left out: it {reason}")
+        return offered
+
     def measured_result(
         self,
         subject: "Subject",
@@ -179,6 +197,27 @@ def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[
         if section is not None:
             findings = tuple(measure.findings(result.tables, result.configuration))
             yield replace(section, findings=findings)
+
+
+def skipped_table(reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The table ``skipped``: measures that the model does not offer, and layers that measures left out, with the reasons."""
+    rows = [{"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason]
+    rows += plain_rows(tables["skipped"]) if "skipped" in tables else []
+    return {"skipped": pd.DataFrame(rows).astype({"layer": "Int64"})} if rows else {}
+
+
+def not_measured(result: Result) -> Iterator[str]:
+    """A sentence for every reason, with the measures that it concerns, in all layers or in some."""
+    from normscope.models.describe import layers_named
+
+    layers: dict[tuple[str, str], set[int]] = {}
+    for row in plain_rows(result.tables["skipped"]) if "skipped" in result.tables else ():
+        layers.setdefault((row["measure"], row["reason"]), set()).update({row["layer"]} - {None})
+    measures: dict[tuple[str, str], list[str]] = {}
+    for (measure, reason), some in layers.items():
+        measures.setdefault((f" in {layers_named(some)}" if some else "", reason), []).append(measure)
+    for (where, reason), names in measures.items():
+        yield f"Not measured{where}: {', '.join(names)} ({reason})."
 
 
 def measure_records(result: Result, names: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ class Angles(Measure):
 
     name: ClassVar[str] = "angles"
     title: ClassVar[str] = "Do heads read orthogonal subspaces?"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     order: ClassVar[int | None] = 62
     overview: ClassVar[int] = 0
 
@@ -77,18 +77,18 @@ class _AngleRows(HeadRows):
     """The table of pairs, and ``overlaps``: for each head the means over its pairs."""
 
     def tables(self) -> Tables:
-        angles = super().tables()["angles"]
-        return {"angles": angles} if angles.empty else {"angles": angles, "overlaps": _overlaps(angles)}
+        tables = super().tables()
+        return {**tables, "overlaps": _overlaps(tables["angles"])} if "angles" in tables else tables
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """The angles of every pair of heads on either side; query heads with the same keys are no pair on the side of keys."""
-    spaces, x = spaces_of(subject.model, attention), attention.step.input[subject.counted].double()
+    spaces, x = spaces_of(subject.model, attention), attention.step.input[attention.counted].double()
     for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
         values = _pair_values(x, bases[::shared])
         for head, other in combinations(range(len(bases)), 2):
             if head // shared != other // shared:
-                row = {"layer": attention.layer, "head": head, "other": other, "side": side}
+                row = {"layer": attention.layer, "head": head, "other": other, "side": side, "shared": shared}
                 yield row | values[head // shared, other // shared]
 
 
@@ -129,7 +129,7 @@ def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding
     mean, chance = rows["mean_cosine"].mean(), chance_cosine(about["dim"], min(about["head_dim"], about["dim"]))
     weighted = rows["weighted_cosine"]
     closest = plain_rows(rows[weighted == weighted.max()])[0]
-    shared = about["heads"] // about["kv_heads"] if side == "keys" else 1
+    shared = closest["shared"]
     above = mean > _ABOVE_CHANCE * chance and not needless(side, about)
     heads = f"{'KV ' * (shared > 1)}heads {closest['head'] // shared} and {closest['other'] // shared}"
     return Finding(

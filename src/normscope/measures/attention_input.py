@@ -51,10 +51,7 @@ def attention_input(model: Model, step: AttentionStep) -> AttentionInput:
         factor = factor_between(step.input, normed)
         if same(factor * normed, step.input, tolerance):
             return AttentionInput(states, norm, factor)
-    raise InputError(
-        f"unsupported architecture: the input of attention in layer {step.layer} of '{model.name}' is neither the residual "
-        "stream nor a norm of it"
-    )
+    raise InputError("unsupported architecture: the input of attention is neither the residual stream nor a norm of it")
 
 
 def _candidates(model: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:

@@ -59,7 +59,7 @@ class Interference(Measure):
 
     name: ClassVar[str] = "interference"
     title: ClassVar[str] = "Interference"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
     passes: ClassVar[str] = "1, shared, and q and k of every head once more"
     order: ClassVar[int | None] = 60
@@ -73,8 +73,7 @@ class Interference(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head, place and side that is ablated."""
-        partner = partners(subject.counted, subject.seed)
-        return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
+        return HeadRows("interference", lambda attention: _rows(subject, attention))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Of the median head: the share of queries whose top key changes when keys are ablated, and the change of logits."""
@@ -225,13 +224,14 @@ def resample(
     return (other + read).view(*bases.shape[:-2], *x.shape)
 
 
-def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " tokens_of_all_rows"]) -> Iterator[dict[str, Any]]:
+def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """A row for each head, place of the ablation and side that is ablated: ``change``, ``kappa``, ``moved``, ``top_weight``.
 
     ``kappa`` is the RMS of κ in the factors 1 + κ that the ablation puts on queries or keys; ``moved`` the share of queries
     whose largest logit is another key's afterwards; ``top_weight`` the mean of their largest attention weight before it.
     """
     model, step = subject.model, attention.step
+    partner = partners(attention.counted, subject.seed)
     found = layer_input(model, attention)
     states = {"before": found.source.states.double(), "after": step.input.double()}
     inputs: dict[str, Callable[[Tensor], Tensor]] = {"before": found.source, "after": lambda x: x}
@@ -244,7 +244,7 @@ def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " to
             ablated_k = _ablated(model, step, to_input, resample(x, keys, partner), heads, 1)
             clean = q[:, heads].transpose(0, 1), k[:, heads].transpose(0, 1)
             largest = attention.largest[:, heads].transpose(0, 1)
-            columns = _compared(step, heads, clean, (ablated_q, ablated_k), largest, subject.counted)
+            columns = _compared(step, heads, clean, (ablated_q, ablated_k), largest, attention.counted)
             for i, head in enumerate(range(heads.start, heads.stop)):
                 for values in columns:
                     row = {name: column[i] for name, column in values.items()}
@@ -275,7 +275,7 @@ def _ablated(
     groups, rows = states.shape[:2]
     rotation = step.rotation
     if rotation is not None and len(rotation[0]) > 1:
-        rotation = rotation[0].repeat(groups, 1, 1), rotation[1].repeat(groups, 1, 1)
+        rotation = tuple(torch.cat([part] * groups) for part in rotation)
     (projected,) = model.heads_of(step.layer, to_input(states.flatten(0, 1)).to(step.input), rotation, "qk"[side])
     of_heads = torch.arange(heads.start, heads.stop, device=projected.device)
     group = (of_heads - heads.start) // (len(of_heads) // groups)

@@ -23,7 +23,7 @@ class Rank(Measure):
 
     name: ClassVar[str] = "rank"
     title: ClassVar[str] = "How many directions do heads read?"
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[int | None] = 63
     overview: ClassVar[int] = 0
@@ -42,8 +42,8 @@ class Rank(Measure):
         table = table_of(tables, "rank")
         if table is None:
             return
-        width, typical = min(about["head_dim"], about["dim"]), table["effective_rank"].median()
-        lacking = table[table["rank"] < width].sort_values("rank")
+        width, typical = " or ".join(str(width) for width in sorted(set(table["width"]))), table["effective_rank"].median()
+        lacking = table[table["rank"] < table["width"]].sort_values("rank")
         half = (
             f"Half of the heads use the equivalent of {typical:.3g} equally strong directions or fewer (participation ratio)."
             if pd.notna(typical)
@@ -52,7 +52,7 @@ class Rank(Measure):
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
             title = "All heads use their query and key dimensions"
-            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(width), comparison=half)
+            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(table["width"].max()), comparison=half)
             return
         listed = ", ".join(f"{head_name(row)} ({row['rank']})" for row in lacking.head(_NAMED).to_dict("records"))
         yield Finding(
@@ -84,7 +84,7 @@ class Rank(Measure):
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
-    weights, dim = projections_of_layer(subject.model, attention), subject.model.dim
+    weights = projections_of_layer(subject.model, attention)
     singular, ranks = spectrum(weights.W_Q, weights.W_K)
     effective = participation_ratio(singular).tolist()
     for head, (rank, values) in enumerate(zip(ranks.tolist(), singular.tolist(), strict=True)):
@@ -92,7 +92,8 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
             "layer": attention.layer,
             "head": head,
             "rank": rank,
-            "null": dim - rank,
+            "width": min(weights.W_Q.shape[1:]),
+            "null": weights.W_Q.shape[1] - rank,
             "effective_rank": effective[head],
             "largest": values[0],
             "smallest": values[max(rank - 1, 0)],

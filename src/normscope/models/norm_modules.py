@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
 
+_SHORT = 1e-3  # the root mean square of a vector that shows eps
 _known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
 
 
@@ -46,10 +47,35 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     unscaled, _, shifted = _values(module, {name: torch.ones_like(value) for name, value in stored.items()}, given)
     kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
     gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
-    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
+    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), None)
+    if not isinstance(eps, float):
+        eps = _measured_eps(module, stored, given[0], kind)
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(device, wide), bias.to(device, wide)
     return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
+
+
+def known_norm(module: nn.Module, width: int, device: torch.device, slot: str = "") -> BlockNorm | None:
+    """The norm of a module; None if it cannot read single vectors, as a norm over rows or places does not."""
+    try:
+        return norm_of(module, width, device, slot)
+    except (RuntimeError, ValueError, TypeError):  # of the module
+        return None
+
+
+def _measured_eps(module: nn.Module, parameters: dict[str, Tensor], x: Float[Tensor, " dim"], kind: str) -> float:
+    """Eps of a norm that does not state it, from how much shorter it makes the norm of a short vector.
+
+    With s² the mean square of a vector that the norm makes r times as long as its norm is without eps, eps = s²(1/r² − 1).
+    """
+    ones = {name: torch.ones_like(value) if name == "weight" else torch.zeros_like(value) for name, value in parameters.items()}
+    short = x * (_SHORT / float(x.double().square().mean().sqrt()))
+    made = _values(module, ones, short[None])[0]
+    unit = NORMS[kind](short.double().cpu())
+    ratio = float((made * unit).sum() / unit.square().sum())
+    size = float((short.double() - (short.double().mean() if kind == "layer" else 0.0)).square().mean())
+    eps = size * (1 / ratio**2 - 1) if ratio else 0.0
+    return float(f"{eps:.3g}") if eps > _SHORT**2 * 1e-4 else 0.0
 
 
 def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:
