@@ -22,8 +22,8 @@ from normscope.models.hooks import before
 from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import Rotation
-from normscope.models.placement import is_norm
 from normscope.models.precision import in_float32, wide
+from normscope.models.record import is_norm
 
 _NEAR = 1e-4
 _ROTATION = "position_embeddings"
