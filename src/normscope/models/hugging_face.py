@@ -21,9 +21,10 @@ from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.offload import tensors_of, weight_of
-from normscope.models.placement import Placement, scheme_of
+from normscope.models.placement import Placement
 from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
+from normscope.models.recognise import common_scheme, scheme_of
 from normscope.models.record import Attended
 from normscope.schemes import Scheme
 
@@ -98,8 +99,11 @@ class HuggingFaceModel(Model):
         self._embedding_factor = probe.embedding_factor(self._embedding)
         self.position_kind = "rotary" if probe.record.rotary else "unknown" if self.positions is None else "learned"
         self.reconstruction = tuple(None if placement.unclear else placement.error for placement in self.placements)
-        self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
-        self.scheme, self.scheme_note = self._common_scheme()
+        schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
+        shared = common_scheme(schemes)
+        stages = () if shared is None or shared in schemes else (shared.at(layer, self.layers) for layer in range(self.layers))
+        self.schemes = tuple(stages) or schemes
+        self.scheme, self.scheme_note = self._with_remarks(shared)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -409,15 +413,12 @@ class HuggingFaceModel(Model):
         module = next(iter([*placement.norms.values(), *placement.head_norms.values()]), None)
         return "rms" if module is None else norm_of(module, width_of(module) or self.dim, self.device).kind
 
-    def _common_scheme(self) -> tuple[Scheme | None, str]:
-        """The scheme of all layers, and remarks on it."""
+    def _with_remarks(self, scheme: Scheme | None) -> tuple[Scheme | None, str]:
+        """The scheme of all layers with remarks on it, or why there is none."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
-        if unclear:
-            return None, unclear
+        if scheme is None:
+            return None, unclear or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
-        alike = {replace(scheme, alpha=0.0) for scheme in self.schemes if scheme is not None}  # learned: its own in each layer
-        if len(alike) != 1:
-            return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.changed:
             notes.append("a norm or gate changes the mixed values of attention before W_O")
@@ -426,7 +427,7 @@ class HuggingFaceModel(Model):
             notes.append(f"{' and '.join(names)} are parallel: both read the same states")
         if any(width_of(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
-        return self.schemes[0], "; ".join(notes)
+        return scheme, "; ".join(notes)
 
 
 def _text_config(model: Any) -> Any:
