@@ -78,6 +78,7 @@ class Subject:
             "offers": sorted(model.offers),
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
+            "reads": "tokens" if sample.features is None else "positions",
             "sentence": self.sentence_text,
         }
 
@@ -119,7 +120,7 @@ class Subject:
 
     @cached_property
     def counted(self) -> "Tensor":
-        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, the attention sink."""
+        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, a sink or not."""
         counted = self.present.clone()
         counted[:, 0] = False
         return counted
