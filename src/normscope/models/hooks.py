@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.observe import Rotation
 from normscope.models.states import ROWS_FIRST, Layout, floats
 
 _PLAIN = Layout(ROWS_FIRST, 1)
@@ -22,10 +23,16 @@ def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return states
 
 
-def rotation_of(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """The cosines and sines that attention is called with; None if there are none."""
+def rotation_of(kwargs: dict[str, Any], positions: bool = False) -> Rotation | None:
+    """The cosines and sines that attention is called with, or the complex numbers e^iφ; None if there are none.
+
+    The numbers of positions instead, if ``positions``: some modules compute cosines and sines themselves.
+    """
     rotation = kwargs.get("position_embeddings")
-    return rotation if isinstance(rotation, tuple) and len(rotation) == 2 else None
+    if isinstance(rotation, tuple) and len(rotation) == 2:
+        return rotation
+    given = kwargs.get("position_ids") if positions else rotation
+    return (given,) if isinstance(given, Tensor) and (positions or given.is_complex()) else None
 
 
 def first_output(output: Any) -> Any:

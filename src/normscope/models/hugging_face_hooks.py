@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
+from normscope.models.head_reader import messages_matrix
 from normscope.models.hooks import Running, after, before, given_states, rotation_of
-from normscope.models.layouts import messages_matrix
-from normscope.models.observe import AttentionStep, SublayerStep
+from normscope.models.observe import AttentionStep, Rotation, SublayerStep
 from normscope.models.placement import Placement, Site
 from normscope.models.states import floats
 
@@ -25,7 +25,7 @@ class AttentionHooks:
     def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[AttentionStep], Tensor | None]) -> None:
         self.model, self.running, self.observe = model, running, observe
         self.stream = self.input = torch.empty(0)
-        self.rotation: tuple[Tensor, Tensor] | None = None
+        self.rotation: Rotation | None = None
         self.nth = -1
 
     def install(self, stack: ExitStack) -> None:
@@ -40,7 +40,7 @@ class AttentionHooks:
         self.stream, self.nth = x, -1
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs)
+        self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs, module in self.model.positioned)
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
