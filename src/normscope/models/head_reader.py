@@ -18,7 +18,7 @@ from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall, observable, observing
 from normscope.models.attention_trace import AttentionTrace
 from normscope.models.foreign import library_errors
-from normscope.models.hooks import before, rotation_of
+from normscope.models.hooks import before, rotation_of, suspended
 from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import AttentionStep, Rotation
@@ -109,6 +109,7 @@ class HeadReader:
                 calls.setdefault(id(module), (args, dict(kwargs)))
 
         with ExitStack() as stack:
+            stack.enter_context(suspended())
             for module in self._modules:
                 before(stack, module, keep)
             stack.enter_context(observable(self.model))
@@ -287,6 +288,7 @@ def _intercepted(model: nn.Module, module: nn.Module, args: tuple[Any, ...], kwa
     try:
         with ExitStack() as stack:
             stack.enter_context(library_errors(f"unsupported architecture: {type(module).__name__} cannot be run by itself: "))
+            stack.enter_context(suspended())
             stack.enter_context(observable(model))
             stack.enter_context(observing(reach))
             trace.install(stack)

@@ -13,7 +13,7 @@ from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.describe import scheme_text
 from normscope.models.head_reader import HeadReader
-from normscope.models.hooks import Running
+from normscope.models.hooks import Running, suspended
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.inputs import call, reads_tokens, results, tokens_known
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
@@ -285,7 +285,8 @@ class HuggingFaceModel(Model):
                 raise _ReachedError(step)
 
         try:
-            self.forward(sample, Observer(attention=keep))
+            with torch.no_grad(), suspended():
+                self._run(sample, Observer(attention=keep))
         except _ReachedError as reached:
             return reached.step
         raise InputError(f"unsupported architecture: the attention of layer {layer} did not run")
