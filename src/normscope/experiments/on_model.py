@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import AfterValidator, model_validator
 
+from normscope.core.devices import chosen_device
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
@@ -47,15 +48,21 @@ def as_source(value: Any) -> Any:
     return value
 
 
+DTYPE_HELP = "Precision of the weights: auto is as stored on a GPU, float32 on a CPU."
+DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
+ModelDevice = Annotated[str, AfterValidator(lambda name: name if name == "disk" else chosen_device(name))]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 class WithModel(Seeded):
     """An experiment on a model."""
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
+    device: ModelDevice = setting("auto", DEVICE_HELP)
+    dtype: Dtype = setting("auto", DTYPE_HELP)
     trust_remote_code: bool = setting(False, TRUST_HELP)
     bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
@@ -86,7 +93,7 @@ class WithModel(Seeded):
 
         advance = progress.stage(f"opening {self.model_name}", 1)
         device = self.device if isinstance(self.model, str) else None
-        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
+        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code, dtype=self.dtype)
         advance(1)
         return model.with_bos(self.bos)
 

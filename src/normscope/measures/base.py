@@ -61,6 +61,7 @@ class Subject:
         joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
+            "dtype": str(model.dtype).removeprefix("torch."),
             "checksum": self.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
             "schemes": scheme_text(model.schemes),

@@ -19,9 +19,11 @@ from normscope.models.attention_interface import AttentionCall, observable, obse
 from normscope.models.attention_trace import AttentionTrace
 from normscope.models.foreign import library_errors
 from normscope.models.hooks import before, rotation_of, suspended
+from normscope.models.inputs import device_of
 from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import AttentionStep, Rotation
+from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
 from normscope.models.record import is_norm
 
@@ -350,7 +352,7 @@ def _gain(norm: nn.Module) -> Callable[..., Tensor]:
     width = width_of(norm)
     if width is None:
         return _unchanged
-    gain = norm_of(norm, width, next(norm.parameters()).device).gain
+    gain = norm_of(norm, width, device_of(norm)).gain
     return lambda x, *_, **__: x * gain.to(x)
 
 
@@ -370,8 +372,8 @@ def _shape(product: Any) -> tuple[int, int]:
 
 def matrix_of(product: nn.Module) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
     """Weight and bias of a product, in float32 at least."""
-    weight, bias = wide(_weight(product)), getattr(product, "bias", None)
-    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.detach().to(weight)
+    weight, bias = wide(_weight(product)), weight_of(product, "bias")
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)
 
 
 def messages_matrix(out: nn.Module, heads: int) -> Float[Tensor, "heads value dim"]:
@@ -383,5 +385,6 @@ def messages_matrix(out: nn.Module, heads: int) -> Float[Tensor, "heads value di
 def _weight(product: Any) -> Float[Tensor, "inputs outputs"]:
     if not _is_product(product):
         raise InputError(f"unsupported architecture: a {type(product).__name__} has no weight matrix")
-    weight: Tensor = product.weight.detach()
+    weight = weight_of(product)
+    assert weight is not None
     return weight if type(product).__name__ == "Conv1D" else weight.T

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
-from normscope.models.checksum import checksum, tensors_of
+from normscope.models.checksum import checksum
 from normscope.models.describe import scheme_text
 from normscope.models.head_reader import HeadReader
 from normscope.models.hooks import Running, suspended
@@ -19,6 +19,7 @@ from normscope.models.inputs import call, reads_tokens, results, tokens_known
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
+from normscope.models.offload import tensors_of, weight_of
 from normscope.models.placement import Placement, scheme_of
 from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
@@ -321,7 +322,7 @@ class HuggingFaceModel(Model):
         module: Any = self._embedding
         if module is None:
             raise InputError(f"'{self.name}' has no table of token embeddings as wide as its stream")
-        rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
+        rows: Tensor = module(torch.arange(module.weight.shape[0], device=self.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
         return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
 
@@ -332,7 +333,8 @@ class HuggingFaceModel(Model):
             if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
                 padding = module.padding_idx  # where there is one, positions begin after it
                 first = getattr(module, "offset", 0 if padding is None else padding + 1)
-                return wide(module.weight[int(first) :].detach())
+                weight = weight_of(module)
+                return None if weight is None else wide(weight[int(first) :])
         return None
 
     @property
@@ -340,8 +342,8 @@ class HuggingFaceModel(Model):
         """The rows of the output layer."""
         if not self._predicts or not self._has_output_layer():
             return None
-        weight = getattr(self.model.get_output_embeddings(), "weight", None)
-        return wide(weight.detach()) if isinstance(weight, Tensor) and weight.shape[-1] == self.dim else None
+        weight = weight_of(self.model.get_output_embeddings())
+        return None if weight is None or weight.shape[-1] != self.dim else wide(weight)
 
     @property
     def predicts(self) -> bool:

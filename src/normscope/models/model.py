@@ -16,6 +16,7 @@ from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
 from normscope.models.describe import as_html, as_text
+from normscope.models.inputs import device_of
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.models.precision import wide, widened
 from normscope.models.tokenizing import encode, special_ends
@@ -129,8 +130,7 @@ class Model(ABC):
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return device_of(self.model)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class Model(ABC):
         """
         with torch.no_grad():
             observer = combine([*observers, *(captured.observer for captured in self._captures)])
-            return wide(self._run(sample, widened(observer)))
+            return wide(self._run(sample, widened(observer, self.device)), self.device)
 
     @abstractmethod
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
