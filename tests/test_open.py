@@ -59,9 +59,12 @@ def test_a_scheme_that_changes_with_depth_is_one_for_each_layer() -> None:
     assert "layer 0: mix (first stage); layers 1–3: pre" in repr(model)
 
 
-@pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Identity()])
-def test_what_is_no_model_is_refused(thing: Any) -> None:
-    with pytest.raises(InputError, match="is not a model"):
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [(nn.Linear(2, 2), "does not run on a small input"), (nn.Identity(), "no blocks")],
+)
+def test_what_is_no_model_is_refused(thing: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         open_model(thing)
 
 

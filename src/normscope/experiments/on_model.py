@@ -48,6 +48,8 @@ def as_source(value: Any) -> Any:
     return value
 
 
+STREAM_HELP = "The residual stream to measure, of a model that has several: encoder, decoder, vision, text."
+BLOCKS_HELP = "The list of residual blocks by its name in the model, such as transformer.h."
 DTYPE_HELP = "Precision of the weights: auto is as stored on a GPU, float32 on a CPU."
 DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
@@ -64,6 +66,8 @@ class WithModel(Seeded):
     device: ModelDevice = setting("auto", DEVICE_HELP)
     dtype: Dtype = setting("auto", DTYPE_HELP)
     trust_remote_code: bool = setting(False, TRUST_HELP)
+    stream: str | None = setting(None, STREAM_HELP, shown="the decoder, or the largest")
+    blocks: str | None = setting(None, BLOCKS_HELP, shown="found in a forward pass")
     bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
     @property
@@ -93,7 +97,14 @@ class WithModel(Seeded):
 
         advance = progress.stage(f"opening {self.model_name}", 1)
         device = self.device if isinstance(self.model, str) else None
-        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code, dtype=self.dtype)
+        model = open_model(
+            self.model,
+            device,
+            trust_remote_code=self.trust_remote_code,
+            dtype=self.dtype,
+            stream=self.stream,
+            blocks=self.blocks,
+        )
         advance(1)
         return model.with_bos(self.bos)
 

@@ -119,7 +119,7 @@ class Subject:
 
     @cached_property
     def counted(self) -> "Tensor":
-        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, the attention sink."""
+        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, a sink or not."""
         counted = self.present.clone()
         counted[:, 0] = False
         return counted

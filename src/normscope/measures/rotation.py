@@ -16,13 +16,13 @@ from normscope.measures.curves import columns, late, late_layers
 from normscope.measures.degenerate import left_out
 from normscope.measures.replay import replay_table
 from normscope.measures.states import MIXING, Tokens, TokenStates
-from normscope.models import SublayerStep
+from normscope.models import Model, SublayerStep
 from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, table_of
-from normscope.schemes import NAMED
+from normscope.schemes import NAMED, Scheme, Slots
 
 Row = dict[str, Any]
 REPLAYED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")
@@ -81,7 +81,8 @@ class _Observer(PassObserver):
         computed, written = outputs[:unbroken].T
         schemes = [NAMED[name] for name in self.schemes]
         replay = replay_table(schemes, self.radius, lengths, along, computed, written, self.subject.model.layers)
-        return {**tables, "replay": replay}
+        alike = [scheme.name for scheme in schemes if updates_alike(self.subject.model, scheme)]
+        return {**tables, "replay": replay.assign(own=replay["scheme"].isin(alike))}
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,9 @@ class Rotation(Measure):
             return  # some layers cannot be measured, and the last third of the others is not that of the model
         yield _verdict(angles, late_third, _radii(tables["motion"]))
         replayed = table_of(tables, "replay")
-        replay = [] if replayed is None else [row for row in plain_rows(replayed) if row["layer"] in late_third]
-        names = [name for name in dict.fromkeys(row["scheme"] for row in replay) if name != about["scheme"]]
+        others = [] if replayed is None else plain_rows(_others(replayed))
+        replay = [row for row in others if row["layer"] in late_third]
+        names = dict.fromkeys(row["scheme"] for row in replay)
         means = {name: fmean(row["angle"] for row in replay if row["scheme"] == name) for name in names}
         if means:
             listed = ", ".join(f"{_title(name)} {value:.3g}°" for name, value in means.items())
@@ -158,9 +160,24 @@ class Rotation(Measure):
         return self.page(text, {"angle": chart})
 
 
+def updates_alike(model: Model, scheme: Scheme) -> bool:
+    """Whether every layer of a model updates the residual stream as a scheme does: norms of q, k and v aside."""
+
+    def texts(slots: Slots) -> tuple[str, ...]:
+        return (slots.input_factor.text, *(slots.texts[name] for name in ("output", "step", "carry", "stream")))
+
+    stages = [(of_layer, scheme.at(layer, model.layers)) for layer, of_layer in enumerate(model.schemes)]
+    return all(of_layer is not None and texts(of_layer.attention) == texts(stage.attention) for of_layer, stage in stages)
+
+
+def _others(replay: pd.DataFrame) -> pd.DataFrame:
+    """The rows of schemes other than the model's: its own updates are not what it would do with another placement."""
+    return replay[~replay["own"].astype(bool)] if "own" in replay else replay
+
+
 def replayed_lines(replay: pd.DataFrame | None, column: str) -> list[Line]:
-    """A line for every scheme of the table ``replay``."""
-    groups = () if replay is None or column not in replay else replay.groupby("scheme", sort=False)
+    """A line for every scheme of the table ``replay`` that is not the model's."""
+    groups = () if replay is None or column not in replay else _others(replay).groupby("scheme", sort=False)
     return [Line(f"as {name}", floats(rows["layer"]), floats(rows[column])) for name, rows in groups]
 
 

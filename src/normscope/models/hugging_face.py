@@ -69,7 +69,7 @@ class HuggingFaceModel(Model):
     def _take_structure(self, probe: Probe) -> None:
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
         self.stream, self.streams = probe.stream.name, tuple(stream.name for stream in probe.streams)
-        self.attentions, self.placements = probe.attentions, probe.placements
+        self.attentions, self.crossings, self.placements = probe.attentions, probe.crossings, probe.placements
         self._sites = [block.site for block in probe.stream.blocks]
         self.layers, self.dim = len(self._sites), probe.dim
         attended = [each.attention for each in probe.attended if each is not None]
@@ -92,7 +92,8 @@ class HuggingFaceModel(Model):
         states = probe.stream.blocks[-1].output
         self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
         self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
-        self.context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        self.context = context if context is not None and context > 0 else None
         if self.positions is not None:
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(self._embedding)
@@ -162,8 +163,8 @@ class HuggingFaceModel(Model):
         with ExitStack() as stack:
             if observer.sublayer is not None:
                 SublayerHooks(self, running, observer.sublayer).install(stack)
-            if observer.attention is not None:
-                AttentionHooks(self, running, observer.attention).install(stack)
+            if observer.attention is not None or observer.cross is not None:
+                AttentionHooks(self, running, observer.attention, observer.cross).install(stack)
             running.install(stack)
             stack.enter_context(observable(self.model))
             return results(call(self.model, sample, self._decoded(sample)))
@@ -188,7 +189,9 @@ class HuggingFaceModel(Model):
         """Why a layer has no value of this name."""
         placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
         if sublayer is None:
-            return "it has no softmax attention" if not name.startswith("resid") and self.attentions[layer] is None else ""
+            places = self.crossings if name.startswith("cross") else self.attentions
+            kind = "attention to another stream" if name.startswith("cross") else "softmax attention"
+            return f"it has no {kind}" if not name.startswith("resid") and places[layer] is None else ""
         if placement.unclear:
             return placement.unclear
         if sublayer not in placement.branches:

@@ -10,12 +10,16 @@ from normscope.models.observe import Sample
 
 _TOKENS, _ROWS = 8, 2
 _TOKEN_INPUTS = ("input_ids",)
+_INPUTS = (*_TOKEN_INPUTS, "pixel_values", "input_features", "input_values")
 _DECODER = "decoder_input_ids"
 
 
 def main_input(model: nn.Module) -> str | None:
-    """The name of the model's first input, as the ``transformers`` library states it; None for other modules."""
-    return getattr(model, "main_input_name", None) if hasattr(model, "config") else None
+    """The name of the input that a model of the ``transformers`` library reads; None for other modules."""
+    if not hasattr(model, "config"):
+        return None
+    stated, names = getattr(model, "main_input_name", "input_ids"), accepted(model)
+    return stated if stated in _INPUTS else next((name for name in _INPUTS if name in names), stated)
 
 
 def reads_tokens(model: nn.Module) -> bool:

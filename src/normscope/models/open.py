@@ -13,7 +13,15 @@ from torch import nn
 from normscope.errors import InputError, did_you_mean, require_known
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
 from normscope.models.check import check_finite
-from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
+from normscope.models.foreign import (
+    PICKLES,
+    check_weights,
+    library_errors,
+    model_options,
+    pickled_file,
+    quietly,
+    read_tokenizer,
+)
 from normscope.models.gguf_reading import need_gguf, read_once
 from normscope.models.loading import DISK, DTYPES, planned
 from normscope.models.model import Model
@@ -124,10 +132,7 @@ def check_model(name: str | Path) -> Path:
     if text.startswith(_OWN):
         path = model_folder(text)
     elif path.suffix in PICKLES and path.is_file():
-        raise InputError(
-            f"'{path}' is pickled, and is refused on purpose: a pickle can run any code; "
-            "give the folder of a model with safetensors files, or a GGUF file"
-        )
+        raise InputError(pickled_file(path))
     elif path.is_file() and not _is_gguf(path):
         raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
     elif path.is_dir() and not (path / "config.json").is_file():
@@ -234,6 +239,14 @@ def _from_library(
             **options,
         )
     missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
+    bare = model.base_model
+    if missing and bare is not model and not any(key.startswith(f"{model.base_model_prefix}.") for key in missing):
+        warnings.warn(
+            f"'{name}' is opened without its head, and predicts nothing: the configuration names {type(model).__name__}, but "
+            f"{missing[0]} is not among the weights",
+            stacklevel=4,
+        )
+        model, missing = bare, []
     if missing:
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:

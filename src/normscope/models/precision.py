@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normscope.models.observe import AttentionStep, Observer, SublayerStep
+from normscope.models.observe import AttentionStep, Observer, OnAttention, SublayerStep
 
 HALF = (torch.bfloat16, torch.float16)
 T = TypeVar("T")
@@ -32,11 +32,7 @@ def widened(observer: Observer, device: torch.device) -> Observer:
 
     What it returns is rounded and moved back.
     """
-    on_attention, on_sublayer, on_state = observer.attention, observer.sublayer, observer.state
-
-    def attention(step: AttentionStep) -> Tensor | None:
-        changed = on_attention(wide(step, device)) if on_attention is not None else None
-        return None if changed is None else changed.to(step.v)
+    on_sublayer, on_state = observer.sublayer, observer.state
 
     def sublayer(step: SublayerStep) -> None:
         if on_sublayer is not None:
@@ -47,10 +43,23 @@ def widened(observer: Observer, device: torch.device) -> Observer:
         return None if changed is None else changed.to(x)
 
     return Observer(
-        None if on_attention is None else attention,
+        _widened(observer.attention, device),
         None if on_sublayer is None else sublayer,
         None if on_state is None else state,
+        _widened(observer.cross, device),
     )
+
+
+def _widened(observe: OnAttention | None, device: torch.device) -> OnAttention | None:
+    """The same for the attention of a layer."""
+    if observe is None:
+        return None
+
+    def attention(step: AttentionStep) -> Tensor | None:
+        changed = observe(wide(step, device))
+        return None if changed is None else changed.to(step.v)
+
+    return attention
 
 
 @contextmanager
