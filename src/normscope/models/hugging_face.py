@@ -311,7 +311,7 @@ class HuggingFaceModel(Model):
         norms = []
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                norms.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, width_of(module) or self.dim, self.device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
                 norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
