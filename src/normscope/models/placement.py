@@ -9,7 +9,7 @@ updates with these slots against the block's output.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, length, same
 from normscope.models.blocks import Block
+from normscope.models.hooks import Site
 from normscope.models.norm_modules import known_norm
 from normscope.models.record import Attended, Call, Record
 from normscope.schemes import Slots
@@ -28,24 +29,16 @@ from normscope.schemes.update import Update
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?(norm|ln)|norm_?(qk|q|k|v)")
 _NEAR = 1e-4
 _SMALLEST = 1e-3
+_ONE = 1e-5  # a fitted number this near to 1 is 1
+_ROUNDING = 4  # of one tensor to another that is called equal, in units of the precision
 _EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
 _SEEN = 512  # numbers of a tensor that are compared first
 _MOST_SUBLAYERS = 4
 _MOST_ENDS = 24  # results among which pairs of scaled updates are searched
+_AFFINE = 1e-3  # of a product whose own arithmetic may be half precision
 _FEWEST = 6  # states to fit two numbers for each channel
+_NEITHER = "a norm is neither LayerNorm nor RMSNorm"
 States = Float[Tensor, "rows positions dim"]
-
-
-@dataclass(frozen=True)
-class Site:
-    """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0.
-
-    ``received`` means what it is called with, not what it returns.
-    """
-
-    module: nn.Module
-    nth: int = 0
-    received: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,14 +70,20 @@ class Branch:
     factor: float = 1.0
     parallel: bool = False
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether slots can express its scales: not a carry with a number for each channel, unless it is 1 − step."""
+        step, carry = self.scales.step, self.scales.carry
+        return not carry.ndim or (bool(step.ndim) and _same(carry, 1 - step))
+
     def slots(self, heads: str = "none") -> Slots:
         """Which slots are filled."""
         norms = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "output", "stream")}
         if self.factor != 1 and "input" in self.norms:
             norms["input"] = f"norm * {self.factor:.4g}"
-        if self.scales.step.ndim or self.scales.carry.ndim:
-            lerp = bool(self.scales.carry.ndim) and _same(self.scales.carry, 1 - self.scales.step)
-            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry.mean()), **norms)
+        if self.scales.step.ndim:
+            lerp = bool(self.scales.carry.ndim)
+            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry), **norms)
         return Slots(heads=heads, step=rounded(self.scales.step), carry=rounded(self.scales.carry), **norms)
 
 
@@ -121,11 +120,11 @@ class Placement:
         """The sublayers that a block of a scheme has: all but further ones."""
         return [(name, branch) for name, branch in self.branches.items() if name != "further"]
 
-    def shares(self, name: str) -> bool:
-        """Whether a sublayer's update is added together with that of another."""
+    def shares(self, name: str, later: bool = False) -> bool:
+        """Whether a sublayer's update is added together with that of another, or of a later one."""
         names = list(self.branches)
         after = names[names.index(name) + 1 :][:1]
-        return self.branches[name].parallel or any(self.branches[other].parallel for other in after)
+        return (self.branches[name].parallel and not later) or any(self.branches[other].parallel for other in after)
 
     @property
     def letters(self) -> str:
@@ -136,6 +135,14 @@ class Placement:
     def norms(self) -> dict[tuple[str, str], nn.Module]:
         """Norms of the stream by sublayer and slot."""
         return {(name, slot): site.module for name, branch in self.branches.items() for slot, site in branch.norms.items()}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a recorded block shows: what each sublayer computed, by name, and what the input norms returned."""
+
+    results: dict[str, States]
+    reads: dict[Site, States]
 
 
 @dataclass(eq=False)
@@ -177,6 +184,7 @@ class _Anatomy:
         self.attended = record.attended_inside(block.call)
         self.values: list[_Value] = []
         self.tolerance = max(_NEAR, torch.finfo(block.input.dtype).eps)
+        self._equal = _ROUNDING * torch.finfo(block.input.dtype).eps
         self._known: dict[int, tuple[Tensor, _Value]] = {}  # tensors are kept, so that none takes the id of another
         self.x = self._value(block.input, -1.0)
         events = [(call.began, call, x) for call in self.calls for x in call.inputs]
@@ -212,8 +220,8 @@ class _Anatomy:
         if states is None:
             return None
         picked = states.reshape(-1)[self._picked].double()
-        near = (v for v in self.values if same(v.picked, picked, self.tolerance))
-        value = next((v for v in near if _same(v.states, states)), None)
+        near = (v for v in self.values if same(v.picked, picked, self._equal))
+        value = next((v for v in near if same(v.states.flatten().double(), states.flatten().double(), self._equal)), None)
         if value is not None:
             self._known[id(x)] = (x, value)
         return value
@@ -260,12 +268,16 @@ class _Terms:
     def hits(self, start: _Value, made: Float[Tensor, "updates picked"], allowed: Tensor) -> list[int]:
         """The updates whose sums are the target, and not only because the states hardly change."""
         left, change = (self.t - made).norm(dim=-1), (self.t - start.picked).norm()
-        good = (left <= self.tolerance * self.t.norm()) & (left <= _EXPLAINED * change) & allowed
+        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * self.t.norm()
+        good = (left <= self.tolerance * self.t.norm()) & (left <= (_EXPLAINED * change).clamp(min=rounding)) & allowed
         return [int(index) for index in good.nonzero()[:, 0]]
 
-    def is_sum(self, made: Tensor) -> bool:
-        """Whether all numbers agree."""
-        return _same(self.states, made)
+    def is_sum(self, start: _Value, made: Tensor) -> bool:
+        """Whether all numbers agree, and not only because the states hardly change."""
+        target, x = self.states.double(), start.states.double()
+        left, change, size = (float(length(y.flatten())) for y in (target - made, target - x, target))
+        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * size
+        return left <= self.tolerance * size and left <= max(_EXPLAINED * change, rounding)
 
 
 _Found = Iterator[tuple[_Value, _Updates, Tensor]]
@@ -277,7 +289,7 @@ def _exact(terms: _Terms) -> _Found:
     for start, later in terms.pairs():
         for index in terms.hits(start, start.picked + terms.U, later):
             update = terms.updates[index]
-            if terms.is_sum(start.states + update.states):
+            if terms.is_sum(start, start.states + update.states):
                 yield start, ((update, one),), one
 
 
@@ -291,7 +303,7 @@ def _scaled(terms: _Terms) -> _Found:
                 update = terms.updates[index]
                 t, x, u = (states.double().flatten() for states in (terms.states, start.states, update.states))
                 scale, kept = (_tidy(number[0], terms.states) for number in _fit(t, x, u[None], free))
-                if terms.is_sum(kept * start.states + scale * update.states):
+                if terms.is_sum(start, kept * start.states + scale * update.states):
                     yield start, ((update, scale),), kept
 
 
@@ -303,7 +315,7 @@ def _parallel(terms: _Terms) -> _Found:
             if bool(later[first]):
                 for second in terms.hits(start, start.picked + terms.U[first] + terms.U, later):
                     other = terms.updates[second]
-                    if other.first > update.first and terms.is_sum(start.states + update.states + other.states):
+                    if other.first > update.first and terms.is_sum(start, start.states + update.states + other.states):
                         yield start, ((update, one), (other, one)), one
     ends = [index for index, update in enumerate(terms.updates) if update.computed][:_MOST_ENDS]
     for start, later in terms.pairs(fewer=True):
@@ -313,7 +325,7 @@ def _parallel(terms: _Terms) -> _Found:
             enough = (steps.abs() >= _SMALLEST).all()[None]
             if terms.hits(start, (start.picked + steps @ U)[None], enough):
                 chosen = tuple((terms.updates[index], _tidy(steps[n], terms.states)) for n, index in enumerate(pair))
-                if terms.is_sum(start.states + sum(step * update.states for update, step in chosen)):
+                if terms.is_sum(start, start.states + sum(step * update.states for update, step in chosen)):
                     yield start, chosen, one
 
 
@@ -327,12 +339,12 @@ def _channels(terms: _Terms) -> _Found:
         for update in allowed[:_MOST_ENDS]:
             step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
             small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
-            if not small and terms.is_sum(carry * start.states + step * update.states):
+            if not small and terms.is_sum(start, carry * start.states + step * update.states):
                 yield start, ((update, _tidy(step, terms.states)),), _tidy(carry, terms.states)
 
 
-def placement_of(block: Block, record: Record) -> Placement:
-    """The slots of a block."""
+def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
+    """The slots of a block, and what they were seen by."""
     anatomy = _Anatomy(block, record)
     attention = next((a for a in anatomy.attended if not a.crosses), None)
     heads = {} if attention is None else _head_norms(anatomy, attention)
@@ -340,25 +352,29 @@ def placement_of(block: Block, record: Record) -> Placement:
     changed = out is not None and attention is not None and not _same(out.inputs[0], attention.mixed)
     plain = Placement({}, heads, None if out is None else out.module, changed)
     sums = anatomy.sums()
-    if sums is None:
-        return replace(plain, unclear="the block's output is not a sum of its input and the updates of its sublayers")
+    if not sums:
+        added = "adds nothing that can be seen to its input" if sums == [] else "returns no sum of its input and of updates"
+        return replace(plain, unclear=f"the block {added}"), Evidence({}, {})
     return _with_branches(plain, anatomy, sums)
 
 
-def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) -> Placement:
-    """The placement with the sublayers of the sums, proved by reconstruction."""
+def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) -> tuple[Placement, Evidence]:
+    """The placement with the sublayers of the sums, if these reproduce the block's output."""
+    nothing = Evidence({}, {})
     branches: list[Branch] = []
+    outputs: list[_Value] = []
     windows: list[tuple[int, int]] = []
-    began, error = anatomy.block.call.began, 0.0
+    reads: dict[Site, States] = {}
+    began = anatomy.block.call.began
     for total in sums:
-        outputs = []
         for number, (update, step) in enumerate(total.updates):
             result, norm, scale = _result(anatomy, update, total.before)
-            value = _computed(anatomy, result, result is norm)
+            if norm is None and _is_unknown(result):
+                return replace(plain, unclear=f"what a {type(result.module).__name__} makes of an update is unknown"), nothing
             window = (began, result.ended)
             reading = _reading(anatomy, total.before, window)
             if isinstance(reading, str):
-                return replace(plain, unclear=reading)
+                return replace(plain, unclear=reading), nothing
             calls = {"input": reading[0], "output": norm, "stream": total.stream}
             sites = {slot: _site(anatomy, call) for slot, call in calls.items() if call is not None}
             last = number == len(total.updates) - 1
@@ -366,49 +382,72 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             scales = Scales(step * scale, total.carry)
             site = replace(_site(anatomy, result), received=result is norm)
             branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0))
-            outputs.append(value)
+            outputs.append(_computed(anatomy, result, result is norm))
+            if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
+                reads[sites["input"]] = read.states
+                known = known_norm(reading[0].module, read.states.shape[-1], read.states.device)
+                if known is None or not _same(known(total.before.states), read.states):
+                    return replace(plain, unclear=_NEITHER), nothing
             windows.append(window)
             began = window[1]
-        error = max(error, _error(anatomy, total, branches[-len(outputs) :], outputs))
-    names = _names(anatomy, windows)
+    names = _names(anatomy, windows, branches)
     if isinstance(names, str):
-        return replace(plain, unclear=names)
-    if error > anatomy.tolerance:
-        unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
-        return replace(plain, unclear=unclear, error=error)
-    note = "a further sublayer follows the feed-forward layer" if "further" in names else ""
-    return replace(plain, branches=dict(zip(names, branches, strict=True)), note=note, error=error)
+        return replace(plain, unclear=names), nothing
+    evidence = Evidence({name: value.states for name, value in zip(names, outputs, strict=True)}, reads)
+    placement = replace(plain, branches=dict(zip(names, branches, strict=True)), note=_note(names))
+    return proved(placement, anatomy.block.input, evidence.results, anatomy.block.output), evidence
 
 
-def _error(anatomy: _Anatomy, total: _Sum, branches: Sequence[Branch], outputs: Sequence[_Value]) -> float:
-    """The error of the states after a sum, made from those before it and the sublayers' outputs with our own norms.
+def proved(placement: Placement, x: States, results: Mapping[str, States], y: States) -> Placement:
+    """The placement with its error, of the block's output y made of its input x and what its sublayers computed.
 
-    It is infinite where what a sublayer reads is not in the block.
+    It is unclear if the error is larger than the rounding of the precision allows. The norms are ours, with the parameters of
+    the model's: nothing of the block is run.
     """
-    before, target = total.before.states, total.after.states
-    made, stream = total.carry * before, None
-    for branch, output in zip(branches, outputs, strict=True):
-        known = {slot: known_norm(site.module, before.shape[-1], before.device) for slot, site in branch.norms.items()}
-        norms = {slot: norm for slot, norm in known.items() if norm is not None}
-        if len(norms) < len(known):
-            return float("inf")
-        update = Update(norms.get("input"), norms.get("output"), factor=branch.factor, step=branch.scales.step)
-        if "input" in norms and anatomy.value_of(update.read(before)) is None:
-            return float("inf")
-        made, stream = made + update.written(output.states), norms.get("stream")
-    made = Update(stream=stream).settle(made)
-    return float(length((made - target).double().flatten()) / length(target.double().flatten()))
+    before = made = x
+    for name, branch in placement.branches.items():
+        known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in branch.norms.items()}
+        if None in known.values():
+            return replace(placement, branches={}, unclear=_NEITHER, error=None)
+        update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step)
+        made = (made if branch.parallel else branch.scales.carry * before) + update.written(results[name])
+        if not placement.shares(name, later=True):
+            before = made = update.settle(made)
+    error = float(length((made - y).double().flatten()) / length(y.double().flatten()))
+    error = max(error, placement.error or 0.0)
+    if error <= max(_NEAR, torch.finfo(x.dtype).eps):
+        return replace(placement, error=error)
+    unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
+    return replace(placement, branches={}, unclear=unclear, error=None)
 
 
-def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]]) -> list[str] | str:
+def _note(names: Sequence[str]) -> str:
+    """What a block has besides."""
+    if "further" not in names:
+        return ""
+    early = "attention" in names and names.index("further") < names.index("attention")
+    return f"a further sublayer {'precedes attention' if early else 'follows the feed-forward layer'}"
+
+
+def _is_unknown(call: Call) -> bool:
+    """Whether a module that is no product, norm or scale has parameters, and so may be any of them in another form."""
+    return call.is_leaf and not _computes(call) and any(True for _ in call.module.parameters())
+
+
+def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]) -> list[str] | str:
     """The names of sublayers by what runs in their windows of time; or why there are none."""
     names: list[str] = []
     for began, ended in windows:
         inside = [a for a in anatomy.attended if began < a.time < ended]
         names.append("cross" if inside and all(a.crosses for a in inside) else "attention" if inside else "")
     others = [position for position, name in enumerate(names) if not name]
-    early = "attention" not in names or (len(others) > 1 and others[0] < names.index("attention"))
-    kinds = ["mixer"] * early + ["feedforward", "further"]
+    attention = names.index("attention") if "attention" in names else -1
+    beside = attention > 0 and branches[attention].parallel  # something mixes tokens beside attention
+    kinds = ["feedforward", "further"]
+    if attention < 0 or (beside and others and others[0] < attention):
+        kinds = ["mixer", *kinds]
+    elif len(others) > 1 and others[0] < attention:
+        kinds = ["further", "feedforward"]
     if len(others) > len(kinds) or any(names.count(kind) > 1 for kind in ("attention", "cross")):
         return f"the block has {len(windows)} sublayers, more than attention, a mixer and a feed-forward layer"
     for position, kind in zip(others, kinds, strict=False):
@@ -462,7 +501,8 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
             both = direct and value is not before  # a norm of what is normalised already changes nothing
             return "a sublayer reads both the states and a norm of them" if both else (norm, 1.0)
     if direct:
-        return None, 1.0
+        plain = all(map(_is_affine, direct))
+        return (None, 1.0) if plain else f"what a {type(direct[0].module).__name__} reads of the states is unknown"
     for norm, call in product(norms, (call for call in readers if _computes(call))):
         read = anatomy.value_of(call.inputs[0]) if call.inputs else None
         made = anatomy.value_of(norm.outputs[0])
@@ -481,6 +521,22 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
     return "a sublayer reads neither the states nor a norm of them"
 
 
+def _is_affine(call: Call) -> bool:
+    """Whether a module is a convolution, or returned the product of its input and its weight, plus a bias."""
+    if isinstance(call.module, nn.modules.conv._ConvNd):
+        return True
+    weight, x, y = getattr(call.module, "weight", None), call.inputs[0], call.outputs[0]
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta:
+        return isinstance(call.module, nn.Linear)
+    W = weight.detach().to(x) if weight.shape[0] == x.shape[-1] and weight.shape[1] == y.shape[-1] else weight.detach().to(x).mT
+    for matrix in (W, W.mT) if W.shape[0] == W.shape[1] else (W,):
+        if matrix.shape == (x.shape[-1], y.shape[-1]):
+            rest = (y - x @ matrix).flatten(0, -2).double()
+            if float((rest - rest[:1]).norm()) <= _AFFINE * float(y.double().norm()):
+                return True
+    return False
+
+
 def _computes(call: Call) -> bool:
     """Whether a module without parts has parameters of two axes or more: a product, a convolution, experts."""
     return call.is_leaf and any(parameter.ndim > 1 for parameter in call.module.parameters())
@@ -489,7 +545,7 @@ def _computes(call: Call) -> bool:
 def _reader(anatomy: _Anatomy, after: _Value, time: int) -> Site | None:
     """The first call after a time that reads some states."""
     call = min((call for call in after.received if call.began >= time), key=lambda call: call.began, default=None)
-    return None if call is None else _site(anatomy, call)
+    return None if call is None else replace(_site(anatomy, call), received=True)
 
 
 def _site(anatomy: _Anatomy, call: Call) -> Site:
@@ -538,10 +594,10 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
 
 
 def _tidy(scale: Tensor, states: Tensor) -> Tensor:
-    """A scale as precise as its fit: 1 up to rounding is 1, equal channels are one number, half precision has two digits."""
-    scale = scale.float() if torch.finfo(states.dtype).bits >= 32 else scale.float().round(decimals=2)
+    """A scale as precise as its fit: equal channels are one number, and 1 up to rounding is 1."""
+    scale = scale.float()
     scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _SMALLEST * scale.mean().abs()) else scale
-    one = bool(((scale - 1).abs() < _SMALLEST).all()) and not scale.ndim
+    one = not scale.ndim and abs(float(scale) - 1) < _ONE
     return (torch.ones_like(scale) if one else scale).to(states.device)
 
 

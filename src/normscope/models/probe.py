@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from normscope.core.norms import factor_between, same
 from normscope.errors import InputError, did_you_mean
 from normscope.models.blocks import Stream, streams_of
+from normscope.models.hooks import Site
 from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
 from normscope.models.observe import Sample
-from normscope.models.placement import Placement, Site, placement_of
+from normscope.models.placement import placement_of
+from normscope.models.proof import proved_again
 from normscope.models.record import Attended, Record, Recorder, is_norm
 
 _NEAR = 1e-5
@@ -39,8 +41,7 @@ class Probe:
         recorder = Recorder(model)
         with ExitStack() as stack:
             recorder.install(stack)
-            stack.enter_context(torch.no_grad())
-            self.output = results(call(model, self.sample, self.sample.tokens[:, :-1]))
+            self.output = results(self._run())
         self.record: Record = recorder.record
         self.streams = streams_of(model, self.record, shape, blocks)
         self.stream = self._chosen(stream)
@@ -56,10 +57,13 @@ class Probe:
         self.crossings = [None if one is None else Site(one[1].within.module, one[0]) for one in crossing]
         self.dim = self.stream.blocks[-1].output.shape[-1]
 
-    @property
-    def placements(self) -> list[Placement]:
-        """The slots of every layer."""
-        return [placement_of(block, self.record) for block in self.stream.blocks]
+        seen = [placement_of(block, self.record) for block in self.stream.blocks]
+        self.placements = proved_again(self.stream.blocks, seen, self._run)
+
+    def _run(self) -> Any:
+        """What the model returns for the sample; a decoder reads fewer tokens than its encoder, so that shapes differ."""
+        with torch.no_grad():
+            return call(self.model, self.sample, self.sample.tokens[:, :-1])
 
     def _chosen(self, name: str | None) -> Stream:
         """The stream of a name; else the decoder of an encoder-decoder, or the stream with the most parameters."""
