@@ -417,7 +417,8 @@ class HuggingFaceModel(Model):
         """The scheme of all layers with remarks on it, or why there is none."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
         if scheme is None:
-            return None, unclear or f"the layers differ: {scheme_text(self.schemes)}"
+            scales = "a residual scale with a number for each channel has no slot" if None in self.schemes else ""
+            return None, unclear or scales or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
         notes += [first.note] if first.note else []
         if first.changed:

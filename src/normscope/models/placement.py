@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, length, same
+from normscope.models.attention_interface import AttentionCall
 from normscope.models.blocks import Block
 from normscope.models.hooks import Site
 from normscope.models.norm_modules import known_norm
@@ -28,9 +29,10 @@ from normscope.schemes.update import Update
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?(norm|ln)|norm_?(qk|q|k|v)")
 _NEAR = 1e-4
-_SMALLEST = 1e-3
+_SMALLEST = 1e-6  # a step or carry
+_ALIKE = 1e-3  # channels that differ by less have one number
 _ONE = 1e-5  # a fitted number this near to 1 is 1
-_ROUNDING = 4  # of one tensor to another that is called equal, in units of the precision
+_ROUNDING = 8  # of one tensor to another that is called equal, in units of the precision
 _EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
 _SEEN = 512  # numbers of a tensor that are compared first
 _MOST_SUBLAYERS = 4
@@ -80,7 +82,7 @@ class Branch:
         """Which slots are filled."""
         norms = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "output", "stream")}
         if self.factor != 1 and "input" in self.norms:
-            norms["input"] = f"norm * {self.factor:.4g}"
+            norms["input"] = f"norm * {self.factor:.5g}"
         if self.scales.step.ndim:
             lerp = bool(self.scales.carry.ndim)
             return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry), **norms)
@@ -95,6 +97,7 @@ class Placement:
         branches: the sublayers by name, ``attention``, ``cross``, ``mixer`` and ``feedforward``, as they run; empty if they
             could not be identified.
         head_norms: norms of q, k and v by letter.
+        unnamed_heads: those of q, k and v that are normalised by operations that are no module.
         output_projection: the module of W_O.
         changed: whether a norm or gate changes the mixed values of attention before W_O.
         note: what the block does besides.
@@ -109,6 +112,7 @@ class Placement:
     note: str = ""
     unclear: str = ""
     error: float | None = None
+    unnamed_heads: str = ""
 
     @property
     def parallel(self) -> bool:
@@ -129,7 +133,7 @@ class Placement:
     @property
     def letters(self) -> str:
         """Which of q, k and v are normalised."""
-        return "".join(letter for letter in "qkv" if letter in self.head_norms) or "none"
+        return "".join(letter for letter in "qkv" if letter in self.head_norms or letter in self.unnamed_heads) or "none"
 
     @property
     def norms(self) -> dict[tuple[str, str], nn.Module]:
@@ -139,10 +143,17 @@ class Placement:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a recorded block shows: what each sublayer computed, by name, and what the input norms returned."""
+    """What a recorded block shows.
+
+    Attributes:
+        results: what each sublayer computed, by name.
+        reads: what the input norms returned.
+        latent: whether a norm inside attention stands before a product: q, k and v are then made of normalised numbers.
+    """
 
     results: dict[str, States]
     reads: dict[Site, States]
+    latent: bool = False
 
 
 @dataclass(eq=False)
@@ -226,6 +237,17 @@ class _Anatomy:
             self._known[id(x)] = (x, value)
         return value
 
+    @property
+    def before_attention(self) -> list[Call]:
+        """The calls that ended before the last attention."""
+        last = max((attended.time for attended in self.attended), default=0)
+        return [call for call in self.calls if call.ended < last]
+
+    def is_read(self, norm: Call) -> bool:
+        """Whether a product receives what a norm returned."""
+        made = norm.outputs[0]
+        return any(_computes(call) and any(x is made for x in call.inputs) for call in self.calls)
+
     def sums(self) -> list[_Sum] | None:
         """The sums that lead from the block's input to its output; None if there are none."""
         return self._towards(self.y, _MOST_SUBLAYERS)
@@ -272,12 +294,12 @@ class _Terms:
         good = (left <= self.tolerance * self.t.norm()) & (left <= (_EXPLAINED * change).clamp(min=rounding)) & allowed
         return [int(index) for index in good.nonzero()[:, 0]]
 
-    def is_sum(self, start: _Value, made: Tensor) -> bool:
-        """Whether all numbers agree, and not only because the states hardly change."""
+    def is_sum(self, start: _Value, made: Tensor, exact: bool = False) -> bool:
+        """Whether all numbers agree, and not only because the states hardly change; ``exact`` is up to rounding."""
         target, x = self.states.double(), start.states.double()
         left, change, size = (float(length(y.flatten())) for y in (target - made, target - x, target))
         rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * size
-        return left <= self.tolerance * size and left <= max(_EXPLAINED * change, rounding)
+        return left <= (rounding if exact else self.tolerance * size) and left <= max(_EXPLAINED * change, rounding)
 
 
 _Found = Iterator[tuple[_Value, _Updates, Tensor]]
@@ -289,13 +311,13 @@ def _exact(terms: _Terms) -> _Found:
     for start, later in terms.pairs():
         for index in terms.hits(start, start.picked + terms.U, later):
             update = terms.updates[index]
-            if terms.is_sum(start, start.states + update.states):
+            if terms.is_sum(start, start.states + update.states, exact=True):
                 yield start, ((update, one),), one
 
 
 def _scaled(terms: _Terms) -> _Found:
     """Before + step·update, then carry·before + step·update."""
-    for free in (False, True):
+    for exact, free in product((True, False), (False, True)):
         for start, later in terms.pairs():
             step, carry = _fit(terms.t, start.picked, terms.U, free)
             allowed = later & (step.abs() >= _SMALLEST) & (carry.abs() >= _SMALLEST)
@@ -303,7 +325,7 @@ def _scaled(terms: _Terms) -> _Found:
                 update = terms.updates[index]
                 t, x, u = (states.double().flatten() for states in (terms.states, start.states, update.states))
                 scale, kept = (_tidy(number[0], terms.states) for number in _fit(t, x, u[None], free))
-                if terms.is_sum(start, kept * start.states + scale * update.states):
+                if terms.is_sum(start, kept * start.states + scale * update.states, exact):
                     yield start, ((update, scale),), kept
 
 
@@ -315,7 +337,9 @@ def _parallel(terms: _Terms) -> _Found:
             if bool(later[first]):
                 for second in terms.hits(start, start.picked + terms.U[first] + terms.U, later):
                     other = terms.updates[second]
-                    if other.first > update.first and terms.is_sum(start, start.states + update.states + other.states):
+                    if other.first > update.first and terms.is_sum(
+                        start, start.states + update.states + other.states, exact=True
+                    ):
                         yield start, ((update, one), (other, one)), one
     ends = [index for index, update in enumerate(terms.updates) if update.computed][:_MOST_ENDS]
     for start, later in terms.pairs(fewer=True):
@@ -393,9 +417,39 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     names = _names(anatomy, windows, branches)
     if isinstance(names, str):
         return replace(plain, unclear=names), nothing
-    evidence = Evidence({name: value.states for name, value in zip(names, outputs, strict=True)}, reads)
+    if _adds_nothing(anatomy, sums, windows):
+        return replace(plain, unclear="a sublayer adds nothing that can be seen"), nothing
+    if "attention" in names:
+        plain = _with_output_projection(plain, anatomy, names.index("attention"), windows, branches)
+    inputs = {site.module for site in reads}
+    latent = any(call.is_norm and call.module not in inputs and anatomy.is_read(call) for call in anatomy.before_attention)
+    evidence = Evidence({name: value.states for name, value in zip(names, outputs, strict=True)}, reads, latent)
     placement = replace(plain, branches=dict(zip(names, branches, strict=True)), note=_note(names))
     return proved(placement, anatomy.block.input, evidence.results, anatomy.block.output), evidence
+
+
+def _adds_nothing(anatomy: _Anatomy, sums: Sequence[_Sum], windows: Sequence[tuple[int, int]]) -> bool:
+    """Whether something is computed of the states after attention, or after the last sum, that reaches no sum."""
+    shaped = [call for call in anatomy.calls if _computes(call) and any(anatomy.value_of(x) for x in call.outputs)]
+    if any(call.began > windows[-1][1] for call in shaped):
+        return True
+    starts = [total.before for total in sums for _ in total.updates]
+    for (began, ended), before in zip(windows, starts, strict=True):
+        times = [attended.time for attended in anatomy.attended if began < attended.time < ended]
+        if times and any(min(times) < call.began < ended and (_computes(call) or call.is_norm) for call in before.received):
+            return True
+    return False
+
+
+def _with_output_projection(
+    plain: Placement, anatomy: _Anatomy, number: int, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]
+) -> Placement:
+    """W_O is the product that gives the output of attention."""
+    site, attended = branches[number].result, next(a for a in anatomy.attended if not a.crosses)
+    call = next((c for c in anatomy.calls if c.module is site.module and c.ended == windows[number][1]), None)
+    if call is None or not call.is_product or call.inputs[0].numel() != attended.mixed.numel():
+        return plain
+    return replace(plain, output_projection=call.module, changed=not _same(call.inputs[0], attended.mixed))
 
 
 def proved(placement: Placement, x: States, results: Mapping[str, States], y: States) -> Placement:
@@ -562,14 +616,29 @@ def _output_projection(anatomy: _Anatomy, attended: Attended) -> Call | None:
 
 
 def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
-    """Norms between the projections and attention, by letter."""
+    """Norms between the projections and attention, by letter: by their names, else by the size of what they return."""
     norms: dict[str, nn.Module] = {}
+    attention = attended.attention
+    sizes = {"q": attention.q, "k": _unshared(attention.k, attention), "v": _unshared(attention.v, attention)}
     for call in anatomy.calls:
-        parent, _, name = call.name.rpartition(".")
-        match = _HEAD_NORM.fullmatch(name)
-        if match and call.is_norm and parent == attended.within.name and call.ended < attended.time:
-            norms |= dict.fromkeys(match[1] or match[5], call.module)
+        if not call.is_norm or call.ended > attended.time or anatomy.is_read(call):
+            continue
+        match = _HEAD_NORM.fullmatch(call.name.rpartition(".")[2])
+        made = call.outputs[0].double().flatten()
+        letters = [
+            letter
+            for letter, x in sizes.items()
+            if x.numel() == made.numel() and abs(float(length(x.double().flatten()) / length(made)) - 1) < _NEAR
+        ]
+        named = (match[1] or match[5]) if match else ""
+        chosen = named if named and (not letters or set(named) & set(letters)) else letters[0] if letters else ""
+        norms |= dict.fromkeys(chosen, call.module)
     return norms
+
+
+def _unshared(x: Tensor, attention: AttentionCall) -> Tensor:
+    """Keys or values without the repetition for the queries that share them."""
+    return x[:, :: max(attention.q.shape[1] // max(attention.kv_heads, 1), 1)]
 
 
 def _fit(target: Tensor, x: Tensor, U: Float[Tensor, "updates picked"], free: bool) -> tuple[Tensor, Tensor]:
@@ -596,14 +665,14 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
 def _tidy(scale: Tensor, states: Tensor) -> Tensor:
     """A scale as precise as its fit: equal channels are one number, and 1 up to rounding is 1."""
     scale = scale.float()
-    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _SMALLEST * scale.mean().abs()) else scale
+    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _ALIKE * scale.mean().abs()) else scale
     one = not scale.ndim and abs(float(scale) - 1) < _ONE
     return (torch.ones_like(scale) if one else scale).to(states.device)
 
 
 def rounded(scale: Tensor) -> float:
-    """A fitted scale with four decimals."""
-    return round(float(scale), 4)
+    """A fitted scale with five digits."""
+    return float(f"{float(scale):.5g}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

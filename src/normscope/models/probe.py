@@ -14,7 +14,7 @@ from normscope.models.hooks import Site
 from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
 from normscope.models.observe import Sample
 from normscope.models.placement import placement_of
-from normscope.models.proof import proved_again
+from normscope.models.proof import proved_again, proved_heads
 from normscope.models.record import Attended, Record, Recorder, is_norm
 
 _NEAR = 1e-5
@@ -58,7 +58,12 @@ class Probe:
         self.dim = self.stream.blocks[-1].output.shape[-1]
 
         seen = [placement_of(block, self.record) for block in self.stream.blocks]
-        self.placements = proved_again(self.stream.blocks, seen, self._run)
+        evidence = [each for _, each in seen]
+        placements = proved_again(self.stream.blocks, seen, self._run)
+        if any(self.attended):
+            again = list(zip(placements, evidence, strict=True))
+            placements = proved_heads(model, self.stream.blocks, again, self.attended, self.attentions, self._run)
+        self.placements = placements
 
     def _run(self) -> Any:
         """What the model returns for the sample; a decoder reads fewer tokens than its encoder, so that shapes differ."""

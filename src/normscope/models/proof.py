@@ -6,6 +6,8 @@ returned before, and then
 
 - a sublayer that reads a norm of the states must compute what it computed before, and
 - the updates with the slots that were seen must give the block's output.
+
+Which of q, k and v are normalised shows when attention reads much larger states: the others become as much larger.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +16,18 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from normscope.core.norms import same
+from normscope.core.norms import length, same
+from normscope.models.attention_interface import AttentionCall
+from normscope.models.attention_trace import observing_attention
 from normscope.models.blocks import Block
-from normscope.models.hooks import Running, SiteHooks
+from normscope.models.hooks import Running, Site, SiteHooks
 from normscope.models.placement import Evidence, Placement, proved
+from normscope.models.record import Attended
 
 _NEAR = 1e-4
+_LARGER = 1e4  # the factor of what attention reads, far above what biases of projections may be worth
 
 
 def proved_again(
@@ -49,6 +55,64 @@ def proved_again(
         _proved(placement, evidence, others[layer], results[layer], left[layer])
         for layer, (placement, evidence) in enumerate(seen)
     ]
+
+
+def proved_heads(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    seen: Sequence[tuple[Placement, Evidence]],
+    attended: Sequence[Attended | None],
+    sites: Sequence[Site | None],
+    run: Callable[[], object],
+) -> list[Placement]:
+    """The placements with the norms of q, k and v that have an effect, and those that are no modules."""
+    running = Running([block.site for block in blocks], blocks[0].input.shape[0])
+    larger, nth = SiteHooks(running), [-1]
+    ratios: dict[int, dict[str, float]] = {}
+    reads = [_attention_read(placement, evidence) for placement, evidence in seen]
+    for layer, read in enumerate(reads):
+        if read is not None:
+            larger.at(layer, read[0], partial(_given, _LARGER * read[1]))
+
+    def enter(layer: int, x: Tensor) -> Tensor:
+        nth[0] = -1
+        return blocks[layer].input.to(x) * (_LARGER if reads[layer] is None else 1)
+
+    def attend(call: AttentionCall) -> Tensor:
+        layer, nth[0] = running.layer, nth[0] + 1
+        site, known = (None, None) if layer is None else (sites[layer], attended[layer])
+        if layer is not None and site is not None and known is not None and site.nth == nth[0]:
+            before, pairs = known.attention, (("q", call.q), ("k", call.k), ("v", call.v))
+            ratios[layer] = {letter: _ratio(now, getattr(before, letter)) for letter, now in pairs}
+        return call.mixed()
+
+    running.entering(enter)
+    with ExitStack() as stack:
+        running.install(stack)
+        larger.install(stack)
+        stack.enter_context(observing_attention(model, attend))
+        run()
+    return [_with_heads(placement, ratios.get(layer, {}), evidence) for layer, (placement, evidence) in enumerate(seen)]
+
+
+def _attention_read(placement: Placement, evidence: Evidence) -> tuple[Site, Tensor] | None:
+    """The input norm of attention and what it returned; None if there is none, or it is unknown."""
+    branch = placement.branches.get("attention")
+    site = None if branch is None else branch.norms.get("input")
+    return None if site is None or site not in evidence.reads else (site, evidence.reads[site])
+
+
+def _ratio(now: Tensor, before: Tensor) -> float:
+    return float(length(now.double().flatten()) / length(before.double().flatten()))
+
+
+def _with_heads(placement: Placement, ratios: dict[str, float], evidence: Evidence) -> Placement:
+    if not ratios:
+        return placement
+    normalised = [letter for letter, ratio in ratios.items() if ratio < _LARGER**0.5]
+    modules = {letter: norm for letter, norm in placement.head_norms.items() if letter in normalised}
+    others = "".join(letter for letter in normalised if letter not in modules)
+    return replace(placement, head_norms=modules, unnamed_heads="" if evidence.latent else others)
 
 
 def _other_states(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ from normscope.models.placement import Placement, rounded
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 from normscope.schemes.scheme import At
 
-_NEAR = 1e-3  # of a fitted number to that of a formula
+_NEAR = 5e-5  # of a fitted number to that of a formula
 
 
 def scheme_of(placement: Placement, kind: str) -> Scheme | None:
