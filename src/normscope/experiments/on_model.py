@@ -131,6 +131,8 @@ class OnModel(WithModel):
     def _one_text(self) -> Self:
         if self.text is not None and self.token_ids is not None:
             raise InputError("text= and token_ids= exclude each other: give one of them")
+        if self.bos is not None and self.token_ids is not None:
+            raise InputError(f"bos={self.bos} has no meaning with token_ids= : they are read as they are")
         return self
 
     @property
@@ -185,7 +187,7 @@ class OnModel(WithModel):
         read = {name: None if getattr(self, name) is None else str(getattr(self, name)) for name in ("text", "token_ids")}
         return Result(
             type(self),
-            {**about, **settings, **read, **self.digests},
+            {**about, **settings, **read, "bos": self.bos, **self.digests},
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
             self.seed,
