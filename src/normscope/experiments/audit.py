@@ -127,8 +127,10 @@ class Audit(OnModel):
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
-        tables |= skipped_table(reasons, tables)
-        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
+        tables |= skipped_table(subject.model, reasons, tables)
+        return self.measured_result(
+            subject, measures, {**block_table(subject.model, tables.get("updates")), **tables}, started, {}
+        )
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole, without the cache."""
@@ -154,13 +156,12 @@ class Audit(OnModel):
         from normscope.measures.reading import reading_facts
 
         about = result.configuration
-        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
         facts = [
             ("scheme", str(about["scheme"] or about.get("schemes", "unknown"))),
             ("layers", str(about["layers"])),
-            ("heads", f"{about['heads']}{shared}"),
+            *(("heads", heads) for heads in _heads(about)),
             ("width", str(about["dim"])),
-            ("tokens read", f"{about['tokens']:,}"),
+            (f"{about.get('reads', 'tokens')} read", f"{about['tokens']:,}"),
             *reading_facts(result.tables),
         ]
         if left_out(result.tables):
@@ -193,6 +194,16 @@ class Audit(OnModel):
             yield Section("What was not measured", skipped, name="skipped")
 
 
+def _heads(about: Mapping[str, Any]) -> Iterator[str]:
+    """How many heads a model has, and in which layers if not in all; nothing for a model without attention."""
+    from normscope.models.describe import layers_named
+
+    some = about.get("attention_layers", range(about["layers"]))
+    if about["heads"]:
+        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
+        yield f"{about['heads']}{shared}{'' if len(some) == about['layers'] else f' in {layers_named(some)}'}"
+
+
 def audit_measures() -> "list[Measure]":
     """The measures of an audit, in order."""
     from normscope.measures import all_measures
@@ -206,17 +217,35 @@ def audit_tables(
     """The tables of measures; those that were saved before of the same model, sample, settings and code are not taken again."""
     from normscope.measures.base import joined, measured
 
-    keys = {measure.name: measure_key(measure, subject) for measure in measures} if saved else {}
+    keys: dict[str, dict[str, Any]] = {}
+    if saved:
+        advance = progress.stage("checksum of the weights", 1)
+        keys = {measure.name: measure_key(measure, subject) for measure in measures}
+        advance(1)
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
         names = ", ".join(tables)
         progress.message(f"from the cache of an earlier audit: {names} (fresh=True measures everything again)")
-    for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
-        tables[measure.name] = found
-        if saved:
-            saved.save(keys[measure.name], found)
+    try:
+        for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
+            tables[measure.name] = found
+            if saved:
+                saved.save(keys[measure.name], found)
+    except (KeyboardInterrupt, SystemExit):
+        progress.message(_kept(list(tables) if saved else [], len(measures)))
+        raise
     return joined(tables[measure.name] for measure in measures)
+
+
+def _kept(names: Sequence[str], count: int) -> str:
+    """What an interrupted audit leaves."""
+    if not names:
+        return "no measure is kept"
+    return (
+        f"{len(names)} of {count} measures are kept in the cache: {', '.join(names)}; "
+        "the next audit of this model and sample takes the others"
+    )
 
 
 def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:
@@ -245,11 +274,12 @@ def cache(progress: Progress = SILENT) -> KeptTables | None:
     return KeptTables(folder, _SAVED_SETS)
 
 
-def block_table(model: "Model") -> dict[str, pd.DataFrame]:
-    """The table ``blocks`` of the model's scheme, if that is known."""
+def block_table(model: "Model", updates: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
+    """The table ``blocks`` of the model's scheme, if that is known, with the sublayers whose ``updates`` were measured."""
+    from normscope.measures.updates import sublayer_names
     from normscope.schemes import block_records
 
-    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme))}
+    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme, sublayer_names(updates)))}
 
 
 def _block_section(table: pd.DataFrame, result: Result) -> Section:
@@ -257,7 +287,7 @@ def _block_section(table: pd.DataFrame, result: Result) -> Section:
     figure = Blocks(
         f"The block of {name}",
         plain_rows(table),
-        "Where the model normalises: attention below, feed-forward layer above; x enters at the bottom.",
+        "Where the model normalises; x enters at the bottom.",
         result.summary,
     )
     text = (

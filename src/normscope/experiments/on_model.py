@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from normscope.models import Model
 
 ALWAYS = ("reading", "degenerate")  # the measures that are always taken: what the model reads, and what others leave out
+_NO_ATTENTION = "no softmax attention is observed there"
 _HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
@@ -189,7 +190,7 @@ class OnModel(WithModel):
             type(self),
             {**about, **settings, **read, "bos": self.bos, **self.digests},
             {"findings": found, **tables},
-            f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
+            f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,
             str(subject.model.device),
             started=started,
@@ -212,9 +213,16 @@ def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[
             yield replace(section, findings=findings)
 
 
-def skipped_table(reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+def skipped_table(
+    model: "Model", reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]
+) -> dict[str, pd.DataFrame]:
     """The table ``skipped``: measures that the model does not offer, and layers that measures left out, with the reasons."""
-    rows = [{"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason]
+    rows: list[dict[str, Any]] = [
+        {"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason
+    ]
+    without = [layer for layer in range(model.layers) if layer not in model.attention_layers]
+    needing = [measure.name for measure, reason in reasons.items() if "attention" in measure.needs and not reason]
+    rows += [{"measure": name, "layer": layer, "reason": _NO_ATTENTION} for name in needing for layer in without]
     rows += plain_rows(tables["skipped"]) if "skipped" in tables else []
     return {"skipped": pd.DataFrame(rows).astype({"layer": "Int64"})} if rows else {}
 

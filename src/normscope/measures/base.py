@@ -78,6 +78,7 @@ class Subject:
             "offers": sorted(model.offers),
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
+            "reads": "tokens" if sample.features is None else "positions",
             "sentence": self.sentence_text,
         }
 

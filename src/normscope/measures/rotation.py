@@ -15,7 +15,7 @@ from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subj
 from normscope.measures.curves import columns, late, late_layers
 from normscope.measures.degenerate import left_out
 from normscope.measures.replay import replay_table
-from normscope.measures.states import MIXING, Tokens, TokenStates
+from normscope.measures.states import MIXING, BlockObserver, Counted
 from normscope.models import Model, SublayerStep
 from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
@@ -29,34 +29,30 @@ REPLAYED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")
 _STILL, _SLOW = 2.0, 5.0  # degrees per layer below which late layers do next to nothing, and little
 
 
-class _Observer(PassObserver):
+class _Observer(BlockObserver):
     """Updates of every layer, token by token: their lengths, and their cosines to the token."""
 
     def __init__(self, subject: Subject, schemes: tuple[str, ...]) -> None:
+        super().__init__(subject)
         self.subject, self.schemes = subject, schemes
-        self.states = TokenStates(subject)
-        self.before: Tokens | None = None
         self.radius: Tensor | None = None
         self.lengths: list[Tensor] = []
         self.along: list[Tensor] = []
         self.angles: dict[int, float] = {}
         self.outputs: dict[int, tuple[float, float]] = {}
-        self.last = -1
 
-    def state(self, layer: int, x: Tensor) -> None:
-        """The update of the layer before, if its states before and after could be observed."""
-        after = self.states.counted(x)
+    def block(self, layer: int, before: Counted, after: Counted) -> None:
+        """The update of a layer."""
         if self.radius is None:
-            self.radius = length(after).squeeze(-1)
-        elif self.before is not None and layer == self.last + 1 and after.shape == self.before.shape:
-            update = after - self.before
-            self.lengths.append(length(update).squeeze(-1))
-            self.along.append(cosine(update, self.before))
-            self.angles[self.last] = float(degrees_between(self.before, after).mean())
-        self.before, self.last = after, layer
+            self.radius = length(before).squeeze(-1)
+        update = after - before
+        self.lengths.append(length(update).squeeze(-1))
+        self.along.append(cosine(update, before))
+        self.angles[layer] = float(degrees_between(before, after).mean())
 
     def sublayer(self, step: SublayerStep) -> None:
         """The mean length of what the sublayer that mixes tokens computes, before and after an output norm."""
+        super().sublayer(step)
         if step.sublayer in MIXING:
             norm, A = self.subject.model.norm_at(step.layer, step.sublayer, "output"), step.output
             computed, normed = (float(length(self.states.counted(y)).mean()) for y in (A, A if norm is None else norm(A)))
@@ -65,7 +61,8 @@ class _Observer(PassObserver):
     def tables(self) -> Tables:
         layers, unknown = list(self.angles), (math.nan, math.nan)
         outputs = torch.tensor([self.outputs.get(layer, unknown) for layer in layers], dtype=torch.float64).view(-1, 2)
-        motion = pd.DataFrame({"layer": [*layers, self.last], "angle": [*self.angles.values(), None]})
+        last = [] if self.before is None else [self.before[0]]
+        motion = pd.DataFrame({"layer": [*layers, *last], "angle": [*self.angles.values(), *(math.nan for _ in last)]})
         writes = {
             "layer": layers,
             "attention": outputs[:, 0].tolist(),
@@ -74,7 +71,8 @@ class _Observer(PassObserver):
             "along": [float(along.mean()) for along in self.along],
         }
         tables = {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes)}
-        unbroken = sum(i == layer for i, layer in enumerate(layers))
+        sizes = [len(of_tokens) for of_tokens in self.lengths]
+        unbroken = sum(i == layer and size == sizes[0] for i, (layer, size) in enumerate(zip(layers, sizes, strict=True)))
         if not unbroken or self.radius is None:
             return tables
         lengths, along = (torch.stack(of_tokens[:unbroken]) for of_tokens in (self.lengths, self.along))

@@ -64,7 +64,7 @@ class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
         self.model, self.counted_in = subject.model, subject.counted_in
         self.kind = norm_kind(subject.model)
-        self.rows: list[dict[str, float | None]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def sublayer(self, step: SublayerStep) -> None:
         """The speed factor of attention, from the states before and after it, and what the slots give for it."""
@@ -81,7 +81,12 @@ class _Observer(PassObserver):
         speed = float(effective_speed(before, after, A).median())
         radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
         theory = self._theory(step, length(radius).squeeze(-1), length(A).squeeze(-1))
-        row = {"layer": step.layer, "speed": speed if speed > 0 else None, "theory": theory}
+        row: dict[str, Any] = {
+            "layer": step.layer,
+            "sublayer": step.sublayer,
+            "speed": speed if speed > 0 else None,
+            "theory": theory,
+        }
         if stream is None:
             row |= dict(zip(_FACTORS, theory_factors(before, A, visible_part(update, self.kind).double()), strict=True))
         self.rows.append(row)
@@ -116,7 +121,7 @@ class _Observer(PassObserver):
 
     def tables(self) -> Tables:
         columns = ["speed", "theory", *_FACTORS]
-        rows = pd.DataFrame(self.rows, columns=["layer", *columns])
+        rows = pd.DataFrame(self.rows, columns=["layer", "sublayer", *columns])
         return {"writes": rows.astype({"layer": int, **dict.fromkeys(columns, float)})}
 
 
@@ -132,6 +137,11 @@ def _reason(rows: list[dict[str, Any]], ratio: float) -> str:
     }
     named = [f"{factor:.3g} {reason}" for reason, factor in reasons.items() if abs(factor - 1) >= _EXPLAINED]
     return f": a factor of {' and one of '.join(named)}" if named else ""
+
+
+def _mixing(rows: list[dict[str, Any]]) -> str:
+    """What mixes tokens in these layers."""
+    return " and ".join(dict.fromkeys(str(row.get("sublayer") or "attention").replace("mixer", "the mixer") for row in rows))
 
 
 def _curve(table: pd.DataFrame) -> pd.DataFrame:
@@ -182,8 +192,8 @@ class Speed(Measure):
                 f"in the median layer the measured s is {ratio:.3g} times that of theory{_reason(known, ratio)}."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
-            f"s = {number:.3g} in the last third of layers.",
+            f"The part of the output of {_mixing(rows)} perpendicular to the residual rotates it by that length divided by the "
+            f"damping s: s = {number:.3g} in the last third of layers.",
             "speed", title="Damping of rotation", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -210,7 +220,7 @@ class Speed(Measure):
         text = (
             "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
             "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before "
-            "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
-            "the residual norm.",
+            "and after attention, or what mixes tokens in its place, in the forward pass; theory follows from the norm "
+            "placement alone. In Pre-LN theory's s is the residual norm.",
         )
         return self.page(text, {"speed": chart})

@@ -15,7 +15,7 @@ from normscope.core.norms import NORMS
 from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
-from normscope.models.describe import as_html, as_text
+from normscope.models.describe import as_html, as_text, size_text
 from normscope.models.inputs import device_of
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.models.precision import wide, widened
@@ -309,7 +309,7 @@ class Model(ABC):
         q, k, v = self.heads_of(step.layer, step.input, step.rotation)
         return q, k, v
 
-    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> Rotation | None:
         """Cosines and sines of a layer at some positions; None where positions are not rotations."""
         return None
 
@@ -383,12 +383,7 @@ class Model(ABC):
         if self.scheme is None:
             return f"{self.name}: no common scheme: {self.scheme_note}."
         note = f" ({self.scheme_note})" if self.scheme_note else ""
-        shared = f" ({self.kv_heads} KV heads)" if self.kv_heads != self.heads else ""
-        return (
-            f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: "
-            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)}{shared} of "
-            f"{self.head_dim}, width {self.dim}."
-        )
+        return f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: {size_text(self)}."
 
     @property
     def final_norm(self) -> BlockNorm | None:
