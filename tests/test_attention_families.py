@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
+from normscope.models.head_reader import HeadReader
 from normscope.models.observe import Softmax
 
 SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
@@ -235,3 +236,100 @@ def test_the_fast_path_of_torch_is_observed() -> None:
     result, calls, _ = observed(model, lambda: model(x))
     assert len(calls) == 2
     torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+
+
+def reader_of(model: Any) -> tuple[HeadReader, list[tuple[AttentionCall, dict[str, Any], Tensor]]]:
+    """A reader of a model's attention modules, and their calls in a pass of several tokens, with arguments and input."""
+    tokens = torch.randint(3, 50, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
+    given: dict[nn.Module, dict[str, Any]] = {}
+    inputs: dict[nn.Module, Tensor] = {}
+
+    def keep(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        states = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        if states:
+            given[module], inputs[module] = kwargs, states[0]
+
+    handles = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in model.modules()]
+    _, calls, _ = observed(model, lambda: model(tokens, use_cache=False))
+    for handle in handles:
+        handle.remove()
+    reader = HeadReader(model, given, lambda rows: model(tokens[:1, :1].expand(rows, 1), use_cache=False))
+    return reader, [(call, given[call.module], inputs[call.module]) for call in calls]
+
+
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+FAMILIES_WITH_MATRICES: dict[str, dict[str, Any]] = {
+    **{name: FAMILIES[name] for name in ("bloom", "falcon", "gptj", "gpt_neo", "gpt_oss")},
+    "opt": {**SIZE, "ffn_dim": 64, "word_embed_proj_dim": 32},
+    "gpt2": OLD_SIZE,
+    "qwen3": {**SIZE, "num_key_value_heads": 2, "head_dim": 8},
+    "deepseek_v3": {**SIZE, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES_WITH_MATRICES)
+def test_a_module_run_by_itself_makes_the_same_heads(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q, k and v of the forward pass, positions and norms included; x W + b where nothing is between."""
+    monkeypatch.setitem(FAMILIES, family, FAMILIES_WITH_MATRICES[family])
+    model = tiny(family)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            parameter.data.normal_(float("norm" in name), 0.3)
+    weights_before = {name: value.clone() for name, value in model.state_dict().items()}
+    reader, calls = reader_of(model)
+    for call, kwargs, x in calls:
+        rotation = reader.rotation_of(call.module, kwargs)
+        for y, seen in zip(reader.heads(call.module, x, rotation), (call.q, call.k, call.v), strict=True):
+            torch.testing.assert_close(y, seen, rtol=1e-4, atol=1e-5)
+        reader.require(call.module, x, rotation, call)
+        head_norms = [part for name, part in call.module.named_modules() if name in ("q_norm", "k_norm")]
+        out = nn.Linear(HEADS * call.v.shape[-1], 32)
+        matrices = reader.projections(call.module, out, head_norms)
+        assert matrices.shared == HEADS // call.kv_heads
+        letters = [(matrices.W_V, matrices.b_V, call.v)] if family != "deepseek_v3" else []
+        if rotation is None:
+            letters += [(matrices.W_Q, matrices.b_Q, call.q), (matrices.W_K, matrices.b_K, call.k)]
+        for W, b, seen in letters:
+            torch.testing.assert_close(x[:, None] @ W + b[:, None], seen, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(matrices.W_O.flatten(0, 1), out.weight.T)
+    assert (reader.rotation_of(calls[0][0].module, calls[0][1]) is None) == (family in ("bloom", "gpt_neo", "opt", "gpt2"))
+    assert all(torch.equal(value, weights_before[name]) for name, value in model.state_dict().items())
+
+
+def test_matrices_of_latent_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W_Q = W_a diag(gain) W_b by head, as the factors are stored; keys end with the part that all heads share."""
+    monkeypatch.setitem(FAMILIES, "deepseek_v3", FAMILIES_WITH_MATRICES["deepseek_v3"])
+    model = tiny("deepseek_v3")
+    reader, calls = reader_of(model)
+    module: Any = calls[1][0].module
+    for norm in (module.q_a_layernorm, module.kv_a_layernorm):
+        norm.weight.data.uniform_(0.5, 2)
+    matrices = reader.projections(module, module.o_proj)
+    W_Q = (module.q_a_proj.weight.T * module.q_a_layernorm.weight) @ module.q_b_proj.weight.T
+    narrow, shared = module.kv_a_proj_with_mqa.weight.T.split([12, 4], 1)
+    by_head = ((narrow * module.kv_a_layernorm.weight) @ module.kv_b_proj.weight.T).unflatten(1, (HEADS, 14))
+    expected = {
+        "W_Q": W_Q.unflatten(1, (HEADS, 12)).transpose(0, 1)[..., :8],
+        "W_K": by_head.transpose(0, 1)[..., :8],
+        "W_V": by_head.transpose(0, 1)[..., 8:],
+        "W_O": module.o_proj.weight.T.unflatten(0, (HEADS, 6)),
+    }
+    for name, matrix in expected.items():
+        torch.testing.assert_close(getattr(matrices, name)[..., : matrix.shape[-1]], matrix, rtol=1e-5, atol=1e-5)
+    rotated = matrices.W_K[:, :, 8:].sort(-1).values  # the library may store its components in another order
+    torch.testing.assert_close(rotated, shared.sort(-1).values.expand(HEADS, -1, -1), rtol=1e-5, atol=1e-5)
+
+
+def test_matrices_of_a_module_without_products() -> None:
+    """nn.MultiheadAttention holds one matrix of all three, in no module of its own."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(32, HEADS, 64).eval()
+    model.self_attn.in_proj_bias.data.normal_()
+    reader = HeadReader(model, [model.self_attn], lambda rows: model(torch.randn(1, rows, 32)))
+    matrices = reader.projections(model.self_attn, model.self_attn.out_proj)
+    for part, W, b in zip(
+        range(3), (matrices.W_Q, matrices.W_K, matrices.W_V), (matrices.b_Q, matrices.b_K, matrices.b_V), strict=True
+    ):
+        rows = slice(32 * part, 32 * part + 32)
+        torch.testing.assert_close(W.transpose(0, 1).flatten(1), model.self_attn.in_proj_weight[rows].T, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(b.flatten(), model.self_attn.in_proj_bias[rows])

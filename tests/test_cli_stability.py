@@ -299,7 +299,7 @@ def test_noise_asked_of_a_model_that_predicts_nothing_gets_one_line(
 ) -> None:
     status, out, err = run(capsys, "stability", str(encoder), *FAST, "--measure", "noise,spread")
     assert (status, out) == (2, "")
-    assert "cannot be measured by noise: it needs predictions" in err
+    assert "cannot be measured by noise, which needs predictions" in err
     assert len(err.splitlines()) == 1
 
 

@@ -87,4 +87,4 @@ def test_every_measure_says_what_it_needs_and_what_it_costs() -> None:
         assert kind.name == name
         assert kind.title
         assert kind.passes
-        assert kind.needs <= {"stream", "sublayers", "attention", "vocabulary", "predictions"}
+        assert kind.needs <= {"stream", "sublayers", "attention", "matrices", "vocabulary", "predictions"}

@@ -438,27 +438,99 @@ def test_layers_that_differ_have_a_scheme_each() -> None:
     assert "sublayers" not in view.offers
 
 
-@pytest.mark.parametrize("config", ["BloomConfig", "GPTJConfig"])
-def test_a_model_without_the_attention_interface_is_refused(config: str) -> None:
-    options = {"vocab_size": WORDS, "n_layer": 1, "n_head": HEADS}
-    options |= {"hidden_size": WIDTH} if config == "BloomConfig" else {"n_embd": WIDTH, "rotary_dim": 4}
-    with pytest.raises(InputError, match="does not use the attention interface of transformers"):
-        HuggingFaceModel("other", built(config, options))
-
-
-def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
-    t5 = {"vocab_size": WORDS, "d_model": WIDTH, "num_layers": 1, "num_heads": HEADS}
-    with pytest.raises(InputError, match="encoder-decoder"):
-        HuggingFaceModel("t5", built("T5Config", t5, "AutoModelForSeq2SeqLM"))
+def test_an_encoder_decoder_has_two_streams_and_cross_attention(tmp_path: Path) -> None:
+    t5 = {"vocab_size": WORDS, "d_model": WIDTH, "num_layers": 2, "num_heads": HEADS, "d_kv": 8, "d_ff": 48}
+    model, sample = built("T5Config", t5, "AutoModelForSeq2SeqLM"), sample_of(some_tokens())
+    for stream, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        view, states = open_model(model, stream=stream), dict[int, Tensor]()
+        assert (view.stream, view.streams, view.causal) == (stream, ("encoder", "decoder"), stream == "decoder")
+        hooks = [
+            block.register_forward_pre_hook(lambda module, args, n=n, kept=states: kept.update({n: args[0]}))
+            for n, block in enumerate(stack.block)
+        ]
+        with view.capture("resid_pre") as captured:
+            view(sample)
+        assert all(torch.equal(captured["resid_pre", n], states[n]) for n in range(2))
+        assert view.scheme is not None
+        assert view.scheme.name == "pre"
+        _ = [hook.remove() for hook in hooks]
+    with view.capture("cross_out", "resid_mid") as captured:
+        view(sample)
+    assert captured["cross_out", 1].shape == captured["resid_mid", 1].shape
+    with pytest.raises(InputError, match="stream='decodr': the model has encoder, decoder; did you mean 'decoder'"):
+        open_model(model, stream="decodr")
     sizes: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 8, "readout": (8,), "frequencies": 4}
     save_model(tmp_path, Transformer(TransformerConfig(NAMED["pre"], layers=1, encoder_layers=1, **sizes)), {})
     with pytest.raises(InputError, match="encoder-decoder"):
         open_model(tmp_path)
 
 
-def test_shared_layers_are_looked_at_or_refused() -> None:
-    with pytest.raises(InputError):
-        HuggingFaceModel("albert", built("AlbertConfig", {**COMMON, "embedding_size": 16}, "AutoModelForMaskedLM"))
+def test_one_module_that_runs_many_times_is_as_many_layers() -> None:
+    options = {**COMMON, "num_hidden_layers": 3, "embedding_size": 16}
+    model, sample = built("AlbertConfig", options, "AutoModelForMaskedLM"), sample_of(some_tokens())
+    view = open_model(model)
+    assert (view.layers, view.scheme and view.scheme.name) == (3, "post")
+    assert len({id(block) for block in view.blocks}) == 1
+    with torch.no_grad():
+        states = model(input_ids=sample.tokens, output_hidden_states=True).hidden_states
+    with view.capture("resid_pre", "resid_post") as captured:
+        view(sample)
+    for layer in range(3):
+        assert near(captured["resid_pre", layer], states[layer])
+        assert near(captured["resid_post", layer], states[layer + 1])
+    assert "vocabulary" not in view.offers  # embeddings are narrower than the stream
+
+
+class Plain(nn.Module):
+    """A user's decoder: blocks in a list of another name, residual branches without norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.parts = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)])
+        self.stack = nn.ModuleList([PlainBlock() for _ in range(3)])
+        self.read = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for block in self.stack:
+            x = block(x)
+        read: Tensor = self.read(x)
+        return read
+
+
+class PlainBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed, self.wide, self.narrow = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + 0.5 * self.narrow(self.wide(self.normed(x)).relu())
+        return made
+
+
+@pytest.mark.parametrize("blocks", [None, "stack"])
+def test_any_module_with_a_list_of_blocks_is_opened_and_left_as_it_was(blocks: str | None) -> None:
+    torch.manual_seed(0)
+    module = Plain().train()
+    state, before = torch.get_rng_state(), {name: value.clone() for name, value in module.state_dict().items()}
+    view = open_model(module, blocks=blocks)
+    sample = sample_of(some_tokens())
+    with view.capture("resid_pre", "mixer_out") as captured:
+        logits = view(sample.tokens)
+    assert module.training
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(logits, module.eval()(sample.tokens))
+    assert (view.layers, view.dim, view.heads, view.vocabulary, view.causal) == (3, WIDTH, 0, WORDS, True)
+    assert view.offers == {"stream", "sublayers", "vocabulary", "predictions"}
+    assert view.schemes[0] is not None
+    assert view.schemes[0].name == "pre*0.5"
+    assert near(captured["resid_pre", 1] - captured["resid_pre", 0], captured["mixer_out", 0])
+    with pytest.raises(InputError, match="blocks='nowhere'"):
+        open_model(module, blocks="nowhere")
 
 
 def test_heads_that_are_rotated_in_part_are_projected() -> None:

@@ -1,14 +1,18 @@
 """Models that are already in memory."""
 
+import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from helpers.models import COMMON, FAMILIES, GROUPED, built, near, some_tokens, word_tokenizer
 from normscope.errors import InputError
-from normscope.models import open_model
+from normscope.measures.base import Subject, measure_all
+from normscope.measures.interference import Interference
+from normscope.models import Observer, Sample, open_model
 from normscope.schemes import NAMED
 from normscope.transformer import Transformer, TransformerConfig, load_model
 
@@ -103,3 +107,24 @@ def test_weights_that_change_after_opening_are_followed() -> None:
     before = model.projections(0).W_Q.clone()
     plain.model.decoder.layers[0].self_attn.q_proj.weight.mul_(3)
     assert near(model.projections(0).W_Q, 3 * before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_measured_in_float32_and_stays_half(dtype: torch.dtype) -> None:
+    plain = built("Qwen3Config", {**GROUPED, "head_dim": 8}).to(dtype)
+    before = {name: (p.dtype, p.clone()) for name, p in plain.named_parameters()}
+    model = open_model(plain)
+    assert all((p.dtype, True) == (before[name][0], torch.equal(p, before[name][1])) for name, p in plain.named_parameters())
+    exact = open_model(copy.deepcopy(plain).float())
+    assert model.scheme == exact.scheme
+    sample, steps = Sample.of(some_tokens()), []
+    logits = model.forward(sample, Observer(attention=steps.append, state=lambda layer, x: x + 0))
+    assert {logits.dtype, *(x.dtype for step in steps for x in (step.q, step.stream, step.W_O))} == {torch.float32}
+    weights, wanted = model.projections(1), exact.projections(1)
+    assert torch.equal(weights.W_Q, wanted.W_Q)
+    assert torch.equal(model.embeddings, exact.embeddings)
+    (q,) = model.heads_of(1, steps[1].input, steps[1].rotation, "q")
+    assert torch.allclose(q, exact.heads_of(1, steps[1].input, steps[1].rotation, "q")[0], atol=1e-6)
+    changes = [measure_all(Subject(each, sample), [Interference()])["interference"]["interference"] for each in (model, exact)]
+    assert np.allclose(changes[0]["change"], changes[1]["change"], atol=0.03)
+    assert changes[0][changes[0]["place"] == "after"]["change"].max() < 1e-5

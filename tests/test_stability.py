@@ -235,7 +235,7 @@ def test_a_model_with_qkv_norm_is_untouched_bit_for_bit() -> None:
     for level in (0.01, 0.3, 0.57):
         noise = norm_noise(Disturbance(level), view.normalised_heads, seeded())
         assert torch.equal(view.forward(sample, noise), clean)
-    table = noise_table(view, sample, disturbances((0.3,), (0.3,), view.layers))
+    table = noise_table(view, sample, disturbances((0.3,), (0.3,), range(view.layers)))
     assert (table[["accuracy_change", "loss_change", "accuracy_change_stderr", "loss_change_stderr"]] == 0).all(axis=None)
 
 
@@ -267,7 +267,7 @@ def test_the_published_loss_of_accuracy_is_there_for_pre_norm_alone() -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    view, sample, planned = view_of(PRE), examples(), disturbances((0.03,), (0.1,), 2)
+    view, sample, planned = view_of(PRE), examples(), disturbances((0.03,), (0.1,), range(2))
     one, same, other = (noise_table(view, sample, planned, draws=2, seed=seed) for seed in (1, 1, 2))
     pd.testing.assert_frame_equal(one, same)
     assert (one["loss"][1:] != other["loss"][1:]).all()
@@ -281,7 +281,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
 def test_every_disturbance_gets_a_row() -> None:
     view, sample = view_of(PRE), examples()
-    planned = disturbances((0.01, 0.1), (0.1,), view.layers)
+    planned = disturbances((0.01, 0.1), (0.1,), range(view.layers))
     done: list[int] = []
     table = noise_table(view, sample, planned, advance=done.append)
     assert done == list(range(1, len(planned) + 1))
@@ -584,7 +584,7 @@ def test_no_layers_scores_outlive_the_pass_but_in_small_maps() -> None:
 
 def test_findings_have_the_numbers_of_the_tables() -> None:
     view, tables = view_of(PRE), clean_tables()
-    noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), view.layers))
+    noise = noise_table(view, examples(), disturbances((0.01,), (0.1,), range(view.layers)))
     findings = found_in(view, examples(), {**tables, "noise": noise})
     cards = {finding.figure: finding for finding in findings if finding.weight}
     assert list(cards) == ["noise-accuracy", "spread", "collapse"]

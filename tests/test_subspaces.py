@@ -31,6 +31,7 @@ from normscope.measures.head_spaces import (
 from normscope.measures.interference import MANY, partners, resample
 from normscope.measures.sample import sample_text
 from normscope.models import AttentionStep, Model, Sample, open_model
+from normscope.models.factors import largest_by_squaring, orthonormal, polar
 from normscope.models.worlds import World, WorldModel
 from normscope.results.findings import Finding
 from normscope.schemes import NAMED
@@ -404,7 +405,7 @@ def test_an_unknown_input_of_attention_is_refused() -> None:
     strange = AttentionStep(
         step.layer, step.stream, step.input.flip(-1), step.q, step.k, step.v, step.scale, step.mask, step.W_O
     )
-    with pytest.raises(InputError, match="unsupported architecture: the input of attention in layer"):
+    with pytest.raises(InputError, match="unsupported architecture: the input of attention is neither"):
         attention_input(known.view, strange)
 
 
@@ -427,7 +428,7 @@ def test_only_the_chosen_measures_are_taken(measure: str) -> None:
 def test_a_model_with_one_head_has_no_angles() -> None:
     model = WorldModel(World.make(6, (3,)), NAMED["pre"])
     tables = measured(model, model.sample())
-    assert tables["angles"].empty
+    assert "angles" not in tables
     assert findings(model, model.sample(), tables)
 
 
@@ -454,3 +455,41 @@ def test_smollm2_interferes_before_its_norm_and_not_after() -> None:
     assert table.loc["after"]["change"].max() < 1e-4
     assert table.loc[("before", "both"), "change"].median() > 0.05
     assert table.loc[("before", "queries"), "moved"].max() == 0
+
+
+def spread_matrices(spectrum: Tensor, rows: int) -> Tensor:
+    """Matrices with given singular values between random orthonormal vectors."""
+    batch, width = spectrum.shape
+    left, right = torch.linalg.qr(seeded(batch, rows, width)).Q, torch.linalg.qr(seeded(batch, width, width, seed=1)).Q
+    return left * spectrum[:, None] @ right.mT
+
+
+SPECTRA = torch.stack(
+    (
+        torch.linspace(1, 0.1, 24),
+        torch.logspace(0, -6, 24),
+        torch.cat((torch.ones(12), torch.zeros(12))),
+        3e5 * (1 - 1e-9 * torch.arange(24)),
+        torch.zeros(24),
+    )
+).double()
+
+
+@pytest.mark.parametrize("rows", [24, 60])
+def test_products_give_the_sum_of_singular_values_the_largest_and_a_root(rows: int) -> None:
+    A = spread_matrices(SPECTRA, rows)
+    U = polar(A)
+    assert torch.allclose(largest_by_squaring(A), SPECTRA.amax(1), rtol=1e-8, atol=1e-12)
+    assert torch.allclose((U * A).sum((1, 2)), SPECTRA.sum(1), rtol=1e-7, atol=1e-12)
+    root = U.mT @ A
+    assert torch.allclose(root.mT @ root, A.mT @ A, rtol=0, atol=1e-9 * float(SPECTRA.max()) ** 2)
+
+
+def test_cholesky_bases_are_trusted_where_they_are_orthonormal() -> None:
+    bases, trusted = orthonormal(spread_matrices(SPECTRA, 60), 1e-4)
+    assert trusted.tolist() == [True, False, False, True, False]
+    ones = torch.eye(24).double().expand(2, -1, -1)
+    assert torch.allclose(bases[trusted].mT @ bases[trusted], ones, rtol=0, atol=1e-13)
+    read = spread_matrices(SPECTRA, 60)[trusted]
+    assert torch.allclose(bases[trusted] @ bases[trusted].mT @ read, read, rtol=1e-12, atol=1e-12)
+    assert span(spread_matrices(SPECTRA, 60)).any(1).sum(1).tolist() == [24, 24, 12, 24, 0]

@@ -12,7 +12,16 @@ import pandas as pd
 
 from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment, Outcome, Shown
-from normscope.experiments.on_model import MODEL_HELP, ModelSource, OnModel, layer_table, measure_outcome, measure_sections
+from normscope.experiments.on_model import (
+    MODEL_HELP,
+    ModelSource,
+    OnModel,
+    layer_table,
+    measure_outcome,
+    measure_sections,
+    not_measured,
+    skipped_table,
+)
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import setting
@@ -118,9 +127,7 @@ class Audit(OnModel):
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
-        skipped = [{"measure": measure.name, "reason": reason} for measure, reason in reasons.items() if reason]
-        if skipped:
-            tables["skipped"] = pd.DataFrame(skipped)
+        tables |= skipped_table(reasons, tables)
         return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
 
     def seconds(self, progress: Progress = SILENT) -> float:
@@ -173,8 +180,7 @@ class Audit(OnModel):
         yield PageTable("", tuple(name for name, _ in cls.facts(result)), (tuple(value for _, value in cls.facts(result)),))
         yield layer_table(audit_measures(), result, overview=True)
         yield from cards_text(result.findings)
-        for row in plain_rows(result.tables["skipped"]) if "skipped" in result.tables else ():
-            yield f"Not measured: {row['measure']}, which {row['reason']}."
+        yield from not_measured(result)
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
@@ -182,6 +188,9 @@ class Audit(OnModel):
         if "blocks" in result.tables:
             yield _block_section(result.tables["blocks"], result)
         yield from measure_sections(audit_measures(), result)
+        skipped = tuple(not_measured(result))
+        if skipped:
+            yield Section("What was not measured", skipped, name="skipped")
 
 
 def audit_measures() -> "list[Measure]":

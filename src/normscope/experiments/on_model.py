@@ -139,6 +139,17 @@ class OnModel(WithModel):
         require_memory(subject.memory(*self.copies), str(model.device))
         return subject
 
+    def offered(self, subject: "Subject", measures: "Sequence[Measure]", chosen: bool, progress: Progress) -> "list[Measure]":
+        """The measures that the model offers; it is an error if one that was ``chosen`` by name is missing, or all are."""
+        reasons = {measure: measure.missing(subject) for measure in measures}
+        offered = [measure for measure, reason in reasons.items() if not reason]
+        for measure, reason in reasons.items():
+            if reason and (chosen or not offered):
+                raise InputError(f"'{self.model_name}' cannot be measured by {measure.name}, which {reason}")
+            if reason:
+                progress.message(f"{measure.name} is left out: it {reason}")
+        return offered
+
     def measured_result(
         self,
         subject: "Subject",
@@ -179,6 +190,27 @@ def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[
         if section is not None:
             findings = tuple(measure.findings(result.tables, result.configuration))
             yield replace(section, findings=findings)
+
+
+def skipped_table(reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """The table ``skipped``: measures that the model does not offer, and layers that measures left out, with the reasons."""
+    rows = [{"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason]
+    rows += plain_rows(tables["skipped"]) if "skipped" in tables else []
+    return {"skipped": pd.DataFrame(rows).astype({"layer": "Int64"})} if rows else {}
+
+
+def not_measured(result: Result) -> Iterator[str]:
+    """A sentence for every reason, with the measures that it concerns, in all layers or in some."""
+    from normscope.models.describe import layers_named
+
+    layers: dict[tuple[str, str], set[int]] = {}
+    for row in plain_rows(result.tables["skipped"]) if "skipped" in result.tables else ():
+        layers.setdefault((row["measure"], row["reason"]), set()).update({row["layer"]} - {None})
+    measures: dict[tuple[str, str], list[str]] = {}
+    for (measure, reason), some in layers.items():
+        measures.setdefault((f" in {layers_named(some)}" if some else "", reason), []).append(measure)
+    for (where, reason), names in measures.items():
+        yield f"Not measured{where}: {', '.join(names)} ({reason})."
 
 
 def measure_records(result: Result, names: Mapping[str, str]) -> list[dict[str, Any]]:

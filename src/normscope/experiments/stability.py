@@ -31,7 +31,7 @@ from normscope.results.tables import plain_rows
 from normscope.runs import fingerprint
 
 if TYPE_CHECKING:
-    from normscope.measures.base import Measure, Subject
+    from normscope.measures.base import Measure
 
 _MEASURES = ("spread", "noise", "collapse", "sparsity")
 _RECORDS = {**{name: name for name in ALWAYS}, **{name: name for name in _MEASURES}, "margins": "margin"}
@@ -121,25 +121,12 @@ class Stability(OnModel):
         )
         return [measure for measure in every if measure.name in (self.measures or _MEASURES)]
 
-    def offered(self, subject: "Subject", progress: Progress = SILENT) -> "list[Measure]":
-        """The measures that the model offers; one that was asked for by name and is missing is an error."""
-        measures = []
-        for measure in self.chosen():
-            reason = measure.missing(subject)
-            if not reason:
-                measures.append(measure)
-            elif self.measures is not None:
-                raise InputError(f"'{self.model_name}' cannot be measured by {measure.name}: it {reason}")
-            else:
-                progress.message(f"{measure.name} is left out: it {reason}")
-        return measures
-
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """One forward pass for all measures but noise, which takes one for every disturbance."""
         from normscope.measures.base import joined, measure_all
 
         started, subject = datetime.now(UTC), self.subject(progress)
-        measures = self.offered(subject, progress)
+        measures = self.offered(subject, self.chosen(), self.measures is not None, progress)
         taken = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, taken, progress).values())
         settings = {
@@ -160,10 +147,10 @@ class Stability(OnModel):
         opened = time.monotonic()
         level = self.levels[:1] or self.noise_levels[:1]
         short = self.model_copy(update={"levels": level, "noise_levels": level, "layer_noise": ()})
-        timed, planned = short.offered(subject), self.offered(subject)
+        timed, planned = (run.offered(subject, run.chosen(), False, SILENT) for run in (short, self))
         measure_all(subject, timed)
-        once, layers = time.monotonic() - opened, subject.model.layers
-        passes = [[len(m.planned(layers)) for m in measures if isinstance(m, Noise)] for measures in (timed, planned)]
+        once = time.monotonic() - opened
+        passes = [[len(m.planned(subject.model)) for m in measures if isinstance(m, Noise)] for measures in (timed, planned)]
         return opened - started + once * (max(1.0, passes[1][0] / passes[0][0]) if passes[0] else 1.0)
 
     @classmethod

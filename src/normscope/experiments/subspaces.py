@@ -136,6 +136,7 @@ class Subspaces(OnModel):
             return self._of_world(progress)
         started, subject = datetime.now(UTC), self.subject(progress)
         measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
+        measures = self.offered(subject, measures, self.measures is not None, progress)
         names = [measure.name for measure in measures]
         measures = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, measures, progress).values())

@@ -121,8 +121,11 @@ class Words(WithModel):
         from normscope.measures.base import Subject
 
         model = self.open(progress)
-        measure = self.measure.resolved(model)
         subject = Subject(model, _no_sample(), self.seed, self.text if self.token_ids is None else ids_of(self.token_ids))
+        reason = self.measure.missing(subject)
+        if reason:
+            raise InputError(f"'{self.model_name}' cannot be measured by {self.probe}, which {reason}")
+        measure = self.measure.resolved(model)
         layers = measure.settings.get("layer")
         advance = progress.stage(measure.title, model.layers if layers is None else len(layers))
         tables = measure.measure(subject, advance)

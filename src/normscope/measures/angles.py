@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject, Tables
 from normscope.measures.head_rows import HeadRows, needless, side_means
@@ -14,15 +16,16 @@ from normscope.measures.head_spaces import (
     SIDES,
     chance_cosine,
     data_roots,
-    principal_cosines,
     spaces_of,
     weighted_cosine,
 )
+from normscope.models.factors import largest_singular, singular_sum
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, plain_rows, table_of
 
 _ABOVE_CHANCE = 1.1
+_HELD = 1 << 25  # numbers in the products of pairs that are held at once
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Angles(Measure):
 
     name: ClassVar[str] = "angles"
     title: ClassVar[str] = "Do heads read orthogonal subspaces?"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     order: ClassVar[int | None] = 62
     overview: ClassVar[int] = 0
 
@@ -74,30 +77,43 @@ class _AngleRows(HeadRows):
     """The table of pairs, and ``overlaps``: for each head the means over its pairs."""
 
     def tables(self) -> Tables:
-        angles = super().tables()["angles"]
-        return {"angles": angles} if angles.empty else {"angles": angles, "overlaps": _overlaps(angles)}
+        tables = super().tables()
+        return {**tables, "overlaps": _overlaps(tables["angles"])} if "angles" in tables else tables
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """The angles of every pair of heads on either side; query heads with the same keys are no pair on the side of keys."""
-    spaces, x = spaces_of(subject.model, attention), attention.step.input[subject.counted].double()
+    spaces, x = spaces_of(subject.model, attention), attention.step.input[attention.counted].double()
     for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
-        pairs = [pair for pair in combinations(range(len(bases)), 2) if pair[0] // shared != pair[1] // shared]
-        if not pairs:
-            continue
-        left, right = torch.tensor(pairs).T
-        wide = bases.transpose(0, 1).flatten(1)
-        heads, _, width = bases.shape
-        products = (wide.T @ wide).view(heads, width, heads, width)[left, :, right]
-        roots, cosines = data_roots(x, bases), principal_cosines(products)
-        ranks = bases.any(1).sum(1)
-        common = torch.minimum(ranks[left], ranks[right])  # 0 where a head reads nothing, and has no angles
-        overlap = weighted_cosine(products, roots[left], roots[right]).masked_fill(common == 0, torch.nan).tolist()
-        means = (cosines.sum(1) / common).tolist()
-        smallest = torch.rad2deg(cosines[:, 0].acos()).masked_fill(common == 0, torch.nan).tolist()
-        for i, (head, other) in enumerate(pairs):
-            row = {"layer": attention.layer, "head": head, "other": other, "side": side}
-            yield row | {"smallest_angle": smallest[i], "mean_cosine": means[i], "weighted_cosine": overlap[i]}
+        values = _pair_values(x, bases[::shared])
+        for head, other in combinations(range(len(bases)), 2):
+            if head // shared != other // shared:
+                row = {"layer": attention.layer, "head": head, "other": other, "side": side, "shared": shared}
+                yield row | values[head // shared, other // shared]
+
+
+def _pair_values(
+    x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]
+) -> dict[tuple[int, int], dict[str, float]]:
+    """Smallest angle, mean cosine and weighted cosine of every pair of subspaces; NaN where a head reads nothing."""
+    heads, _, width = bases.shape
+    left, right = torch.triu_indices(heads, heads, 1, device=bases.device)
+    wide = bases.transpose(0, 1).flatten(1)
+    gram = (wide.T @ wide).view(heads, width, heads, width)
+    roots, ranks = data_roots(x, bases), bases.any(1).sum(1)
+    columns = []
+    for one, other in zip(left.split(_HELD // width**2), right.split(_HELD // width**2), strict=True):
+        products = gram[one, :, other]
+        common = torch.minimum(ranks[one], ranks[other])  # 0 where a head reads nothing, and has no angles
+        angle = torch.rad2deg(largest_singular(products).clamp(max=1).acos()).masked_fill(common == 0, torch.nan)
+        overlap = weighted_cosine(products, roots[one], roots[other]).masked_fill(common == 0, torch.nan)
+        columns.append(torch.stack((angle, singular_sum(products) / common, overlap)))
+    values = torch.cat(columns, 1).T.tolist() if columns else []
+    names = ("smallest_angle", "mean_cosine", "weighted_cosine")
+    return {
+        (one, other): dict(zip(names, three, strict=True))
+        for one, other, three in zip(left.tolist(), right.tolist(), values, strict=True)
+    }
 
 
 def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +129,7 @@ def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding
     mean, chance = rows["mean_cosine"].mean(), chance_cosine(about["dim"], min(about["head_dim"], about["dim"]))
     weighted = rows["weighted_cosine"]
     closest = plain_rows(rows[weighted == weighted.max()])[0]
-    shared = about["heads"] // about["kv_heads"] if side == "keys" else 1
+    shared = closest["shared"]
     above = mean > _ABOVE_CHANCE * chance and not needless(side, about)
     heads = f"{'KV ' * (shared > 1)}heads {closest['head'] // shared} and {closest['other'] // shared}"
     return Finding(

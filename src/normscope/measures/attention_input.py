@@ -12,6 +12,7 @@ from normscope.errors import InputError
 from normscope.models import AttentionStep, BlockNorm, Model
 
 _FITS = 1e-3
+_ROUNDINGS = 4  # of a norm in half precision, which rounds before its gain and after it
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,14 @@ class AttentionInput:
 
 def attention_input(model: Model, step: AttentionStep) -> AttentionInput:
     """The norm at the layer's input, else that of the stream, else none: whichever gives the observed input."""
+    tolerance = max(_FITS, _ROUNDINGS * torch.finfo(model.dtype).eps)
     norms = [_beside(step.stream, norm) for norm in model.norms]
     for states, norm in _candidates(model, step, norms):
         normed = states if norm is None else norm(states)
         factor = factor_between(step.input, normed)
-        if same(factor * normed, step.input, _FITS):
+        if same(factor * normed, step.input, tolerance):
             return AttentionInput(states, norm, factor)
-    raise InputError(
-        f"unsupported architecture: the input of attention in layer {step.layer} of '{model.name}' is neither the residual "
-        "stream nor a norm of it"
-    )
+    raise InputError("unsupported architecture: the input of attention is neither the residual stream nor a norm of it")
 
 
 def _candidates(model: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -71,6 +72,9 @@ class Subject:
             "normalised_heads": model.normalised_heads,
             "jointly_normalised": "".join(sorted(joint)),  # of q and k, over all heads together
             "dim": model.dim,
+            "vocabulary": model.vocabulary,
+            "attention_layers": list(model.attention_layers),
+            "offers": sorted(model.offers),
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
             "sentence": self.sentence_text,
@@ -87,7 +91,7 @@ class Subject:
     def record(self) -> dict[str, Any]:
         """What tables may depend on besides the model, as plain values: ``sample``, ``sentence``, ``seed``."""
         digest, sample = hashlib.sha256(), self.sample
-        for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions):
+        for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions, sample.features):
             digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
         read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
         sentence = None if self.sentence is None else self.model.batch(self.sentence).tokens.tolist()
@@ -102,9 +106,10 @@ class Subject:
     def present(self) -> "Tensor":
         """Tokens (rows, tokens) that have hidden states: all but padding, and those whose embedding is 0."""
         mask = self.sample.attention_mask
-        if self.model.position_kind in ("learned", "cyclic"):  # what a position adds is not 0
+        # what a position adds is not 0
+        if self.model.position_kind in ("learned", "cyclic") or "vocabulary" not in self.model.offers:
             return mask
-        return mask & self.model.embeddings.any(-1)[self.sample.tokens]
+        return mask & self.model.embeddings[self.sample.tokens].any(-1)
 
     @property
     def without_embedding(self) -> int:
@@ -118,6 +123,20 @@ class Subject:
         counted[:, 0] = False
         return counted
 
+    def present_in(self, x: "Tensor") -> "Tensor":
+        """``present`` for x (rows, positions, ...); all positions where a layer has others than the sample, as pyramids do."""
+        return _of_positions(self.present, x)
+
+    def counted_in(self, x: "Tensor") -> "Tensor":
+        """``counted`` likewise."""
+        return _of_positions(self.counted, x)
+
+
+def _of_positions(mask: "Tensor", x: "Tensor") -> "Tensor":
+    """The mask on the device of x if it has the rows and positions of x; else one of True."""
+    same = mask.shape == x.shape[:2]
+    return mask.to(x.device) if same else x.new_ones(x.shape[:2]).bool()
+
 
 class LayerAttention:
     """The attention of one layer in a clean forward pass; scores and weights are computed once for all observers.
@@ -125,11 +144,13 @@ class LayerAttention:
     Attributes:
         step: queries, keys, values and hidden states of the layer.
         layer: its number; the first layer is 0.
+        counted: the queries (rows, queries) that means are taken over.
     """
 
-    def __init__(self, step: "AttentionStep") -> None:
+    def __init__(self, step: "AttentionStep", subject: Subject) -> None:
         self.step = step
         self.layer = step.layer
+        self.counted = subject.counted_in(step.q.transpose(1, 2))
 
     @cached_property
     def raw_scores(self) -> "Tensor":
@@ -212,8 +233,8 @@ class Measure(ABC):
     Attributes:
         name: how it is asked for; also the name of its section.
         title: the heading of its section.
-        needs: the capabilities that a model must offer: ``stream``, ``sublayers``, ``attention``, ``vocabulary``,
-            ``predictions``.
+        needs: the capabilities that a model must offer: ``stream``, ``sublayers``, ``attention``, ``matrices``,
+            ``vocabulary``, ``predictions``.
         asks: what of the subject its tables depend on besides the model: ``sample``, ``sentence``, ``seed``.
         passes: its cost in forward passes, for people.
         order: its place in an audit; None for a measure that audits leave out.
@@ -241,8 +262,8 @@ class Measure(ABC):
         observer = self.observer(subject)
         if observer is None:
             raise NotImplementedError(f"the measure {self.name} implements neither observer nor measure")
-        observe_pass(subject, [observer], advance)
-        return observer.tables()
+        (reasons,) = observe_pass(subject, [observer], advance)
+        return {**observer.tables(), **self._skipped(reasons)}
 
     @abstractmethod
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
@@ -268,11 +289,23 @@ class Measure(ABC):
         return {}
 
     def missing(self, subject: Subject) -> str:
-        """Why the subject cannot be measured, or an empty text."""
-        lacking = sorted(self.needs - subject.model.offers)
+        """Why the subject cannot be measured, such as ``needs attention: no layer has softmax attention``; empty if it can."""
+        from normscope.models import NOTHING
+        from normscope.models.describe import why_missing
+
+        lacking = [f"needs {name}: {why}" for name, why in why_missing(subject.model).items() if name in self.needs]
         if lacking:
-            return f"needs {', '.join(lacking)}, which {subject.model.name} does not offer"
-        return "needs a sentence" if "sentence" in self.asks and subject.sentence is None else ""
+            return lacking[0]
+        if "sentence" in self.asks and subject.sentence is None:
+            return "needs a sentence: the model reads no text"
+        if "predictions" in self.needs and not bool((subject.sample.targets != NOTHING).any()):
+            return "needs predictions: the sample has no targets"
+        return ""
+
+    def _skipped(self, reasons: Mapping[int, str]) -> Tables:
+        """The table ``skipped`` of layers that an observer could not measure."""
+        rows = [{"measure": self.name, "layer": layer, "reason": reason} for layer, reason in reasons.items()]
+        return {"skipped": pd.DataFrame(rows)} if rows else {}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -280,10 +313,15 @@ class Measure(ABC):
         return asdict(self)
 
 
-def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None) -> None:
+def observe_pass(
+    subject: Subject, observers: Sequence[PassObserver], advance: Advance = lambda done: None
+) -> list[dict[int, str]]:
     """One clean forward pass of the sample; ``advance`` takes how many layers are done.
 
     Observers receive what can be measured: the rest of a degenerate layer is reported by ``PassObserver.fault``.
+
+    Returns:
+        For each observer the layers whose attention it could not measure, with the reason.
 
     Raises:
         InputError: if no layer can be measured.
@@ -300,10 +338,15 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
 
     gate = Gate(subject, report)
 
+    reasons: dict[int, dict[int, str]] = {id(observer): {} for observer in observers}
+
     def attention(step: "AttentionStep") -> None:
-        shared = LayerAttention(step)
+        shared = LayerAttention(step, subject)
         for observer in on_attention if gate.attention(shared) else ():
-            observer.attention(shared)
+            try:
+                observer.attention(shared)
+            except InputError as error:  # attention of a kind that this measure cannot read
+                reasons[id(observer)][step.layer] = str(error)
 
     def sublayer(step: "SublayerStep") -> None:
         for observer in on_sublayer if gate.sublayer(step) else ():
@@ -316,9 +359,10 @@ def observe_pass(subject: Subject, observers: Sequence[PassObserver], advance: A
 
     observed = Observer(attention if on_attention or on_fault else None, sublayer if on_sublayer or on_fault else None, state)
     logits = subject.model.forward(subject.sample, observed)
-    gate.close(attention=observed.attention is not None)
+    gate.close()
     for observer in on_logits if subject.model.predicts else ():
         observer.logits(logits)
+    return [reasons[id(observer)] for observer in observers]
 
 
 def _overriding(observers: Sequence[PassObserver], method: str) -> list[PassObserver]:
@@ -335,11 +379,12 @@ def measured(
     layers = subject.model.layers
     observers = [(measure, measure.observer(subject)) for measure in measures]
     watching = [(measure, observer) for measure, observer in observers if observer is not None]
+    reasons: list[dict[int, str]] = []
     if watching:
         progress(PASS, 0, layers)
-        observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
-    for measure, observer in watching:
-        yield measure, observer.tables()
+        reasons = observe_pass(subject, [observer for _, observer in watching], _of_layers(progress, PASS, layers))
+    for (measure, observer), missed in zip(watching, reasons, strict=True):
+        yield measure, {**observer.tables(), **measure._skipped(missed)}
     for measure in (measure for measure, observer in observers if observer is None):
         progress(measure.title, 0, layers)
         yield measure, measure.measure(subject, _of_layers(progress, measure.title, layers))

@@ -15,6 +15,7 @@ from normscope.errors import require_known
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.curves import at_noise, columns, percent, statistic, two_digits
+from normscope.measures.head_rows import with_totals
 from normscope.models import Softmax
 from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, HeatMap, Line
@@ -31,13 +32,13 @@ _NAMED_LAYERS = 8  # more layers than these share one name in a legend
 
 
 def sparse_scores(
-    attention: LayerAttention, counted: Bool[Tensor, "rows tokens"]
+    attention: LayerAttention,
 ) -> tuple[Float[Tensor, "sparse keys"], Softmax, Bool[Tensor, "heads distributions"]]:
     """The raw scores of the near-one-hot rows of a layer, head by head, their softmax, and which of its rows these are."""
-    sparse = attention.largest.transpose(0, 1)[:, counted] >= NEAR_ONE_HOT
+    sparse = attention.largest.transpose(0, 1)[:, attention.counted] >= NEAR_ONE_HOT
 
     def chosen(x: Float[Tensor, "rows heads tokens width"]) -> Float[Tensor, "sparse width"]:
-        return x.transpose(0, 1)[:, counted][sparse]
+        return x.transpose(0, 1)[:, attention.counted][sparse]
 
     raw = attention.raw_scores
     return chosen(raw), attention.step.softmax.select(raw.shape, chosen), sparse
@@ -47,7 +48,7 @@ class _Observer(PassObserver):
     """Rows of the tables, a layer at a time; no layer's scores outlive it."""
 
     def __init__(self, measure: "Collapse", subject: Subject) -> None:
-        self.measure, self.counted = measure, subject.counted
+        self.measure = measure
         self.disturbed = "k" not in subject.model.normalised_heads  # a norm of the keys removes noise on their norms
         self.generator = torch.Generator(subject.sample.tokens.device).manual_seed(subject.seed)
         self.collapse: list[Row] = []
@@ -55,7 +56,7 @@ class _Observer(PassObserver):
 
     def attention(self, attention: LayerAttention) -> None:
         """Exact probabilities of the loose definition, drawn ones of the strict, and the margins."""
-        scores, softmax, sparse = sparse_scores(attention, self.counted)
+        scores, softmax, sparse = sparse_scores(attention)
         levels, of_head, heads = self.measure.levels, sparse.nonzero()[:, 0], len(sparse)
         probability = torch.zeros(len(levels), len(scores), device=scores.device)
         margins = torch.full((len(scores),), torch.nan, device=scores.device)
@@ -128,8 +129,7 @@ class _Observer(PassObserver):
 
     def tables(self) -> Tables:
         """With the rows of the whole model."""
-        tables = {"collapse": self.collapse + self._whole_model(), "margins": self.margins}
-        return {name: pd.DataFrame(rows).astype({"layer": "Int64", "head": "Int64"}) for name, rows in tables.items()}
+        return with_totals({"collapse": self.collapse and self.collapse + self._whole_model(), "margins": self.margins})
 
     def _whole_model(self) -> list[Row]:
         """The layers together, each weighted by the number of its near-one-hot rows."""
@@ -243,6 +243,8 @@ class Collapse(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Whether near-one-hot rows survive noise, and which heads do not."""
+        if "collapse" not in tables:
+            return
         if "k" in about["normalised_heads"]:
             yield Finding(
                 "Noise on key norms cannot make attention rows switch key: keys are normalised after their projection.",

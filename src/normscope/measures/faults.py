@@ -27,7 +27,7 @@ class Fault:
 
     Attributes:
         layer: its number; that of hidden states is the layer that they enter. None for the whole model.
-        where: ``states``, ``attention``, ``feedforward``, ``weights`` or ``tokens``.
+        where: ``states``, ``weights``, ``tokens``, or a sublayer such as ``attention``.
         reason: what is wrong, for people.
         measured: whether measures are given it all the same.
     """
@@ -47,7 +47,7 @@ class Gate:
     """
 
     def __init__(self, subject: "Subject", report: Callable[[Fault], None]) -> None:
-        self.name, self.layers, self.present = subject.model.name, subject.model.layers, subject.present
+        self.name, self.layers, self._present_in = subject.model.name, subject.model.layers, subject.present_in
         if int(subject.counted.sum()) < _FEWEST and subject.without_embedding:
             raise InputError(
                 f"'{self.name}' has an embedding of zeros for {subject.without_embedding:,} of the "
@@ -55,29 +55,31 @@ class Gate:
             )
         self._kind = norm_kind(subject.model)
         self._report, self._faults = report, list[Fault]()
-        self._passed: dict[str, set[int]] = {"states": set(), "attention": set()}
+        self._passed = set[int]()
 
     def state(self, layer: int, x: Float[Tensor, "rows tokens dim"]) -> bool:
         """Whether the hidden states before a layer can be measured."""
         where = "after the last layer" if layer == self.layers else "before the layer"
-        broken = _first_non_finite(x, self.present)
+        present = self._present_in(x)
+        broken = _first_non_finite(x, present)
         if broken:
             return self._fault(layer, "states", f"hidden states {where} became non-finite (NaN/Inf) at {broken}")
-        zero = int((~visible_part(x, self._kind)[self.present].any(-1)).sum())
+        zero = int((~visible_part(x, self._kind)[present].any(-1)).sum())
         if zero:
-            whose = "" if zero == int(self.present.sum()) else f" for {zero:,} token{'s' * (zero > 1)}"
+            whose = "" if zero == int(present.sum()) else f" for {zero:,} token{'s' * (zero > 1)}"
             return self._fault(layer, "states", f"hidden states {where} are 0{whose}")
-        self._passed["states"].add(layer)
+        self._passed.add(layer)
         return True
 
     def attention(self, attention: "LayerAttention") -> bool:
         """Whether the attention of a layer can be measured."""
         step, layer = attention.step, attention.layer
-        if layer not in self._passed["states"]:
+        if layer not in self._passed:
             return False
-        if not float(step.input[self.present].abs().max()) > _UNDERFLOW:
+        if not float(step.input[self._present_in(step.input)].abs().max()) > _UNDERFLOW:
             return self._fault(layer, "attention", "the input of attention is 0 or underflows")
-        parts = {name: self._of_present(x) for name, x in (("q", step.q), ("k", step.k), ("v", step.v))}
+        by_head = {name: x.transpose(1, 2) for name, x in (("q", step.q), ("k", step.k), ("v", step.v))}
+        parts = {name: x[self._present_in(x)] for name, x in by_head.items()}
         broken = [name for name, x in parts.items() if not bool(x.isfinite().all())]
         if broken:
             return self._fault(layer, "attention", f"{' and '.join(broken)} became non-finite (NaN/Inf)")
@@ -90,31 +92,23 @@ class Gate:
         largest = float(parts["q"].abs().max()) * float(parts["k"].abs().max()) * step.q.shape[-1] * scale
         if largest > torch.finfo(step.q.dtype).max and bool((step.scale * attention.raw_scores == torch.inf).any()):
             return self._fault(layer, "attention", "attention logits overflow")
-        self._passed["attention"].add(layer)
         return True
-
-    def _of_present(self, x: "Tensor") -> "Tensor":
-        """Q, k or v (present tokens, heads, head); keys of another stream are all present."""
-        by_token = x.transpose(1, 2)
-        return by_token[self.present] if by_token.shape[:2] == self.present.shape else by_token.flatten(0, 1)
 
     def sublayer(self, step: "SublayerStep") -> bool:
         """Whether a sublayer can be measured."""
-        if step.layer not in self._passed["states"]:
+        if step.layer not in self._passed:
             return False
         for x in (step.output, step.update, step.after):
-            broken = x is not None and _first_non_finite(x, self.present)
+            broken = x is not None and _first_non_finite(x, self._present_in(x))
             if broken:
                 return self._fault(step.layer, step.sublayer, f"the update became non-finite (NaN/Inf) at {broken}")
-        if not bool(step.update[self.present].any()):
+        if not bool(step.update[self._present_in(step.update)].any()):
             self._fault(step.layer, step.sublayer, "the update is 0", measured=True)
         return True
 
-    def close(self, *, attention: bool) -> None:
-        """Refuse a model of which no layer can be measured; ``attention`` if that was observed too."""
-        states = self._passed["states"]
-        whole = {layer for layer in states if layer + 1 in states} & (self._passed["attention"] if attention else states)
-        if not whole:
+    def close(self) -> None:
+        """Refuse a model without a layer whose states before and after it can be measured."""
+        if not any(layer + 1 in self._passed for layer in self._passed):
             fault = next(fault for fault in self._faults if not fault.measured)
             raise InputError(f"no layer of '{self.name}' can be measured: {layers_named([fault.layer or 0])}: {fault.reason}")
 

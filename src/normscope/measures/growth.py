@@ -1,5 +1,6 @@
 """Growth: the norm of the residual stream before every layer."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ from normscope.results.tables import by_layer, floats, spans_decades, table_of
 def _row(every: Tokens, counted: Counted) -> dict[str, float]:
     radius = length(counted).squeeze(-1)
     low, high = radius.quantile(torch.tensor([0.05, 0.95], dtype=radius.dtype)).tolist()
-    return {"radius": float(radius.mean()), "radius_low": low, "radius_high": high}
+    return {"width": counted.shape[-1], "radius": float(radius.mean()), "radius_low": low, "radius_high": high}
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,16 @@ class Growth(Measure):
         first, last = layers[0], layers[-1] - 1
         total = radius[-1] / radius[0]
         later = f"{radius[-1] / radius[1]:.3g} times in layers {first + 1}–{last}"
-        parts = f": {radius[1] / radius[0]:.3g} times in layer {first}, {later}"
+        parts = f": {radius[1] / radius[0]:.3g} times in layer {first}, {later}" if last > first else ""
+        if motion["width"].nunique() > 1:
+            wide = [int(motion["width"].iloc[i]) for i in (0, -1)]
+            per_channel = [end / math.sqrt(width) for end, width in zip((radius[0], radius[-1]), wide, strict=True)]
+            parts = (
+                f"; it has {wide[0]:,} channels of RMS {per_channel[0]:.3g} first and {wide[1]:,} of {per_channel[1]:.3g} last"
+            )
         yield Finding(
             f"The mean residual norm is {radius[0]:.3g} before layer {first} and {radius[-1]:.3g} after layer {last}, "
-            f"{total:.3g} times as much{parts if last > first else ''}.",
+            f"{total:.3g} times as much{parts}.",
             "radius", title="Growth of the residual norm", severity="ok", number=total,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Tables with rows for every layer and head, from one forward pass."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -23,11 +23,17 @@ class HeadRows(PassObserver):
     def attention(self, attention: LayerAttention) -> None:
         """Add the rows of a layer."""
         with one_thread(small=attention.step.input.numel() < _SMALL):
-            self._rows.extend(self._rows_of(attention))
+            self._rows.extend(list(self._rows_of(attention)))
 
     def tables(self) -> Tables:
-        """The table under its name."""
-        return {self.table: pd.DataFrame(self._rows)}
+        """The table under its name, if there are rows."""
+        return {self.table: pd.DataFrame(self._rows)} if self._rows else {}
+
+
+def with_totals(tables: Mapping[str, Sequence[Row]]) -> Tables:
+    """Tables of rows whose head, and layer, is None for a whole layer, and the whole model; those without rows are left out."""
+    typed = {"layer": "Int64", "head": "Int64"}
+    return {name: pd.DataFrame(rows).astype(typed) for name, rows in tables.items() if rows}
 
 
 def head_name(row: Any) -> str:
@@ -35,11 +41,10 @@ def head_name(row: Any) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])}"
 
 
-def kv_rows(rows: pd.DataFrame, about: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows with every KV head once: of query heads that share their keys only the first."""
-    shared: int = about["heads"] // about["kv_heads"]
-    first: pd.DataFrame = rows[rows["head"] % shared == 0].copy()
-    first["head"] //= shared
+def distinct_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with every KV head once: of ``shared`` query heads with the same keys only the first."""
+    first: pd.DataFrame = rows[rows["head"] % rows["shared"] == 0].copy()
+    first["head"] //= first["shared"]
     return first
 
 

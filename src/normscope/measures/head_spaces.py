@@ -13,8 +13,8 @@ from torch import Tensor
 from normscope.core.norms import length
 from normscope.measures.attention_input import AttentionInput, attention_input
 from normscope.measures.base import LayerAttention
-from normscope.models import Model
-from normscope.models.factors import scaled_heads, singular_factors
+from normscope.models import HeadProjections, Model
+from normscope.models.factors import gram_root, orthonormal, scaled_heads, singular_factors, singular_sum, thin_singular_values
 
 PLACES = ("before", "after")  # the norm at the input of attention
 SIDES = ("queries", "keys")
@@ -49,13 +49,29 @@ def factors(W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim 
     return Factors(svd.values, above.sum(1), svd.left * above[:, None], svd.right * above[:, None])
 
 
+def spectrum(
+    W_Q: Float[Tensor, "heads dim head"], W_K: Float[Tensor, "heads dim head"]
+) -> tuple[Float[Tensor, "heads head"], Int[Tensor, " heads"]]:
+    """Singular values of W_Q W_Kᵀ in falling order, and its rank; see ``factors``."""
+    values = thin_singular_values(W_Q.double(), W_K.double().mT)
+    return values, (values > _rounding(W_Q) * values[:, :1]).sum(1)
+
+
 def span(W: Float[Tensor, "heads dim head"]) -> Float[Tensor, "heads dim head"]:
     """Orthonormal bases of the column spaces of W, with columns of 0 beyond the rank."""
-    Q, R = torch.linalg.qr(scaled_heads(W.double())[0])
+    scaled = scaled_heads(W.double())[0]
+    bases, full = orthonormal(scaled, _rounding(W))
+    if not bool(full.all()):
+        bases[~full] = _decomposed_span(scaled[~full].cpu(), _rounding(W)).to(bases)
+    return bases
+
+
+def _decomposed_span(W: Float[Tensor, "heads dim head"], rounding: float) -> Float[Tensor, "heads dim head"]:
+    """``span`` of matrices that may lack rank; singular values up to ``rounding`` of the largest count as 0."""
+    Q, R = torch.linalg.qr(W)
     U, singular, _ = torch.linalg.svd(R)
-    above = singular > _rounding(W) * singular[:, :1]
-    basis: Tensor = Q @ U * above[:, None]
-    return basis
+    basis: Tensor = Q @ U * (singular > rounding * singular[:, :1])[:, None]
+    return torch.nn.functional.pad(basis, (0, W.shape[-1] - basis.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -107,25 +123,32 @@ def _once(compute: Callable[[Model, LayerAttention], T]) -> Callable[[Model, Lay
 
 
 @_once
+def projections_of_layer(model: Model, attention: LayerAttention) -> HeadProjections:
+    """The matrices of a layer's heads."""
+    return model.projections(attention.layer)
+
+
+@_once
 def spaces_of(model: Model, attention: LayerAttention) -> InputSpaces:
     """The input subspaces of a layer's heads in the input of attention, after any norm."""
-    weights = model.projections(attention.layer)
+    weights = projections_of_layer(model, attention)
     return input_spaces(weights.W_Q, weights.W_K, _bare(model, attention), weights.shared)
 
 
 @_once
 def layer_input(model: Model, attention: LayerAttention) -> LayerInput:
     """The input of a layer's attention, with the input subspaces of its heads before and after the norm."""
-    source, weights = attention_input(model, attention.step), model.projections(attention.layer)
+    source, weights = attention_input(model, attention.step), projections_of_layer(model, attention)
     # a norm with a bias adds a constant to q and k, which acts like a bias of theirs
     bare = _bare(model, attention) and (source.norm is None or source.norm.bias is None)
     before = input_spaces(source.before(weights.W_Q), source.before(weights.W_K), bare, weights.shared)
     return LayerInput(source, {"before": before, "after": spaces_of(model, attention)})
 
 
+@_once
 def _bare(model: Model, attention: LayerAttention) -> bool:
     """Whether attention logits are x W_QK y and nothing else."""
-    weights = model.projections(attention.layer)
+    weights = projections_of_layer(model, attention)
     normalised = any(norm.layer == attention.layer and norm.slot in ("q", "k") for norm in model.norms)
     return attention.step.rotation is None and not normalised and not bool(weights.b_Q.any() or weights.b_K.any())
 
@@ -146,8 +169,7 @@ def chance_cosine(dim: int, width: int) -> float:
 
 def data_roots(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Float[Tensor, "heads few width"]:
     """R with RᵀR = Σ_t (Vᵀx_t)(Vᵀx_t)ᵀ for every basis V: the second moment of the data in a subspace, as a small matrix."""
-    root: Tensor = torch.linalg.qr(x @ bases, mode="r").R
-    return root
+    return gram_root(x @ bases)
 
 
 def weighted_cosine(
@@ -168,7 +190,7 @@ def weighted_cosine(
         root: R with RᵀR = VᵀSV, of ``data_roots``; any factor cancels.
         other_root: the same for V'.
     """
-    shared = torch.linalg.svdvals(root @ products @ other_root.mT).sum(-1)
+    shared = singular_sum(root @ products @ other_root.mT)
     sizes = (length(root.flatten(-2)) * length(other_root.flatten(-2))).squeeze(-1)
     return torch.where(sizes > 0, shared / sizes, 0.0).clamp(max=1)
 

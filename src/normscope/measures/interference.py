@@ -59,7 +59,7 @@ class Interference(Measure):
 
     name: ClassVar[str] = "interference"
     title: ClassVar[str] = "Interference"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
     passes: ClassVar[str] = "1, shared, and q and k of every head once more"
     order: ClassVar[int | None] = 60
@@ -73,8 +73,7 @@ class Interference(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Collects a row for every head, place and side that is ablated."""
-        partner = partners(subject.counted, subject.seed)
-        return HeadRows("interference", lambda attention: _rows(subject, attention, partner))
+        return HeadRows("interference", lambda attention: _rows(subject, attention))
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """Of the median head: the share of queries whose top key changes when keys are ablated, and the change of logits."""
@@ -217,99 +216,120 @@ def partners(counted: Bool[Tensor, "rows tokens"], seed: int) -> Int[Tensor, " t
 
 
 def resample(
-    x: Float[Tensor, "rows tokens dim"], basis: Float[Tensor, "dim width"], partner: Int[Tensor, " tokens_of_all_rows"]
-) -> Float[Tensor, "rows tokens dim"]:
+    x: Float[Tensor, "rows tokens dim"], bases: Float[Tensor, "*heads dim width"], partner: Int[Tensor, " tokens_of_all_rows"]
+) -> Float[Tensor, "*heads rows tokens dim"]:
     """P x_t + (1 − P) x_s(t), with P the projection onto an orthonormal basis; columns of 0 do nothing."""
-    other = x.flatten(0, 1)[partner].view_as(x)
-    return other + (x - other) @ basis @ basis.T
+    other = x.flatten(0, 1)[partner]
+    read = (x.flatten(0, 1) - other) @ bases @ bases.mT
+    return (other + read).view(*bases.shape[:-2], *x.shape)
 
 
-def _rows(subject: Subject, attention: LayerAttention, partner: Int[Tensor, " tokens_of_all_rows"]) -> Iterator[dict[str, Any]]:
+def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
     """A row for each head, place of the ablation and side that is ablated: ``change``, ``kappa``, ``moved``, ``top_weight``.
 
     ``kappa`` is the RMS of κ in the factors 1 + κ that the ablation puts on queries or keys; ``moved`` the share of queries
     whose largest logit is another key's afterwards; ``top_weight`` the mean of their largest attention weight before it.
     """
     model, step = subject.model, attention.step
+    partner = partners(attention.counted, subject.seed)
     found = layer_input(model, attention)
     states = {"before": found.source.states.double(), "after": step.input.double()}
     inputs: dict[str, Callable[[Tensor], Tensor]] = {"before": found.source, "after": lambda x: x}
     for place in PLACES:
         x, to_input, spaces = states[place], inputs[place], found.spaces[place]
         q, k = model.heads_of(step.layer, to_input(x).to(step.input), step.rotation, "qk")
-        ablated_q = _ablated(model, step, x, to_input, spaces.queries, partner, 0)
-        ablated_k = _ablated(model, step, x, to_input, spaces.keys[:: spaces.shared], partner, 1)
-        keys: Tensor = torch.empty(0)
-        for head, queries in enumerate(ablated_q):
-            keys = next(ablated_k) if head % spaces.shared == 0 else keys
-            yield from _compared(step, head, place, (q[:, head], k[:, head]), (queries, keys), subject.counted)
+        for heads in _chunks(q, spaces.shared):
+            keys = spaces.keys[heads][:: spaces.shared]
+            ablated_q = _ablated(model, step, to_input, resample(x, spaces.queries[heads], partner), heads, 0)
+            ablated_k = _ablated(model, step, to_input, resample(x, keys, partner), heads, 1)
+            clean = q[:, heads].transpose(0, 1), k[:, heads].transpose(0, 1)
+            largest = attention.largest[:, heads].transpose(0, 1)
+            columns = _compared(step, heads, clean, (ablated_q, ablated_k), largest, attention.counted)
+            for i, head in enumerate(range(heads.start, heads.stop)):
+                for values in columns:
+                    row = {name: column[i] for name, column in values.items()}
+                    yield {"layer": step.layer, "head": head, "place": place} | row
+
+
+def _chunks(q: Float[Tensor, "rows heads tokens head"], shared: int) -> Iterator[slice]:
+    """Ranges of heads whose ablations and logits are held at once, whole groups of those that share their keys."""
+    rows, heads, tokens, width = q.shape
+    held = _HELD // (rows * tokens * max(heads * width, tokens))
+    chunk = max(1, held // shared) * shared
+    for first in range(0, heads, chunk):
+        yield slice(first, min(heads, first + chunk))
 
 
 def _ablated(
     model: Model,
     step: AttentionStep,
-    x: Float[Tensor, "rows tokens dim"],
     to_input: Callable[[Tensor], Tensor],
-    bases: Float[Tensor, "groups dim width"],
-    partner: Int[Tensor, " tokens_of_all_rows"],
+    states: Float[Tensor, "groups rows tokens dim"],
+    heads: slice,
     side: int,
-) -> Iterator[Float[Tensor, "rows tokens head"]]:
-    """Queries (side 0) or keys (side 1) after the ablation, for each group of heads that share them those of the first.
+) -> Float[Tensor, "heads rows tokens head"]:
+    """Queries (side 0) or keys (side 1) of some heads, each of the states of its group, those after the ablation.
 
-    A model computes those of all heads at once, so several ablations are put into one call as rows, as memory allows.
+    A model computes those of all heads at once, so the ablations are put into one call as rows.
     """
-    rows, group = len(x), model.heads // len(bases)
-    chunk = max(1, _HELD // (x.shape[0] * x.shape[1] * model.heads * model.head_dim))
-    for first in range(0, len(bases), chunk):
-        some = bases[first : first + chunk]
-        inputs = torch.cat([to_input(resample(x, basis, partner)).to(step.input) for basis in some])
-        rotation = step.rotation
-        if rotation is not None and len(rotation[0]) > 1:
-            rotation = rotation[0].repeat(len(some), 1, 1), rotation[1].repeat(len(some), 1, 1)
-        (projected,) = model.heads_of(step.layer, inputs, rotation, "qk"[side])
-        for i in range(len(some)):
-            yield projected[i * rows : (i + 1) * rows, (first + i) * group]
+    groups, rows = states.shape[:2]
+    rotation = step.rotation
+    if rotation is not None and len(rotation[0]) > 1:
+        rotation = tuple(torch.cat([part] * groups) for part in rotation)
+    (projected,) = model.heads_of(step.layer, to_input(states.flatten(0, 1)).to(step.input), rotation, "qk"[side])
+    of_heads = torch.arange(heads.start, heads.stop, device=projected.device)
+    group = (of_heads - heads.start) // (len(of_heads) // groups)
+    return projected.view(groups, rows, *projected.shape[1:])[group, :, of_heads]
 
 
 def _compared(
     step: AttentionStep,
-    head: int,
-    place: str,
+    heads: slice,
     clean: tuple[Tensor, Tensor],
     ablated: tuple[Tensor, Tensor],
+    top: Float[Tensor, "heads rows tokens"],
     counted: Bool[Tensor, "rows tokens"],
-) -> Iterator[dict[str, Any]]:
-    """What the ablation did to one head."""
+) -> list[dict[str, Any]]:
+    """What each ablation did to some heads, (heads, rows, tokens, …) each, as columns of one value for each head."""
     (q, k), (q_ablated, k_ablated) = clean, ablated
     every = (*step.q.shape[:-1], step.k.shape[-2])
-    mask = step.mask.expand(every)[:, head]
-    softmax = step.softmax.select(every, lambda x: x[:, head])
-    shift = 0.0 if softmax.shift is None else softmax.shift
+    mask = step.mask.expand(every)[:, heads].transpose(0, 1)
+    shift = step.softmax.select(every, lambda x: x[:, heads].transpose(0, 1)).shift
     pairs = mask & counted[:, :, None] & counted[:, None]
     asked = counted & (mask.sum(-1) > 1)
-    raw = q @ k.mT
-    scores, top = raw.double(), softmax.weights(raw.masked_fill(~mask, -torch.inf)).amax(-1)
-    best = (scores + shift).masked_fill(~mask, -torch.inf).argmax(-1)
-    size = length(scores[pairs])
+
+    def best(scores: Tensor) -> Tensor:
+        return (scores if shift is None else scores + shift).masked_fill(~mask, -torch.inf).argmax(-1)
+
+    def size(scores: Tensor) -> Tensor:
+        return length(scores.where(pairs, 0.0).flatten(1)).squeeze(1)
+
+    def mean(values: Tensor) -> list[float]:
+        means: list[float] = (values.double().where(asked, 0.0).sum((1, 2)) / asked.sum((1, 2))).tolist()
+        return means
+
+    scores = (q @ k.mT).double()
     changes = {"queries": (q_ablated, k), "keys": (q, k_ablated), "both": (q_ablated, k_ablated)}
-    kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": math.nan}
+    undefined = [math.nan] * len(q)
+    kappas = {"queries": _kappa(q, q_ablated, counted), "keys": _kappa(k, k_ablated, counted), "both": undefined}
+    columns = []
     for resampled in RESAMPLED:
         after = (changes[resampled][0] @ changes[resampled][1].mT).double()
-        moved = (after + shift).masked_fill(~mask, -torch.inf).argmax(-1) != best
-        yield {
-            "layer": step.layer,
-            "head": head,
-            "place": place,
-            "resampled": resampled,
-            "change": float(length((after - scores)[pairs]) / size),
-            "kappa": kappas[resampled],
-            "moved": float(moved[asked].double().mean()),
-            "top_weight": float(top[asked].double().mean()),
-        }
+        columns.append(
+            {
+                "resampled": [resampled] * len(q),
+                "change": (size(after - scores) / size(scores)).tolist(),
+                "kappa": kappas[resampled],
+                "moved": mean(best(after) != best(scores)),
+                "top_weight": mean(top),
+            }
+        )
+    return columns
 
 
-def _kappa(x: Tensor, ablated: Tensor, counted: Tensor) -> float:
-    """The RMS of κ, where 1 + κ is the ablated vector's component along the clean one over its norm."""
-    old, new = x[counted].double(), ablated[counted].double()
+def _kappa(x: Tensor, ablated: Tensor, counted: Tensor) -> list[float]:
+    """The RMS of κ by head, where 1 + κ is the ablated vector's component along the clean one over its norm."""
+    old, new = x[:, counted].double(), ablated[:, counted].double()
     kappa = (new * unit(old)).sum(-1) / length(old).squeeze(-1) - 1
-    return float(kappa.square().mean().sqrt())
+    rms: list[float] = kappa.square().mean(-1).sqrt().tolist()
+    return rms

@@ -1,20 +1,20 @@
 """Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Measure, Subject, Tables
 from normscope.measures.curves import percent
-from normscope.measures.reading import token_scores
+from normscope.measures.predictions import predicted_scores, score_means
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, Line
@@ -24,7 +24,6 @@ from normscope.results.tables import banded, floats, plain_rows, spans_decades, 
 
 PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")
-_FEWEST_ROWS = 30  # rows of a sample from which errors are taken over rows
 _CLEAR = 2.0  # standard errors
 _NAMED = 5
 _PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-LN model
@@ -79,10 +78,10 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
     return Observer(attention=observe)
 
 
-def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: int) -> list[Disturbance]:
-    """All places and parts at every level, then every layer alone."""
+def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: Iterable[int]) -> list[Disturbance]:
+    """All places and parts at every level, then each of some layers alone."""
     everywhere = [Disturbance(level, parts, where) for parts in PARTS for where in PLACES for level in levels]
-    alone = [Disturbance(level, layer=layer) for level in layer_levels for layer in range(layers)]
+    alone = [Disturbance(level, layer=layer) for level, layer in product(layer_levels, layers)]
     return everywhere + alone
 
 
@@ -100,13 +99,13 @@ def noise_table(
     gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
     """
     check_predicts(model, sample)
-    clean = _scores(model, sample)
+    clean = predicted_scores(model, sample)
     rows = [_row(Disturbance(0.0), clean, clean, sample)]
     for done, disturbance in enumerate(planned, 1):
         totals = torch.zeros_like(clean)
         for draw in range(draws):
             generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", draw))
-            totals += _scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator))
+            totals += predicted_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator))
         rows.append(_row(disturbance, totals / draws, clean, sample))
         advance(done)
     return pd.DataFrame(rows).astype({"layer": "Int64"})
@@ -118,12 +117,6 @@ def check_predicts(model: Model, sample: Sample) -> None:
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 
-def _scores(model: Model, sample: Sample, *observers: Observer) -> Float[Tensor, "2 predicted"]:
-    """Whether each predicted token is right, and its loss; NaN for both where a logit is not finite."""
-    right, losses = token_scores(model.forward(sample, *observers), sample)
-    return torch.stack((right.double().masked_fill(losses.isnan(), torch.nan), losses))
-
-
 def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:
     row: dict[str, Any] = {
         "perturbed": ",".join(disturbance.parts),
@@ -131,20 +124,7 @@ def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample)
         "layer": disturbance.layer,
         "noise": disturbance.level,
     }
-    groups = (sample.targets != NOTHING).sum(1).tolist()
-    for name, values, before in zip(("accuracy", "loss"), found, clean, strict=True):
-        row |= dict(_mean(name, values, groups)) | dict(_mean(f"{name}_change", values - before, groups))
-    return row | {"tokens": found.shape[1]}
-
-
-def _mean(name: str, values: Float[Tensor, " predicted"], groups: list[int]) -> Iterator[tuple[str, float]]:
-    """A mean and its standard error, over rows where there are enough of them, else over tokens."""
-    mean = float(values.mean())
-    deviations = values - mean
-    if len(groups) >= _FEWEST_ROWS:
-        deviations = torch.stack([part.sum() for part in torch.split(deviations, groups)])
-    yield name, mean
-    yield f"{name}_stderr", float(deviations.square().sum().sqrt()) / len(values)
+    return row | score_means(found, clean, sample) | {"tokens": found.shape[1]}
 
 
 @dataclass(frozen=True)
@@ -167,26 +147,21 @@ class Noise(Measure):
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
     passes: ClassVar[str] = "1 + draws × (6 × levels + layers × levels of one layer)"
 
-    def planned(self, layers: int) -> list[Disturbance]:
-        """All disturbances of a model with so many layers."""
-        return disturbances(self.noise_levels, self.layer_noise, layers)
+    def planned(self, model: Model) -> list[Disturbance]:
+        """All disturbances of a model."""
+        return disturbances(self.noise_levels, self.layer_noise, model.attention_layers)
 
     def measure(self, subject: Subject, advance: Advance = lambda done: None) -> Tables:
         """A forward pass for every disturbance and draw; ``advance`` takes their share as a number of layers."""
         layers = subject.model.layers
-        planned = self.planned(layers)
+        planned = self.planned(subject.model)
 
         def done(count: float) -> None:
             advance(layers * count / len(planned))
 
-        if not bool(_scores(subject.model, subject.sample).isfinite().all()):
+        if not bool(predicted_scores(subject.model, subject.sample).isfinite().all()):
             return {}
         return {"noise": noise_table(subject.model, subject.sample, planned, self.draws, subject.seed, done)}
-
-    def missing(self, subject: Subject) -> str:
-        """Noise is measured by what predictions lose."""
-        missing = super().missing(subject)
-        return missing or ("" if bool((subject.sample.targets != NOTHING).any()) else "the sample has nothing to predict")
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """What noise in one layer alone costs."""

@@ -13,6 +13,7 @@ from normscope.errors import InputError
 from normscope.measures.readout import identity, most_probable
 from normscope.measures.search import Nearest
 from normscope.models import BlockNorm, Model
+from normscope.models.observe import Rotation
 
 _READ = 4096  # tokens of the vocabulary that are projected together
 Rotations = tuple[Float[Tensor, "dim dim"], Float[Tensor, "dim dim"]]
@@ -162,9 +163,7 @@ def haar(dim: int, seed: int, device: torch.device | str = "cpu") -> Float[Tenso
     return orthogonal.float().to(device)
 
 
-def position_rotations(
-    model: Model, layer: int, distance: int
-) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+def position_rotations(model: Model, layer: int, distance: int) -> tuple[Rotation | None, Rotation | None]:
     """The rotations of a query and of keys ``distance`` positions before it; none at distance 0, where they cancel."""
     if distance == 0:
         return None, None
@@ -175,8 +174,7 @@ def position_rotations(
     rotation = model.rotation(layer, torch.tensor([distance, 0]))
     if rotation is None:
         raise InputError(f"layer {layer} of '{model.name}' does not rotate q and k; leave distance= out")
-    cos, sin = rotation
-    return (cos[:, :1], sin[:, :1]), (cos[:, 1:], sin[:, 1:])
+    return tuple(part[:, :1] for part in rotation), tuple(part[:, 1:] for part in rotation)
 
 
 def _rotated(x: Tensor, rotation: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import pandas as pd
 from normscope.core.norms import participation_ratio
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
 from normscope.measures.head_rows import HeadRows, head_name, layer_means
-from normscope.measures.head_spaces import factors
+from normscope.measures.head_spaces import projections_of_layer, spectrum
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import head_map, table_of
@@ -23,7 +23,7 @@ class Rank(Measure):
 
     name: ClassVar[str] = "rank"
     title: ClassVar[str] = "How many directions do heads read?"
-    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[int | None] = 63
     overview: ClassVar[int] = 0
@@ -42,8 +42,8 @@ class Rank(Measure):
         table = table_of(tables, "rank")
         if table is None:
             return
-        width, typical = min(about["head_dim"], about["dim"]), table["effective_rank"].median()
-        lacking = table[table["rank"] < width].sort_values("rank")
+        width, typical = " or ".join(str(width) for width in sorted(set(table["width"]))), table["effective_rank"].median()
+        lacking = table[table["rank"] < table["width"]].sort_values("rank")
         half = (
             f"Half of the heads use the equivalent of {typical:.3g} equally strong directions or fewer (participation ratio)."
             if pd.notna(typical)
@@ -52,7 +52,7 @@ class Rank(Measure):
         if lacking.empty:
             text = f"W_QK has full rank, {width}, in all {len(table)} heads."
             title = "All heads use their query and key dimensions"
-            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(width), comparison=half)
+            yield Finding(text, "qk-rank", title=title, severity="ok", number=float(table["width"].max()), comparison=half)
             return
         listed = ", ".join(f"{head_name(row)} ({row['rank']})" for row in lacking.head(_NAMED).to_dict("records"))
         yield Finding(
@@ -84,16 +84,17 @@ class Rank(Measure):
 
 
 def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any]]:
-    weights, dim = subject.model.projections(attention.layer), subject.model.dim
-    svd = factors(weights.W_Q, weights.W_K)
-    effective, largest = participation_ratio(svd.singular).tolist(), svd.singular[:, 0].tolist()
-    for head, rank in enumerate(svd.rank.tolist()):
+    weights = projections_of_layer(subject.model, attention)
+    singular, ranks = spectrum(weights.W_Q, weights.W_K)
+    effective = participation_ratio(singular).tolist()
+    for head, (rank, values) in enumerate(zip(ranks.tolist(), singular.tolist(), strict=True)):
         yield {
             "layer": attention.layer,
             "head": head,
             "rank": rank,
-            "null": dim - rank,
+            "width": min(weights.W_Q.shape[1:]),
+            "null": weights.W_Q.shape[1] - rank,
             "effective_rank": effective[head],
-            "largest": largest[head],
-            "smallest": float(svd.singular[head, max(rank - 1, 0)]),
+            "largest": values[0],
+            "smallest": values[max(rank - 1, 0)],
         }

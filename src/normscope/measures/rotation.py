@@ -10,11 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from normscope.core.norms import cosine, degrees_between, length, visible_part
-from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
+from normscope.core.norms import cosine, degrees_between, length
+from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import columns, late, late_layers
+from normscope.measures.degenerate import left_out
 from normscope.measures.replay import replay_table
-from normscope.measures.states import Tokens, TokenStates
+from normscope.measures.states import MIXING, Tokens, TokenStates
+from normscope.models import SublayerStep
 from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
@@ -43,44 +45,43 @@ class _Observer(PassObserver):
 
     def state(self, layer: int, x: Tensor) -> None:
         """The update of the layer before, if its states before and after could be observed."""
-        after = self.states(x)[self.states.counted]
+        after = self.states.counted(x)
         if self.radius is None:
             self.radius = length(after).squeeze(-1)
-        elif self.before is not None and layer == self.last + 1:
+        elif self.before is not None and layer == self.last + 1 and after.shape == self.before.shape:
             update = after - self.before
             self.lengths.append(length(update).squeeze(-1))
             self.along.append(cosine(update, self.before))
             self.angles[self.last] = float(degrees_between(self.before, after).mean())
         self.before, self.last = after, layer
 
-    def attention(self, attention: LayerAttention) -> None:
-        """The mean length of what attention computes, before and after an output norm."""
-        step, model = attention.step, self.subject.model
-        mixed = (attention.weights @ step.v).transpose(1, 2)[self.subject.counted]
-        A = torch.einsum("thv,hvd->td", mixed, step.W_O) + model.projections(step.layer).b_O
-        norm = model.norm_at(step.layer, "attention", "output")
-        before, after = (float(length(visible_part(y, self.states.kind)).mean()) for y in (A, A if norm is None else norm(A)))
-        self.outputs[step.layer] = before, after
+    def sublayer(self, step: SublayerStep) -> None:
+        """The mean length of what the sublayer that mixes tokens computes, before and after an output norm."""
+        if step.sublayer in MIXING:
+            norm, A = self.subject.model.norm_at(step.layer, step.sublayer, "output"), step.output
+            computed, normed = (float(length(self.states.counted(y)).mean()) for y in (A, A if norm is None else norm(A)))
+            self.outputs[step.layer] = computed, normed
 
     def tables(self) -> Tables:
-        lengths, along = torch.stack(self.lengths), torch.stack(self.along)
         layers, unknown = list(self.angles), (math.nan, math.nan)
-        attention, written = torch.tensor([self.outputs.get(layer, unknown) for layer in layers]).T
-        assert self.radius is not None
+        outputs = torch.tensor([self.outputs.get(layer, unknown) for layer in layers], dtype=torch.float64).view(-1, 2)
         motion = pd.DataFrame({"layer": [*layers, self.last], "angle": [*self.angles.values(), None]})
         writes = {
             "layer": layers,
-            "attention": [self.outputs.get(layer, unknown)[0] for layer in layers],
-            "written": [self.outputs.get(layer, unknown)[1] for layer in layers],
-            "write": lengths.mean(-1).tolist(),
-            "along": along.mean(-1).tolist(),
+            "attention": outputs[:, 0].tolist(),
+            "written": outputs[:, 1].tolist(),
+            "write": [float(lengths.mean()) for lengths in self.lengths],
+            "along": [float(along.mean()) for along in self.along],
         }
+        tables = {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes)}
         unbroken = sum(i == layer for i, layer in enumerate(layers))
-        schemes = [NAMED[name] for name in self.schemes if unbroken]
-        writes_of, cosines, computed, after_norm = (x[:unbroken] for x in (lengths, along, attention, written))
-        depth = self.subject.model.layers
-        replay = replay_table(schemes, self.radius, writes_of, cosines, computed, after_norm, depth)
-        return {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes), "replay": replay}
+        if not unbroken or self.radius is None:
+            return tables
+        lengths, along = (torch.stack(of_tokens[:unbroken]) for of_tokens in (self.lengths, self.along))
+        computed, written = outputs[:unbroken].T
+        schemes = [NAMED[name] for name in self.schemes]
+        replay = replay_table(schemes, self.radius, lengths, along, computed, written, self.subject.model.layers)
+        return {**tables, "replay": replay}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ class Rotation(Measure):
 
     name: ClassVar[str] = "rotation"
     title: ClassVar[str] = "Rotation per layer"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
     order: ClassVar[int | None] = 20
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
@@ -107,7 +107,7 @@ class Rotation(Measure):
     )  # fmt: skip
 
     def observer(self, subject: Subject) -> PassObserver:
-        """Hidden states before every layer, and what attention computes."""
+        """Hidden states before every layer, and what attention computes where sublayers are identified."""
         return _Observer(subject, self.schemes)
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
@@ -117,12 +117,13 @@ class Rotation(Measure):
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Whether late layers still rotate tokens, and what other schemes would do with the same updates."""
         motion = tables["motion"].dropna(subset="angle")
-        angles = floats(motion["angle"])
-        if list(motion["layer"]) != list(range(about["layers"])):
+        angles = dict(zip(map(int, motion["layer"]), floats(motion["angle"]), strict=True))
+        late_third = [layer for layer in late_layers(about["layers"]) if layer in angles]
+        if left_out(tables) or not late_third:
             return  # some layers cannot be measured, and the last third of the others is not that of the model
-        yield _verdict(angles, floats(tables["motion"]["radius"]) if "radius" in tables["motion"] else [])
-        late_third = late_layers(len(angles))
-        replay = [row for row in plain_rows(tables["replay"]) if row["layer"] in late_third]
+        yield _verdict(angles, late_third, _radii(tables["motion"]))
+        replayed = table_of(tables, "replay")
+        replay = [] if replayed is None else [row for row in plain_rows(replayed) if row["layer"] in late_third]
         names = [name for name in dict.fromkeys(row["scheme"] for row in replay) if name != about["scheme"]]
         means = {name: fmean(row["angle"] for row in replay if row["scheme"] == name) for name in names}
         if means:
@@ -163,23 +164,22 @@ def replayed_lines(replay: pd.DataFrame | None, column: str) -> list[Line]:
     return [Line(f"as {name}", floats(rows["layer"]), floats(rows[column])) for name, rows in groups]
 
 
-def _verdict(angles: list[float], radius: list[float]) -> Finding:
+def _verdict(angles: dict[int, float], late_third: list[int], radius: list[float]) -> Finding:
     """One card: rotation in late layers beside that in the middle, and the growth of the norm."""
-    late_third = late_layers(len(angles))
     number = fmean(angles[i] for i in late_third)
     severity: Severity = "warning" if number < _STILL else "notice" if number < _SLOW else "ok"
     title = {"warning": "Late layers hardly move tokens", "notice": "Late layers move tokens little", "ok": "Late layers work"}
-    start = max(1, late_third.start - len(late_third))
-    middle = angles[start : late_third.start]
-    ends = list(dict.fromkeys(f"{angle:.3g}" for angle in (min(middle, default=0.0), max(middle, default=0.0))))
-    compared = [f"{'–'.join(ends)}° in {layers_named(range(start, late_third.start))}"] if middle else []
-    compared.append(f"{angles[0]:.3g}° in layer 0")
+    first = min(angles)
+    middle = {i: angles[i] for i in range(max(first + 1, late_third[0] - len(late_third)), late_third[0]) if i in angles}
+    ends = dict.fromkeys(f"{angle:.3g}" for angle in (min(middle.values(), default=0.0), max(middle.values(), default=0.0)))
+    compared = [f"{'–'.join(ends)}° in {layers_named(middle)}"] if middle else []
+    compared.append(f"{angles[first]:.3g}° in layer {first}")
     if radius:
         compared.append(f"the residual norm grows {radius[-1] / radius[min(1, len(radius) - 2)]:.3g} times after layer 0")
     still = [i for i in late_third if angles[i] < _SLOW]
     comparison = "; ".join(compared)
     return Finding(
-        f"Layers {late_third.start}–{late_third.stop - 1}, the last third, rotate tokens by {number:.3g}° each."
+        f"{layers_named(late_third).capitalize()}, the last third, rotate tokens by {number:.3g}° each."
         if len(late_third) > 1
         else f"The last layer rotates tokens by {number:.3g}°.",
         "angle",
@@ -193,6 +193,12 @@ def _verdict(angles: list[float], radius: list[float]) -> Finding:
         "(output norm, scaled residual) keeps late layers active.",
         weight=70,
     )
+
+
+def _radii(motion: pd.DataFrame) -> list[float]:
+    """The residual norms; none where they were not measured, or the stream changes its width."""
+    known = "radius" in motion and motion["width"].nunique() == 1
+    return floats(motion["radius"]) if known else []
 
 
 def _title(name: str) -> str:

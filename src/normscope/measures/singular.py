@@ -45,6 +45,7 @@ class SingularVectors(TokenMeasure):
 
     name: ClassVar[str] = "singular"
     title: ClassVar[str] = "Singular vectors"
+    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "matrices"})
     passes: ClassVar[str] = "0"
 
     layer: tuple[int, ...] | None = (-1,)

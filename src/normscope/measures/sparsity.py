@@ -13,6 +13,7 @@ from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver
 from normscope.measures.collapse import sparse_scores
 from normscope.measures.collapse_probability import collapse_probability
 from normscope.measures.curves import columns, percent, statistic
+from normscope.measures.head_rows import with_totals
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import Finding
@@ -31,7 +32,7 @@ class _Observer(PassObserver):
     """Rows of the tables, a layer at a time; maps of the heads that stand out so far."""
 
     def __init__(self, subject: Subject) -> None:
-        self.subject, self.counted = subject, subject.counted
+        self.subject = subject
         self.size = min(_MAP, int(subject.sample.attention_mask[0].sum()))
         self.sparsity: list[Row] = []
         self.maxima: list[Row] = []
@@ -39,9 +40,9 @@ class _Observer(PassObserver):
         self.maps: dict[tuple[float, float, int, int], Tensor] = {}
 
     def attention(self, attention: LayerAttention) -> None:
-        largest = attention.largest.transpose(0, 1)[:, self.counted]
-        self._add(attention.layer, largest)
+        largest = attention.largest.transpose(0, 1)[:, attention.counted]
         losses = self._losses(attention)
+        self._add(attention.layer, largest)
         for head, loss in enumerate(losses):
             share = float((largest[head] >= NEAR_ONE_HOT).double().mean())
             weights = attention.weights[0, head, : self.size, : self.size]
@@ -52,7 +53,7 @@ class _Observer(PassObserver):
         """How many near-one-hot rows of each head are expected to switch key under noise on the norms of keys."""
         if "k" in self.subject.model.normalised_heads:
             return [0.0] * len(attention.largest[0])
-        scores, softmax, sparse = sparse_scores(attention, self.counted)
+        scores, softmax, sparse = sparse_scores(attention)
         probability = scores.new_zeros(0).double()
         if len(scores):
             probability = collapse_probability(scores, [_RISK], shift=softmax.shift)[0].double()
@@ -80,14 +81,15 @@ class _Observer(PassObserver):
 
     def tables(self) -> Tables:
         """With the rows of the whole model."""
+        if not self.sparsity:
+            return {}
         texts = self.subject.model.words(self.subject.sample.tokens[0, : self.size])
         tables = {
             "sparsity": [*self.sparsity, self._whole_model()],
             "maxima": self.maxima + _histogram(None, None, self.total),
             "maps": self._maps(),
         }
-        typed = {name: pd.DataFrame(rows).astype({"layer": "Int64", "head": "Int64"}) for name, rows in tables.items()}
-        return {**typed, "tokens": pd.DataFrame({"position": range(len(texts)), "text": texts})}
+        return {**with_totals(tables), "tokens": pd.DataFrame({"position": range(len(texts)), "text": texts})}
 
     def _whole_model(self) -> Row:
         heads = [row for row in self.sparsity if row["head"] is not None]
@@ -155,6 +157,8 @@ class Sparsity(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How much of attention is near-one-hot, and in which heads."""
+        if "sparsity" not in tables:
+            return
         rows = plain_rows(tables["sparsity"])
         whole = next(row for row in rows if row["layer"] is None)
         sparsest = sorted((row for row in rows if row["head"] is not None), key=lambda row: -float(row["share"]))[:_NAMED]

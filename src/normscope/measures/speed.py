@@ -15,7 +15,7 @@ from normscope.core.norms import length, tangent, unit, visible_part
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import late, late_layers
 from normscope.measures.rotation import replayed_lines
-from normscope.measures.states import Tokens, norm_kind
+from normscope.measures.states import MIXING, Tokens, norm_kind
 from normscope.models import SublayerStep
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
@@ -44,20 +44,21 @@ def effective_speed(
 
 class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
-        self.model, self.counted = subject.model, subject.counted
+        self.model, self.counted_in = subject.model, subject.counted_in
         self.kind = norm_kind(subject.model)
         self.rows: list[dict[str, float | None]] = []
 
     def sublayer(self, step: SublayerStep) -> None:
         """The speed factor of attention, from the states before and after it, and what the slots give for it."""
-        if step.sublayer != "attention":
+        if step.sublayer not in MIXING:
             return
-        x, A, update = (y[self.counted] for y in (step.before, step.output, step.update))
-        stream = self.model.norm_at(step.layer, "attention", "stream")
+        counted = self.counted_in(step.before)
+        x, A, update = (y[counted] for y in (step.before, step.output, step.update))
+        stream = self.model.norm_at(step.layer, step.sublayer, "stream")
         unmoved = step.carry * x
         if stream is not None:
             unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
-        after = step.carry * x + update if step.after is None else step.after[self.counted]
+        after = step.carry * x + update if step.after is None else step.after[counted]
         before, A, after = (visible_part(y, self.kind).double() for y in (unmoved, A, after))
         speed = float(effective_speed(before, after, A).median())
         radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
@@ -88,12 +89,13 @@ class _Observer(PassObserver):
 
     def _written(self, step: SublayerStep) -> Float[Tensor, " tokens"]:
         """The length of what attention writes after its output norm, before its step."""
-        norm, output = self.model.norm_at(step.layer, "attention", "output"), step.output[self.counted]
+        norm, output = self.model.norm_at(step.layer, step.sublayer, "output"), step.output[self.counted_in(step.output)]
         written: Tokens = output if norm is None else norm(output)
         return length(visible_part(written, self.kind).double()).squeeze(-1)
 
     def tables(self) -> Tables:
-        return {"writes": pd.DataFrame(self.rows).astype({"speed": float, "theory": float})}
+        rows = pd.DataFrame(self.rows, columns=["layer", "speed", "theory"])
+        return {"writes": rows.astype({"layer": int, "speed": float, "theory": float})}
 
 
 def _curve(table: pd.DataFrame) -> pd.DataFrame:

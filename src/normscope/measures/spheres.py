@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.core.norms import length
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject
-from normscope.measures.head_rows import HeadRows, head_name, kv_rows, needless, side_means
+from normscope.measures.head_rows import HeadRows, distinct_heads, head_name, needless, side_means
 from normscope.measures.head_spaces import PLACES, SIDES, layer_input
 from normscope.models.describe import layers_named
 from normscope.results.conventions import NORM_BAND
@@ -30,7 +30,7 @@ class Spheres(Measure):
 
     name: ClassVar[str] = "spheres"
     title: ClassVar[str] = "Do heads read inputs of constant norm?"
-    needs: ClassVar[frozenset[str]] = frozenset({"stream", "attention"})
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "matrices"})
     order: ClassVar[int | None] = 61
     overview: ClassVar[int] = 0
 
@@ -49,10 +49,8 @@ class Spheres(Measure):
         for side, rows in () if table is None else table[table["spread"].notna()].groupby("side", sort=False):
             if not (rows["place"] == "before").any():
                 continue  # no head reads anything of the stream, which the rank of W_QK shows
-            heads, kind = (kv_rows(rows, about), "KV heads") if side == "keys" else (rows, "heads")
-            if about["kv_heads"] == about["heads"]:
-                kind = "heads"
-            yield _finding(str(side), heads, kind, about)
+            kind = "KV heads" if (rows["shared"] > 1).any() else "heads"
+            yield _finding(str(side), distinct_heads(rows), kind, about)
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """A map of the spread for each side."""
@@ -82,23 +80,24 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
     """
     found = layer_input(subject.model, attention)
     states = {
-        "before": found.source.states[subject.counted].double(),
-        "after": attention.step.input[subject.counted].double(),
+        "before": found.source.states[attention.counted].double(),
+        "after": attention.step.input[attention.counted].double(),
     }
     for place in PLACES:
         spaces = found.spaces[place]
-        for side, bases in zip(SIDES, (spaces.queries, spaces.keys), strict=True):
-            for head, basis in enumerate(bases):
-                yield {"layer": attention.layer, "head": head, "place": place, "side": side} | _spread(states[place], basis)
+        for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
+            for head, values in enumerate(_spreads(states[place], bases)):
+                yield {"layer": attention.layer, "head": head, "place": place, "side": side, "shared": shared} | values
 
 
-def _spread(x: Float[Tensor, "tokens dim"], basis: Float[Tensor, "dim width"]) -> dict[str, float]:
-    """Of one head, with its orthonormal basis."""
-    norms = length(x @ basis).squeeze(1)
-    low, median, high = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device)).tolist()
-    share = float((norms / length(x).squeeze(1)).square().mean())
-    over = median or math.nan  # a head without weights reads nothing
-    return {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
+def _spreads(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Iterator[dict[str, float]]:
+    """Of every head, with its orthonormal basis."""
+    norms = length(x @ bases).squeeze(-1)
+    quantiles = norms.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=x.dtype, device=x.device), dim=1)
+    shares = (norms / length(x).squeeze(1)).square().mean(1)
+    for share, low, median, high in torch.cat((shares[None], quantiles)).T.tolist():
+        over = median or math.nan  # a head without weights reads nothing
+        yield {"share": share, "median": median, "low90": low / over, "high90": high / over, "spread": (high - low) / over}
 
 
 def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any]) -> Finding:

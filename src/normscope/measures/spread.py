@@ -12,6 +12,7 @@ from torch import Tensor
 from normscope.core.norms import length
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import statistic
+from normscope.measures.head_rows import with_totals
 from normscope.models.describe import layers_named
 from normscope.results.conventions import DRAWN_HEADS, NORM_BAND
 from normscope.results.figures import Chart, Line
@@ -55,17 +56,16 @@ def spread_rows(layer: int, norms: Float[Tensor, " tokens"], received: Float[Ten
 
 
 class _Observer(PassObserver):
-    def __init__(self, subject: Subject) -> None:
-        self.counted = subject.counted
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def attention(self, attention: LayerAttention) -> None:
-        weights, counted = attention.weights, self.counted
+        weights, counted = attention.weights, attention.counted
         received = (counted.to(weights)[:, None, None] @ weights).squeeze(2).transpose(0, 1)[:, counted]
         self.rows += spread_rows(attention.layer, length(attention.step.stream).squeeze(-1)[counted], received)
 
     def tables(self) -> Tables:
-        return {"spread": pd.DataFrame(self.rows).astype({"layer": "Int64", "head": "Int64"})}
+        return with_totals({"spread": self.rows})
 
 
 def _width(table: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +95,7 @@ class Spread(Measure):
 
     def observer(self, subject: Subject) -> PassObserver:
         """Attention weights and residual norms of every layer."""
-        return _Observer(subject)
+        return _Observer()
 
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The 90 % band."""
@@ -110,6 +110,8 @@ class Spread(Measure):
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """Which layers have norm outliers, and how far they are out."""
+        if "spread" not in tables:
+            return
         layers = plain_rows(_whole_layers(tables["spread"]))
         outside = [row for row in layers if row["high90"] > 1 + NORM_BAND or row["low90"] < 1 - NORM_BAND]
         band = f"±{100 * NORM_BAND:g} % of the median"

@@ -11,6 +11,7 @@ from normscope.measures.base import PassObserver, Subject, Tables
 from normscope.models import Model
 from normscope.schemes import NormKind
 
+MIXING = ("attention", "mixer")  # the names of sublayers that mix tokens of one stream; ``cross`` mixes those of two
 Tokens = Float[Tensor, "tokens dim"]
 Counted = Float[Tensor, "counted dim"]  # those of them that means are taken over
 
@@ -24,18 +25,20 @@ def norm_kind(model: Model) -> NormKind:
 class TokenStates:
     """Hidden states (rows, tokens, dim) of a forward pass as float64 tokens × dim on the CPU, without padding and zeros.
 
-    With LayerNorm they are centred: their mean over channels is invisible to the model. ``counted`` marks the tokens that means
-    are taken over, which leave out the first of every row.
+    With LayerNorm they are centred: their mean over channels is invisible to the model.
     """
 
     def __init__(self, subject: Subject) -> None:
         self.kind = norm_kind(subject.model)
-        self._mask = subject.present
-        self.counted = subject.counted[self._mask].cpu()
+        self._subject = subject
 
-    def __call__(self, x: Float[Tensor, "rows positions dim"]) -> Tokens:
-        """All tokens; index with ``counted`` to leave out the first of every row."""
-        return visible_part(x, self.kind)[self._mask].double().cpu()
+    def every(self, x: Float[Tensor, "rows positions dim"]) -> Tokens:
+        """All tokens."""
+        return visible_part(x, self.kind)[self._subject.present_in(x)].double().cpu()
+
+    def counted(self, x: Float[Tensor, "rows positions dim"]) -> Counted:
+        """The tokens that means are taken over: without the first of every row."""
+        return visible_part(x, self.kind)[self._subject.counted_in(x)].double().cpu()
 
 
 class StateRows(PassObserver):
@@ -47,8 +50,7 @@ class StateRows(PassObserver):
 
     def state(self, layer: int, x: Tensor) -> None:
         """Add the row of a layer."""
-        every = self.states(x)
-        self.rows.append({"layer": layer, **self.row(every, every[self.states.counted])})
+        self.rows.append({"layer": layer, **self.row(self.states.every(x), self.states.counted(x))})
 
     def tables(self) -> Tables:
         """The table under its name."""

@@ -12,6 +12,7 @@ from normscope.measures.readout import output_bias, tied
 from normscope.measures.vocabulary import probe_words
 from normscope.models import Model
 from normscope.models.check import named
+from normscope.models.describe import layers_named
 
 Kind = TypeVar("Kind", bound="TokenMeasure")
 _POSITIONS = {
@@ -35,9 +36,10 @@ class TokenMeasure(Measure):
         """The measure with all settings decided for a model: layers and heads counted from 0 (None: all), words by name."""
         settings = self.settings
         decided: dict[str, tuple[Any, ...]] = {}
-        for name, count in (("layer", model.layers), ("head", model.heads)):
-            if name in settings:
-                decided[name] = _counted(name, settings[name], count)
+        if "layer" in settings:
+            decided["layer"] = _with_attention(model, _counted("layer", settings["layer"], model.layers), settings["layer"])
+        if "head" in settings:
+            decided["head"] = _counted("head", settings["head"], model.heads)
         if "word" in settings:
             decided["word"] = tuple(word.name for word in probe_words(model, settings["word"]))
         return replace(self, **decided)
@@ -61,6 +63,14 @@ def _counted(name: str, numbers: Sequence[int] | None, count: int) -> tuple[int,
         if not -count <= number < count:
             raise InputError(f"{name}={number}: there are {count}, 0 to {count - 1}")
     return tuple(range(count)) if numbers is None else tuple(dict.fromkeys(number % count for number in numbers))
+
+
+def _with_attention(model: Model, layers: tuple[int, ...], given: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers that have heads, of those that were given or, for None, of all."""
+    without = [layer for layer in layers if layer not in model.attention_layers]
+    if without and given is not None:
+        raise InputError(f"layer={without[0]}: it has no softmax attention; {layers_named(model.attention_layers)} have")
+    return tuple(layer for layer in layers if layer not in without)
 
 
 def head_notes(model: Model) -> list[str]:

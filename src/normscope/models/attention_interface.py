@@ -72,6 +72,7 @@ def observable(model: nn.Module) -> Iterator[None]:
     """
     replaced = [(config, config._attn_implementation_internal) for config in _configs(model)]
     training = [module for module in model.modules() if module.training]
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     try:
         if replaced:
             _register()
@@ -79,7 +80,8 @@ def observable(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = IMPLEMENTATION
         for module in training:
             module.training = False
-        yield
+        with torch.random.fork_rng(devices=devices):
+            yield
     finally:
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation

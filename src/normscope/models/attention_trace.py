@@ -174,7 +174,7 @@ class AttentionTrace(TorchFunctionMode):
         module, _ = self._innermost()
         shared = _shared(k, v)
         call = AttentionCall(
-            module, q, k, v, _few(attends), scale, None, min(kv_heads, q.shape[1] // shared), _few(bias), None,
+            module, q, k, v.to(q), _few(attends), scale, None, min(kv_heads, q.shape[1] // shared), _few(bias), None,
             result=_by_head(result),
         )  # fmt: skip
         return self._observed(call, result, lambda mixed: mixed.view(result.shape))
@@ -409,7 +409,7 @@ def _call(module: nn.Module, shape: tuple[int, ...], weights: _Weights, v: Tenso
         capped = scores.cap * torch.tanh(capped / scores.cap)
     size = float(capped.abs().max())
     attends, bias = _masked(logits - capped, size)
-    kv_heads = heads // _shared(k, v)
+    kv_heads, v = heads // _shared(k, v), v.to(q)
     return AttentionCall(module, q, k, v, _few(attends), scale, scores.cap, kv_heads, _few(bias, size), sink, result=mixed)
 
 

@@ -15,15 +15,16 @@ _ATTENTION: dict[str, Callable[[AttentionStep], Tensor]] = {
     "scores": lambda step: step.logits(step.raw_scores()),
     "pattern": lambda step: step.weights(),
 }
-_UPDATES = {"attention": "attn_out", "feedforward": "mlp_out"}
-NAMES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", *_ATTENTION)
+_UPDATES = {"attention": "attn_out", "cross": "cross_out", "mixer": "mixer_out", "feedforward": "mlp_out"}
+NAMES = ("resid_pre", "resid_mid", "resid_post", *_UPDATES.values(), *_ATTENTION)
 
 
 class Captured:
     """The captured values of the last forward pass: ``c["resid_mid", 3]`` of a layer, ``c["resid_mid"]`` a list of all.
 
     resid_pre, resid_mid, resid_post: hidden states (rows, tokens, dim) before a block, after its attention, after it.
-    attn_out, mlp_out: what attention and the feed-forward layer add to them, output norms and multipliers included.
+    attn_out, cross_out, mixer_out, mlp_out: what attention, cross-attention, a mixer without a softmax and the feed-forward
+    layer add to them, output norms and multipliers included.
     q, k, v: (rows, heads, tokens, head_dim) after norms and rotations; scores, pattern: (rows, heads, queries, keys) before and
     after the softmax.
     """

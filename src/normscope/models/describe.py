@@ -61,6 +61,18 @@ def rows(model: "Model") -> list[tuple[str, str]]:
     return lines
 
 
+def why_missing(model: "Model") -> dict[str, str]:
+    """For every capability that a model does not offer the reason, the most basic capability first."""
+    reasons = {
+        "sublayers": "the updates inside its blocks are not identified",
+        "attention": "its softmax attention cannot be observed" if model.heads else "its layers mix tokens without a softmax",
+        "matrices": "W_Q, W_K, W_V and W_O of its heads are not identified",
+        "vocabulary": "it reads no tokens",
+        "predictions": "it predicts no tokens",
+    }
+    return {name: reason for name, reason in reasons.items() if name not in model.offers}
+
+
 def as_text(model: "Model") -> str:
     """The rows below the name."""
     return "\n".join([model.name, *(f"  {label:8} {text}" for label, text in rows(model))])

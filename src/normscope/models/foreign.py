@@ -214,7 +214,8 @@ def library_errors(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        *_, (innermost, _) = walk_tb(error.__traceback__)
+        # an operation that a mode of ours passes on is still that of the library
+        *_, innermost = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__")
         if str(innermost.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]:
             raise
         missing = _missing(str(error))

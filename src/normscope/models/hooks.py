@@ -1,26 +1,22 @@
 """Hooks on modules: the states that go in, and what comes out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.states import ROWS_FIRST, Layout, floats
 
+_PLAIN = Layout(ROWS_FIRST, 1)
 OnState = Callable[[int, Tensor], Tensor | None]
 
 
-def states_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The states that a module is called with; None if its first argument is something else."""
-    states = args[0] if args else kwargs.get("hidden_states")
-    return states if isinstance(states, Tensor) and states.is_floating_point() else None
-
-
 def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The states that a layer is called with."""
-    states = states_of(args, kwargs)
+    """The first states that a module is called with."""
+    states = next(floats((args, kwargs)), None)
     if states is None:
         raise InputError("unsupported architecture: a layer is called without hidden states")
     return states
@@ -33,7 +29,7 @@ def rotation_of(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
 
 
 def first_output(output: Any) -> Any:
-    """The states among what a module returns."""
+    """The first of what a module returns."""
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -47,24 +43,84 @@ def after(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None
     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
 
 
-def on_entering(stack: ExitStack, blocks: list[nn.Module], state: OnState) -> None:
-    """Until the stack unwinds: pass the states before every block to ``state``; what it returns replaces them."""
+def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
+    """Arguments or results with one tensor in place of another; nested tuples, lists and dictionaries are searched."""
+    if values is old:
+        return new
+    if isinstance(values, tuple | list):
+        return type(values)([replaced(value, old, new) for value in values])
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if value is old:
+                values[key] = new
+    return values
 
-    def entering(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        others = state(layer, given_states(args, kwargs))
-        if others is None:
-            return None
-        return ((others, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": others})
 
-    for layer, block in enumerate(blocks):
-        before(stack, block, partial(entering, layer))
+@dataclass(frozen=True)
+class BlockSite:
+    """A layer in the modules of a model: its module, the layout of its states, and which of its arguments and results they are.
+
+    ``received`` and ``returned`` count the tensors of real numbers.
+    """
+
+    module: nn.Module
+    layout: Layout = _PLAIN
+    received: int = 0
+    returned: int = 0
 
 
-def on_leaving(stack: ExitStack, blocks: list[nn.Module], state: OnState) -> None:
-    """Until the stack unwinds: pass the states after the last block to ``state``; what it returns replaces them."""
+class Running:
+    """Which layer runs, while a stream's blocks run in the order in which they were recorded."""
 
-    def leaving(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        others = state(len(blocks), first_output(output))
-        return (others, *output[1:]) if isinstance(output, tuple) and others is not None else others
+    def __init__(self, blocks: Sequence[BlockSite], rows: int) -> None:
+        self.blocks = blocks
+        self.layouts = [replace(block.layout, rows=rows) for block in blocks]
+        self.layer: int | None = None
+        self._next = 0
+        self._entering: list[OnState] = []
+        self._leaving: list[OnState] = []
 
-    after(stack, blocks[-1], leaving)
+    def observe(self, state: OnState) -> None:
+        """Pass the states before every layer and after the last one to a function; what it returns replaces them."""
+        last = len(self.blocks) - 1
+        self.entering(state)
+        self.leaving(lambda layer, x: state(last + 1, x) if layer == last else None)
+
+    def entering(self, call: OnState) -> None:
+        """Call a function with every layer and the states that enter it; what it returns replaces them."""
+        self._entering.append(call)
+
+    def leaving(self, call: OnState) -> None:
+        """Call a function with every layer and the states that leave it; what it returns replaces them."""
+        self._leaving.append(call)
+
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: follow the layers."""
+        for module in {id(block.module): block.module for block in self.blocks}.values():
+            before(stack, module, self._on_entering)
+            after(stack, module, self._on_leaving)
+
+    def _on_entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._next >= len(self.blocks) or self.blocks[self._next].module is not module:
+            raise InputError("unsupported architecture: the layers do not run in the order in which they ran on a few tokens")
+        self.layer, self._next = self._next, self._next + 1
+        block = self.blocks[self.layer]
+        given = list(floats((args, kwargs)))[block.received]
+        states = self._passed(self._entering, self.layer, given)
+        return None if states is None else (replaced(args, given, states), replaced(dict(kwargs), given, states))
+
+    def _on_leaving(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        assert self.layer is not None
+        block = self.blocks[self.layer]
+        returned = list(floats(output))[block.returned]
+        states = self._passed(self._leaving[::-1], self.layer, returned)
+        self.layer = None
+        return None if states is None else replaced(output, returned, states)
+
+    def _passed(self, calls: Sequence[OnState], layer: int, x: Tensor) -> Tensor | None:
+        """What functions make of states, in their layout; None if they leave them."""
+        layout, changed = self.layouts[layer], None
+        for call in calls:
+            others = call(layer, layout.states(x if changed is None else changed))
+            changed = changed if others is None else layout.restored(others, x)
+        return changed

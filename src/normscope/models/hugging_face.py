@@ -1,6 +1,6 @@
-"""Models of the ``transformers`` library behind a ``Model``."""
+"""A module with a list of residual blocks, of the ``transformers`` library or a user's, behind a ``Model``."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,83 +13,171 @@ from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum, tensors_of
 from normscope.models.describe import scheme_text
-from normscope.models.hooks import on_entering, on_leaving
+from normscope.models.hooks import Running
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
+from normscope.models.inputs import call, reads_tokens, results, tokens_known
 from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
-from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
-from normscope.models.placement import Placement, placement_of, scheme_of
-from normscope.models.probe import Probe, run, typical_weights
+from normscope.models.placement import Placement, scheme_of
+from normscope.models.precision import in_float32, wide
+from normscope.models.probe import Probe, typical_weights
+from normscope.models.record import Attended
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
 _FEWEST = 3
 _NOT_ONE = 1e-3
+_SUBLAYERS = {
+    "resid_mid": "attention",
+    "attn_out": "attention",
+    "cross_out": "cross",
+    "mixer_out": "mixer",
+    "mlp_out": "feedforward",
+}  # what is captured of which sublayer
+_SPOKEN = {
+    "attention": "attention",
+    "cross": "cross-attention",
+    "mixer": "the mixer",
+    "feedforward": "feed-forward layer",
+    "further": "a further sublayer",
+}
 
 
 class HuggingFaceModel(Model):
-    """A decoder or encoder of the ``transformers`` library."""
+    """One residual stream of a module: a model of the ``transformers`` library, or any module with a list of blocks."""
 
-    def __init__(self, name: str, model: Any, tokenizer: Any = None) -> None:
-        require_decoder_or_encoder(name, model.config)
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        stream: str | None = None,
+        blocks: str | None = None,
+        example: Tensor | None = None,
+    ) -> None:
         self.name, self.model, self.tokenizer = name, model, tokenizer
-        with observable(model):
-            probe = Probe(model)
+        with observable(model), in_float32(model):
+            probe = Probe(model, stream, blocks, example)
         with ExitStack() as stack:
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
-                with observable(model):
-                    probe = Probe(model)
+                with observable(model), in_float32(model):
+                    probe = Probe(model, stream, blocks, example)
             self._take_structure(probe)
 
     def _take_structure(self, probe: Probe) -> None:
-        """Layers, norms, scales and shape, as a forward pass of a few tokens shows them."""
-        self.attentions, self.blocks, self.placements = probe.attentions, probe.blocks, list(map(placement_of, probe.records))
-        self.layers, self.heads, self.kv_heads = len(self.blocks), probe.heads, probe.kv_heads
-        self.head_dim, self.dim = probe.head_dim, probe.dim
-        self.causal, self._outside = probe.causal, probe.outside
-        inputs = [record.attention_input for record in probe.records]
-        self._query_scales = [
-            self._query_scale(*values) for values in zip(range(self.layers), inputs, probe.queries, strict=True)
-        ]
-        config = self.model.config.get_text_config()
-        rows = int(config.vocab_size)  # which may be padded to a round number
+        """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
+        self.stream, self.streams = probe.stream.name, tuple(stream.name for stream in probe.streams)
+        self.attentions, self.placements = probe.attentions, probe.placements
+        self._sites = [block.site for block in probe.stream.blocks]
+        self.layers, self.dim = len(self._sites), probe.dim
+        attended = [each.attention for each in probe.attended if each is not None]
+        widest = max(attended, key=lambda call: call.q.shape[1], default=None)
+        self.heads, self.kv_heads, self.head_dim = (
+            (0, 0, 0) if widest is None else (widest.q.shape[1], widest.kv_heads, widest.q.shape[-1])
+        )
+        self._head_dims = [0 if each is None else each.attention.q.shape[-1] for each in probe.attended]
+        self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
+        self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
+        self._query_scales = [self._query_scale(layer, each) for layer, each in enumerate(probe.attended)]
+        self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
+        self._embedding = self._find_embedding(probe)
+        rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
-        self.context = getattr(config, "max_position_embeddings", None)
+        states = probe.stream.blocks[-1].output
+        self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
+        self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
+        self.context = getattr(_text_config(self.model), "max_position_embeddings", None)
         if self.positions is not None:
             self.context = len(self.positions)
-        self._embedding_factor = probe.embedding_factor(self.model.get_input_embeddings())
-        self.position_kind = "rotary" if probe.rotary else "unknown" if self.positions is None else "learned"
+        self._embedding_factor = probe.embedding_factor(self._embedding)
+        self.position_kind = "rotary" if probe.record.rotary else "unknown" if self.positions is None else "learned"
+        self.reconstruction = tuple(None if placement.unclear else placement.error for placement in self.placements)
         self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
         self.scheme, self.scheme_note = self._common_scheme()
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The module of every layer; one module that runs many times is as many layers."""
+        return [site.module for site in self._sites]
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers with softmax attention."""
+        return tuple(layer for layer, place in enumerate(self.attentions) if place is not None)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What can be measured; see ``Model.offers``."""
+        matrices = bool(self.attention_layers) and all(self._has_matrices(layer) for layer in self.attention_layers)
+        offered = {
+            "stream": True,
+            "sublayers": not any(placement.unclear for placement in self.placements),
+            "attention": bool(self.attention_layers),
+            "matrices": matrices,
+            "vocabulary": self._embedding is not None,
+            "predictions": self.predicts,
+        }
+        return frozenset(name for name, has in offered.items() if has)
+
+    def _has_matrices(self, layer: int) -> bool:
+        """Whether the matrices of a layer's attention are identified."""
+        try:
+            self._weights(layer)
+        except InputError:
+            return False
+        return True
+
+    def _find_embedding(self, probe: Probe) -> nn.Module | None:
+        """The table of token embeddings, whose rows are as wide as the stream; None if there is none."""
+        if not self._reads_tokens:
+            return None
+        tables = [call.module for call in probe.record.calls if isinstance(call.module, nn.Embedding)]
+        with suppress(AttributeError, NotImplementedError):
+            tables.insert(0, self.model.get_input_embeddings())
+        count = tokens_known(self.model)
+        return next((table for table in tables if _is_table(table, count, self.dim)), None)
+
+    def _has_output_layer(self) -> bool:
+        try:
+            return self.model.get_output_embeddings() is not None
+        except (AttributeError, NotImplementedError):
+            return False
 
     @property
     def checksum(self) -> str:
         """The same for the same weights, configuration and words."""
         words = "" if self.tokenizer is None else str(sorted(self.tokenizer.get_vocab().items()))
-        config = {**self.model.config.to_dict(), "_name_or_path": ""}
+        config = {**self.model.config.to_dict(), "_name_or_path": ""} if hasattr(self.model, "config") else type(self.model)
         return checksum(f"{config} {words}", tensors_of(self.model))
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision of its weights."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
-        """The forward pass of the library, with hooks for the observer."""
+        """The forward pass of the module, with hooks for the observer."""
+        running = Running(self._sites, len(sample.tokens))
+        if observer.state is not None:
+            running.observe(observer.state)
         with ExitStack() as stack:
-            if observer.state is not None:
-                on_entering(stack, self.blocks, observer.state)
             if observer.sublayer is not None:
-                SublayerHooks(self, observer.sublayer).install(stack)
+                SublayerHooks(self, running, observer.sublayer).install(stack)
             if observer.attention is not None:
-                AttentionHooks(self, observer.attention).install(stack)
-            if observer.state is not None:
-                on_leaving(stack, self.blocks, observer.state)
+                AttentionHooks(self, running, observer.attention).install(stack)
+            running.install(stack)
             stack.enter_context(observable(self.model))
-            return run(self.model, sample.tokens, sample.attention_mask)
+            return results(call(self.model, sample, self._decoded(sample)))
+
+    def _decoded(self, sample: Sample) -> Tensor | None:
+        """What the decoder of an encoder-decoder reads while its encoder is viewed, if that reads no tokens: one token."""
+        if sample.features is None or self.stream == self.streams[-1]:
+            return None
+        return torch.zeros(len(sample.tokens), 1, dtype=torch.long, device=sample.tokens.device)
 
     def step(self, layer: int, sublayer: str) -> Tensor | None:
         """The branch scale that fitted the states when the model was opened."""
@@ -103,29 +191,45 @@ class HuggingFaceModel(Model):
 
     def _missing(self, name: str, layer: int) -> str:
         """Why a layer has no value of this name."""
-        placement = self.placements[layer]
-        if name not in ("resid_mid", "attn_out", "mlp_out"):
-            return ""
-        if name == "resid_mid" and placement.parallel:
+        placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
+        if sublayer is None:
+            return "it has no softmax attention" if not name.startswith("resid") and self.attentions[layer] is None else ""
+        if placement.unclear:
+            return placement.unclear
+        if sublayer not in placement.branches:
+            return f"it has no {_SPOKEN[sublayer].removeprefix('the ')}"
+        if name == "resid_mid" and placement.shares(sublayer):
             return "attention and feed-forward layer are parallel, with no state between them"
-        if name == "resid_mid" and not placement.unclear and placement.branches["attention"].reader is None:
+        if name == "resid_mid" and placement.branches[sublayer].reader is None:
             return "no module reads the states between attention and feed-forward layer"
-        return placement.unclear
+        return ""
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        weights, scale = self._weights(layer), self._query_scales[layer]
+        weights, scale = wide(self._weights(layer)), self._query_scales[layer]
         return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
 
     def _weights(self, layer: int) -> HeadProjections:
-        return projections_of(self.attentions[layer], self.output_projection(layer), self.heads, self.attentions_head(layer))
+        return projections_of(
+            self.attention_module(layer), self.output_projection(layer), self._layer_heads[layer], self.attentions_head(layer)
+        )
 
-    def _query_scale(self, layer: int, x: Tensor, q: Tensor) -> float:
+    def attention_module(self, layer: int) -> nn.Module:
+        """The module of a layer's attention."""
+        place = self.attentions[layer]
+        if place is None:
+            raise InputError(f"layer {layer} of '{self.name}' has no softmax attention")
+        return place.module
+
+    def _query_scale(self, layer: int, attended: Attended | None) -> float:
         """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
+        if attended is None:
+            return 1.0
+        x, q = attended.within.inputs[0], attended.attention.q
         if "q" in self.placements[layer].head_norms:
             return 1.0
         try:
-            weights = self._weights(layer)
+            weights = wide(self._weights(layer))
         except InputError:  # raised again by those who ask for the weights
             return 1.0
         factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
@@ -140,7 +244,7 @@ class HuggingFaceModel(Model):
 
     def attentions_head(self, layer: int) -> int:
         """The width of a layer's heads, which may differ from layer to layer."""
-        return int(getattr(self.attentions[layer], "head_dim", None) or self.head_dim)
+        return self._head_dims[layer]
 
     @torch.no_grad()
     def heads_of(
@@ -156,7 +260,7 @@ class HuggingFaceModel(Model):
             made[letter] = normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
         if rotation is not None and set(letters) & set("qk"):
             either = made["q"] if "q" in made else made["k"]
-            q, k = rotate(self.attentions[layer], made.get("q", either), made.get("k", either), *rotation)
+            q, k = rotate(self.attention_module(layer), made.get("q", either), made.get("k", either), *rotation)
             made |= {letter: turned for letter, turned in (("q", q), ("k", k)) if letter in made}
         return tuple(made[letter] for letter in letters)
 
@@ -195,7 +299,7 @@ class HuggingFaceModel(Model):
             norm = self.placements[layer].head_norms.get(letter)
             return norm is not None and width_of(norm) in (None, self.attentions_head(layer))
 
-        return "".join(x for x in "qkv" if all(by_head(layer, x) for layer in range(self.layers)))
+        return "".join(x for x in "qkv" if self.attention_layers and all(by_head(layer, x) for layer in self.attention_layers))
 
     @property
     def norms(self) -> list[BlockNorm]:
@@ -207,16 +311,19 @@ class HuggingFaceModel(Model):
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
                 norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        return norms + [norm_of(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+        outside = [known_norm(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+        return norms + [norm for norm in outside if norm is not None]
 
     @property
     @torch.no_grad()
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
         """The table of token embeddings, scaled as the model scales it, plus the type of the first segment if there is one."""
-        module = self.model.get_input_embeddings()
+        module: Any = self._embedding
+        if module is None:
+            raise InputError(f"'{self.name}' has no table of token embeddings as wide as its stream")
         rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
-        return self._embedding_factor * rows.detach() + (types[0].weight[0].detach() if types else 0.0)
+        return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:
@@ -225,19 +332,21 @@ class HuggingFaceModel(Model):
             if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
                 padding = module.padding_idx  # where there is one, positions begin after it
                 first = getattr(module, "offset", 0 if padding is None else padding + 1)
-                return module.weight[int(first) :].detach()
+                return wide(module.weight[int(first) :].detach())
         return None
 
     @property
     def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
         """The rows of the output layer."""
-        head = self.model.get_output_embeddings()
-        return None if head is None else head.weight.detach()
+        if not self._predicts or not self._has_output_layer():
+            return None
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        return wide(weight.detach()) if isinstance(weight, Tensor) and weight.shape[-1] == self.dim else None
 
     @property
     def predicts(self) -> bool:
-        """Whether there is an output layer."""
-        return self.model.get_output_embeddings() is not None
+        """Whether the model gives logits of its tokens."""
+        return self._predicts
 
     def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
         """The first ``size`` tokens of a text or of token ids; for an encoder some of them are masked, to be predicted."""
@@ -300,25 +409,30 @@ class HuggingFaceModel(Model):
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
         if unclear:
             return None, unclear
-        first, notes = self.placements[0], []
-        if any(scheme != self.schemes[0] for scheme in self.schemes):
+        first, notes = self.placements[0], list[str]()
+        alike = {replace(scheme, alpha=0.0) for scheme in self.schemes if scheme is not None}  # learned: its own in each layer
+        if len(alike) != 1:
             return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.changed:
             notes.append("a norm or gate changes the mixed values of attention before W_O")
         if first.parallel:
-            notes.append("attention and feed-forward layer are parallel: both read the same states")
+            names = [_SPOKEN[name] for name in first.branches if first.shares(name)]
+            notes.append(f"{' and '.join(names)} are parallel: both read the same states")
         if any(width_of(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
         return self.schemes[0], "; ".join(notes)
 
 
-def require_decoder_or_encoder(name: str, config: Any) -> None:
-    """Refuse models with two streams, and those that do not read tokens."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
-    if not hasattr(config.get_text_config(), "vocab_size"):
-        raise InputError(f"unsupported architecture: '{name}' ({type(config).__name__}) is not a language model")
+def _text_config(model: Any) -> Any:
+    """The configuration of the part that reads text; None for a module that has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else None
+
+
+def _is_table(table: Any, count: int | None, dim: int) -> bool:
+    weight = getattr(table, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == dim and len(weight) >= (count or 2)
 
 
 class _ReachedError(Exception):

@@ -1,18 +1,19 @@
-"""What an observer receives from a model of the ``transformers`` library."""
+"""What an observer receives from a module's forward pass."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.models.attention_interface import AttentionCall, observing
-from normscope.models.hooks import after, before, first_output, given_states, rotation_of
+from normscope.models.attention_interface import AttentionCall
+from normscope.models.attention_trace import observing_attention
+from normscope.models.hooks import Running, after, before, given_states, rotation_of
 from normscope.models.layouts import messages_matrix
 from normscope.models.observe import AttentionStep, SublayerStep
-from normscope.models.placement import Placement
+from normscope.models.placement import Placement, Site
+from normscope.models.states import floats
 
 if TYPE_CHECKING:
     from normscope.models.hugging_face import HuggingFaceModel
@@ -21,31 +22,36 @@ if TYPE_CHECKING:
 class AttentionHooks:
     """Passes the attention of every layer to an observer."""
 
-    def __init__(self, model: "HuggingFaceModel", observe: Callable[[AttentionStep], Tensor | None]) -> None:
-        self.model, self.observe = model, observe
-        self.layers = {id(module): layer for layer, module in enumerate(model.attentions)}
+    def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[AttentionStep], Tensor | None]) -> None:
+        self.model, self.running, self.observe = model, running, observe
         self.stream = self.input = torch.empty(0)
         self.rotation: tuple[Tensor, Tensor] | None = None
+        self.nth = -1
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe blocks and their attention."""
-        for block, attention in zip(self.model.blocks, self.model.attentions, strict=True):
-            before(stack, block, self._on_block)
-            before(stack, attention, self._on_attention)
-        stack.enter_context(observing(self._attend))
+        self.running.entering(self._on_block)
+        attentions = {id(place.module): place.module for place in self.model.attentions if place is not None}
+        for module in attentions.values():
+            before(stack, module, self._on_attention)
+        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced))
 
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stream = given_states(args, kwargs)
+    def _on_block(self, layer: int, x: Tensor) -> None:
+        self.stream, self.nth = x, -1
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs)
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
-        layer = self.layers[id(call.module)]
+        layer = self.running.layer
+        self.nth += 1
+        place = None if layer is None else self.model.attentions[layer]
+        if layer is None or place is None or place.nth != self.nth:
+            return call.mixed()
         placement = self.model.placements[layer]
         known = placement.output_projection is not None and not placement.changed
-        W_O = messages_matrix(self.model.output_projection(layer), self.model.heads) if known else None
+        W_O = messages_matrix(self.model.output_projection(layer), call.q.shape[1]) if known else None
         values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
         mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values))
         return call.mixed() if mixed is None else mixed
@@ -54,47 +60,64 @@ class AttentionHooks:
 class SublayerHooks:
     """Passes states and updates inside every block to an observer, when the block ends."""
 
-    def __init__(self, model: "HuggingFaceModel", observe: Callable[[SublayerStep], None]) -> None:
-        self.model, self.observe = model, observe
+    def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[SublayerStep], None]) -> None:
+        self.model, self.running, self.observe = model, running, observe
         self.values: dict[str, Tensor] = {}
+        self._calls: dict[int, int] = {}
+        self._wanted: dict[tuple[int, int, int, bool], list[str]] = {}
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe the blocks whose branches are identified."""
-        for layer, (block, placement) in enumerate(zip(self.model.blocks, self.model.placements, strict=True)):
-            if placement.unclear:
-                continue
-            before(stack, block, self._on_block)
-            for name, branch in placement.branches.items():
-                after(stack, branch.result, partial(self._on_output, f"{name} output", ""))
+        self.running.entering(self._on_block)
+        modules: dict[int, nn.Module] = {}
+
+        def want(layer: int, site: Site, returned: bool, key: str) -> None:
+            modules[id(site.module)] = site.module
+            self._wanted.setdefault((layer, id(site.module), site.nth, returned), []).append(key)
+
+        for layer, placement in enumerate(self.model.placements):
+            for name, branch in placement.sublayers:
+                want(layer, branch.result, True, f"{name} output")
                 if "output" in branch.norms:
-                    after(stack, branch.norms["output"], partial(self._on_output, f"{name} normalised", f"{name} output"))
+                    want(layer, branch.norms["output"], True, f"{name} normalised")
                 if branch.reader is not None:
-                    before(stack, branch.reader, partial(self._on_input, f"{name} after", f"{name} output"))
-            after(stack, block, partial(self._on_end, layer, placement))
+                    want(layer, branch.reader, False, f"{name} after")
+        for module in modules.values():
+            before(stack, module, self._on_input)
+            after(stack, module, self._on_output)
+        self.running.leaving(self._on_end)
 
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.values = {"before": given_states(args, kwargs).clone()}
+    def _on_block(self, layer: int, x: Tensor) -> None:
+        self.values, self._calls = {"before": x.clone()}, {}
 
-    def _on_output(self, key: str, needs: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._keep(key, needs, first_output(output))
+    def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls[id(module)] = self._calls.get(id(module), -1) + 1
+        self._keep(module, False, (args, kwargs))
 
-    def _on_input(self, key: str, needs: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(key, needs, given_states(args, kwargs))
+    def _on_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._keep(module, True, output)
 
-    def _keep(self, key: str, needs: str, x: Tensor) -> None:
-        """The first value after another one; a copy, since a model may change its states in place."""
-        if key not in self.values and (not needs or needs in self.values):
-            self.values[key] = x.reshape_as(self.values["before"]).clone()
+    def _keep(self, module: nn.Module, returned: bool, values: Any) -> None:
+        """Copies of the states among values, since a model may change its states in place."""
+        layer = self.running.layer
+        keys = () if layer is None else self._wanted.get((layer, id(module), self._calls[id(module)], returned), ())
+        if keys and layer is not None:
+            shape, layout = self.values["before"].shape, self.running.layouts[layer]
+            states = next(seen for x in floats(values) if (seen := layout.seen(x, shape)) is not None)
+            self.values |= dict.fromkeys(keys, states.clone())
 
-    def _on_end(self, layer: int, placement: Placement, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _on_end(self, layer: int, left: Tensor) -> None:
         values, self.values = self.values, {}
-        states, left = values["before"], first_output(output)
-        for name in placement.branches:
-            scales, result = placement.branches[name].scales, values[f"{name} output"]
-            update = scales.step * values.get(f"{name} normalised", result)
-            end = left.clone() if name == "feedforward" and not placement.parallel else None
-            step = SublayerStep(
-                layer, name, states, result, update, values.get(f"{name} after", end), scales.step, scales.carry
-            )
-            self.observe(step)
-            states = states if step.after is None else step.after
+        states, placement = values["before"], self.model.placements[layer]
+        last = next(reversed(placement.branches), "")
+        for name, _ in placement.sublayers:
+            self._observe(layer, name, placement, values, states, left.clone() if name == last else None)
+            states = values.get(f"{name} after", states)
+
+    def _observe(
+        self, layer: int, name: str, placement: Placement, values: dict[str, Tensor], states: Tensor, left: Tensor | None
+    ) -> None:
+        scales, result = placement.branches[name].scales, values[f"{name} output"]
+        update = scales.step * values.get(f"{name} normalised", result)
+        end = None if placement.shares(name) else values.get(f"{name} after", left)
+        self.observe(SublayerStep(layer, name, states, result, update, end, scales.step, scales.carry))

@@ -82,11 +82,12 @@ def normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens 
     if norm is None:
         return x
     own = x[:, ::shared]
+    parameters = {name: parameter.to(x.dtype) for name, parameter in norm.named_parameters()}
     if width_of(norm) in (None, x.shape[-1]):
-        made: Tensor = norm(own)
+        made: Tensor = torch.func.functional_call(norm, parameters, (own,))
     else:
         by_token = own.transpose(1, 2)
-        made = norm(by_token.flatten(2)).view_as(by_token).transpose(1, 2)
+        made = torch.func.functional_call(norm, parameters, (by_token.flatten(2),)).view_as(by_token).transpose(1, 2)
     return made.repeat_interleave(shared, 1)
 
 

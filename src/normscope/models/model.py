@@ -17,6 +17,7 @@ from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
 from normscope.models.describe import as_html, as_text
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
+from normscope.models.precision import wide, widened
 from normscope.models.tokenizing import encode, special_ends
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
@@ -151,13 +152,14 @@ class Model(ABC):
         return self.forward(self.batch(x))
 
     def forward(self, sample: Sample, *observers: Observer) -> Tensor:
-        """One forward pass without gradients; the observers are called while it runs.
+        """One forward pass without gradients; the observers are called while it runs, with float32 of half precision.
 
         Returns:
             Logits (rows, tokens, vocabulary), or the last hidden states of a model that predicts nothing.
         """
         with torch.no_grad():
-            return self._run(sample, combine([*observers, *(captured.observer for captured in self._captures)]))
+            observer = combine([*observers, *(captured.observer for captured in self._captures)])
+            return wide(self._run(sample, widened(observer)))
 
     @abstractmethod
     def _run(self, sample: Sample, observer: Observer) -> Tensor:

@@ -1,5 +1,8 @@
 """The parameters of a norm, from what its module computes."""
 
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,10 +10,28 @@ from torch import Tensor, nn
 from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
 
+_SHORT = 1e-3  # the root mean square of a vector that shows eps
+_known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
+
 
 def norm_of(
     module: nn.Module, width: int, device: torch.device, slot: str = "", layer: int | None = None, sublayer: str = ""
 ) -> BlockNorm:
+    """Kind, gain and bias of a norm, in float32 at least; computed once for the same parameters, since measures ask often."""
+    parameters, (copies, known) = list(module.parameters()), _known.get(module, ([], None))
+    same = len(copies) == len(parameters) and all(map(_equal, copies, parameters))
+    if known is None or not same or known.gain.device != device or len(known.gain) != width:
+        known = _measured(module, width, device)
+        _known[module] = [parameter.detach().clone() for parameter in parameters], known
+    return replace(known, slot=slot, layer=layer, sublayer=sublayer)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one.
 
     Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm ignores a constant that is added to all components. This holds for
@@ -26,10 +47,35 @@ def norm_of(
     unscaled, _, shifted = _values(module, {name: torch.ones_like(value) for name, value in stored.items()}, given)
     kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
     gain, bias = (plus - minus) / 2 / NORMS[kind](given[0].double().cpu()), (plus + minus) / 2
-    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), 0.0)
+    eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), None)
+    if not isinstance(eps, float):
+        eps = _measured_eps(module, stored, given[0], kind)
     has_bias = getattr(module, "bias", None) is not None
-    gain, bias = gain.to(device, parameter.dtype), bias.to(device, parameter.dtype)
-    return BlockNorm(slot, layer, sublayer, kind, gain, bias if has_bias else None, float(eps))
+    gain, bias = gain.to(device, wide), bias.to(device, wide)
+    return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
+
+
+def known_norm(module: nn.Module, width: int, device: torch.device, slot: str = "") -> BlockNorm | None:
+    """The norm of a module; None if it cannot read single vectors, as a norm over rows or places does not."""
+    try:
+        return norm_of(module, width, device, slot)
+    except (RuntimeError, ValueError, TypeError):  # of the module
+        return None
+
+
+def _measured_eps(module: nn.Module, parameters: dict[str, Tensor], x: Float[Tensor, " dim"], kind: str) -> float:
+    """Eps of a norm that does not state it, from how much shorter it makes the norm of a short vector.
+
+    With s² the mean square of a vector that the norm makes r times as long as its norm is without eps, eps = s²(1/r² − 1).
+    """
+    ones = {name: torch.ones_like(value) if name == "weight" else torch.zeros_like(value) for name, value in parameters.items()}
+    short = x * (_SHORT / float(x.double().square().mean().sqrt()))
+    made = _values(module, ones, short[None])[0]
+    unit = NORMS[kind](short.double().cpu())
+    ratio = float((made * unit).sum() / unit.square().sum())
+    size = float((short.double() - (short.double().mean() if kind == "layer" else 0.0)).square().mean())
+    eps = size * (1 / ratio**2 - 1) if ratio else 0.0
+    return float(f"{eps:.3g}") if eps > _SHORT**2 * 1e-4 else 0.0
 
 
 def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:

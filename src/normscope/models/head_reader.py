@@ -1,0 +1,396 @@
+"""What attention modules make of any input: q, k, v, and the matrices that they come from, without names of their parts.
+
+A module is run again with other hidden states in place of those that it received. Its matrices follow from where its products'
+columns end up: products that return their own column numbers show which column every component of q, k and v is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from normscope.core.norms import same
+from normscope.errors import InputError
+from normscope.models.attention_interface import AttentionCall, observable, observing
+from normscope.models.attention_trace import AttentionTrace
+from normscope.models.foreign import library_errors
+from normscope.models.hooks import before
+from normscope.models.model import HeadProjections
+from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.observe import Rotation
+from normscope.models.precision import in_float32, wide
+from normscope.models.record import is_norm
+
+_NEAR = 1e-4
+_ROTATION = "position_embeddings"
+_POSITIONS = "position_ids"
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class HeadReader:
+    """Q, k and v of other inputs of attention modules than those of a forward pass.
+
+    Args:
+        model: the model.
+        modules: its attention modules.
+        run: runs the model on so many equal rows of the shortest input that it reads: one token, or one picture.
+    """
+
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module], run: Callable[[int], Any]) -> None:
+        self.model, self._modules, self._run = model, list(modules), run
+        self._calls: dict[int, tuple[Arguments, Arguments]] | None = None
+        self._positional: dict[int, bool] = {}
+
+    @torch.no_grad()
+    def heads(
+        self, module: nn.Module, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None
+    ) -> tuple[Tensor, ...]:
+        """Q, k and v (rows, heads, tokens, head) of the input of attention, norms and rotation applied.
+
+        Every token is read by itself. ``rotation`` is what ``rotation_of`` gives for a call of the module; without it, q and k
+        are not rotated.
+        """
+        count, tokens = x.shape[0] * x.shape[1], self._tokens(module)
+        rows = -(-count // tokens)
+
+        def filled(values: Tensor) -> Tensor:
+            """(..., rows, tokens, width) in as many rows as the module is run with."""
+            flat = values.expand(*values.shape[:-3], *x.shape[:2], values.shape[-1]).flatten(-3, -2)
+            more = flat[..., :1, :].expand(*flat.shape[:-2], rows * tokens - count, flat.shape[-1])
+            return torch.cat((flat, more), -2).view(*flat.shape[:-2], rows, tokens, flat.shape[-1])
+
+        args, kwargs = self._arguments(module, rows, filled(x))
+        if rotation is not None and _is_rotation(kwargs.get(_ROTATION)):
+            filled_in = tuple(map(filled, rotation))
+            kwargs[_ROTATION] = filled_in[0] if isinstance(kwargs[_ROTATION], Tensor) else filled_in
+        elif rotation is not None:
+            kwargs[_POSITIONS] = filled(rotation[0][..., None])[..., 0]
+        call = _intercepted(self.model, module, args, kwargs)
+        if (call.q.shape[0], call.q.shape[2]) != (rows, tokens) or call.k.shape[2] != tokens:
+            raise InputError(f"unsupported architecture: {type(module).__name__} does not make one q and k of every token")
+        by_token = (y.transpose(0, 1).flatten(1, 2)[:, :count] for y in (call.q, call.k, call.v))
+        return tuple(y.reshape(len(y), *x.shape[:2], -1).transpose(0, 1) for y in by_token)
+
+    def rotation_of(self, module: nn.Module, kwargs: dict[str, Any]) -> Rotation | None:
+        """What rotates q and k in a call of a module, cosines and sines or the numbers of positions; None if nothing does."""
+        if _is_rotation(kwargs.get(_ROTATION)):
+            rotation = kwargs[_ROTATION]
+            return (rotation,) if isinstance(rotation, Tensor) else rotation
+        positions = kwargs.get(_POSITIONS)
+        return (positions,) if isinstance(positions, Tensor) and self._takes_positions(module) else None
+
+    def require(
+        self, module: nn.Module, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None, call: AttentionCall
+    ) -> None:
+        """Raise an error unless the module, run by itself, makes the q, k and v of a call in a forward pass."""
+        for letter, y, seen in zip("qkv", self.heads(module, x, rotation), (call.q, call.k, call.v), strict=True):
+            if not _near(y, seen):
+                raise InputError(
+                    f"unsupported architecture: {letter} of {type(module).__name__} depends on more than its input"
+                )
+
+    def _takes_positions(self, module: nn.Module) -> bool:
+        """Whether the queries of a module depend on the positions that it is called with."""
+        if id(module) not in self._positional:
+            states = _states(*self._recorded(module)[0])
+            assert states is not None
+            x = torch.ones_like(states[:1, :1])
+            first = torch.zeros(1, 1, dtype=torch.long, device=x.device)
+            q, other = (self.heads(module, x, (first + position,))[0] for position in (0, 1))
+            self._positional[id(module)] = not torch.equal(q, other)
+        return self._positional[id(module)]
+
+    def _recorded(self, module: nn.Module) -> tuple[Arguments, Arguments]:
+        """What a module is called with for one row and for two."""
+        if self._calls is None:
+            passes = [self._record(rows) for rows in (1, 2)]
+            self._calls = {key: (passes[0][key], passes[1][key]) for key in passes[0] if key in passes[1]}
+        if id(module) not in self._calls:
+            raise InputError(f"unsupported architecture: {type(module).__name__} is not called with hidden states")
+        return self._calls[id(module)]
+
+    def _record(self, rows: int) -> dict[int, Arguments]:
+        calls: dict[int, Arguments] = {}
+
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if _states(args, kwargs) is not None:
+                calls.setdefault(id(module), (args, dict(kwargs)))
+
+        with ExitStack() as stack:
+            for module in self._modules:
+                before(stack, module, keep)
+            stack.enter_context(observable(self.model))
+            stack.enter_context(torch.no_grad())
+            self._run(rows)
+        return calls
+
+    def _tokens(self, module: nn.Module) -> int:
+        """How many tokens a row has, when the module is run."""
+        states = _states(*self._recorded(module)[0])
+        return 1 if states is None else states.shape[0] * states.shape[1]
+
+    def _arguments(self, module: nn.Module, rows: int, x: Float[Tensor, "rows tokens dim"]) -> Arguments:
+        """What the module is called with for these hidden states, q and k not rotated."""
+        single, double = self._recorded(module)
+        states, twice = _states(*single), _states(*double)
+        assert states is not None
+        assert twice is not None
+        x = x if twice.shape[0] > states.shape[0] else x.transpose(0, 1)
+        args, kwargs = (_repeated(one, two, rows, states, x) for one, two in zip(single, double, strict=True))
+        if _is_rotation(kwargs.get(_ROTATION)):
+            given = kwargs[_ROTATION]
+            still = (
+                torch.ones_like(given) if isinstance(given, Tensor) else (torch.ones_like(given[0]), torch.zeros_like(given[1]))
+            )
+            kwargs[_ROTATION] = still
+        return args, kwargs
+
+    @torch.no_grad()
+    def projections(self, module: nn.Module, out: nn.Module, head_norms: Sequence[nn.Module] = ()) -> HeadProjections:
+        """The matrices of an attention module by head, in float32 at least.
+
+        Norms inside the module count as their gains, those of heads (``head_norms``), which act after the matrices, as nothing.
+
+        Args:
+            module: the attention module.
+            out: what its mixed values go through.
+            head_norms: the norms of q, k and v.
+        """
+        states = _states(*self._recorded(module)[0])
+        assert states is not None
+        norms = {part: _gain(part) for part in module.modules() if is_norm(part) and part not in head_norms}
+        with _replaced({**norms, **dict.fromkeys(head_norms, _unchanged)}):
+            try:
+                parts, kv_heads = self._columns(module, states)
+            except InputError:
+                parts, kv_heads = self._images(module, states)
+            x = torch.randn(1, 3, states.shape[-1], generator=torch.Generator().manual_seed(0)).to(states)
+            heads = self.heads(module, x)
+        for letter, (W, b), y in zip("qkv", parts, heads, strict=True):
+            if not _near(x.to(W)[:, None] @ W + b[:, None], y):
+                raise InputError(f"unsupported architecture: {letter} of {type(module).__name__} is no product of its input")
+        (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
+        W_O, b_O = matrix_of(out)
+        W_O = W_O.reshape(len(W_V), -1, W_O.shape[1])
+        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, len(W_Q) // kv_heads)
+
+    def _columns(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        """Matrices and biases, from runs with products that return 0, 1, and their column numbers; number of KV heads."""
+        columns = _Columns(states.shape[-1], states.device)
+        products = [part for part in module.modules() if _is_product(part)]
+        for number in range(3):
+            columns.run = number
+            x = columns.values(states.shape[-1], 0).repeat(1, self._tokens(module), 1)
+            with _replaced({part: columns.column_numbers(part) for part in products}):
+                columns.end(_intercepted(self.model, module, *self._arguments(module, 1, x)))
+        return [columns.of(letter) for letter in "qkv"], columns.kv_heads
+
+    def _images(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
+        """Matrices and biases as the images of unit vectors and of 0; number of KV heads."""
+        axes = torch.eye(states.shape[-1]).to(states)
+        biases = [y[0] for y in self.heads(module, torch.zeros_like(axes[None, :1]))]
+        images = [y[0] - b for y, b in zip(self.heads(module, axes[None]), biases, strict=True)]
+        call = _intercepted(self.model, module, *self._arguments(module, 1, states.transpose(0, 1).reshape(1, -1, len(axes))))
+        return [(W, b[:, 0]) for W, b in zip(images, biases, strict=True)], call.kv_heads
+
+
+@dataclass
+class _Linear:
+    """Components that are factor · (a column) + constant, as seen in three runs."""
+
+    seen: list[Tensor] = field(default_factory=list)
+
+    @property
+    def terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Factor, number of the column, and constant of every component."""
+        constant = self.seen[0]
+        factor = self.seen[1] - constant
+        number = torch.where(factor == 0, 0.0, (self.seen[2] - constant) / torch.where(factor == 0, 1.0, factor))
+        whole = number.round()
+        if bool(((number - whole).abs() > 1e-3).any()):
+            raise InputError("unsupported architecture: q, k and v are not made of columns of matrix products")
+        return factor, whole.long(), constant
+
+
+class _Columns:
+    """Which columns of which products q, k and v are; the input counts as a product with columns 1 to dim."""
+
+    def __init__(self, dim: int, device: torch.device) -> None:
+        self.dim, self.device = dim, device
+        self.run = self.kv_heads = 0
+        self._before: dict[nn.Module, int] = {}
+        self._inputs: dict[nn.Module, _Linear] = {}
+        self._heads = {letter: _Linear() for letter in "qkv"}
+        self._numbered = dim
+
+    def values(self, width: int, before: int) -> Float[Tensor, " width"]:
+        """What stands for a vector in this run: 0, 1, or the numbers of its columns."""
+        numbers = torch.arange(before + 1, before + width + 1, dtype=torch.float64, device=self.device)
+        return numbers if self.run == 2 else torch.full_like(numbers, float(self.run))
+
+    def column_numbers(self, product: nn.Module) -> Callable[..., Tensor]:
+        """In place of a product: its column numbers, whatever it reads."""
+        width = _shape(product)[1]
+
+        def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+            if product not in self._before:
+                self._before[product] = self._numbered
+                self._numbered += width
+            seen = self._inputs.setdefault(product, _Linear()).seen
+            if len(seen) == self.run:
+                seen.append(x.reshape(-1, x.shape[-1])[0].double())
+            return self.values(width, self._before[product]).repeat(*x.shape[:-1], 1)
+
+        return forward
+
+    def end(self, call: AttentionCall) -> None:
+        """Keep q, k and v of the first token."""
+        self.kv_heads = call.kv_heads
+        for letter, y in zip("qkv", (call.q, call.k, call.v), strict=True):
+            self._heads[letter].seen.append(y[0, :, 0].double())
+
+    def of(self, letter: str) -> tuple[Float[Tensor, "heads dim head"], Float[Tensor, "heads head"]]:
+        """Matrix and bias of q, k or v by head."""
+        shape = self._heads[letter].seen[0].shape
+        W, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
+        return W.view(-1, *shape).transpose(0, 1).contiguous(), b.view(shape)
+
+    def _resolved(self, factor: Tensor, number: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix (dim, components) and bias of components, from the input of the attention module."""
+        used = number * (factor != 0)
+        dtype = matrix_of(next(iter(self._before)))[1].dtype
+        W, b = torch.zeros(self.dim, len(number), dtype=dtype, device=self.device), constant.to(dtype)
+        for product, last in self._before.items():
+            chosen = (used > last) & (used <= last + _shape(product)[1])
+            if bool(chosen.any()):
+                weight, bias = (x[..., number[chosen] - last - 1] for x in matrix_of(product))
+                inner = self._inputs[product].terms
+                if not self._is_input(*inner):
+                    before_W, before_b = self._resolved(*inner)
+                    weight, bias = before_W @ weight, before_b @ weight + bias
+                W[:, chosen] = factor[chosen].to(weight) * weight
+                b[chosen] += factor[chosen].to(bias) * bias
+        own = (used > 0) & (used <= self.dim)
+        W[number[own] - 1, own.nonzero().squeeze(1)] = factor[own].to(W)
+        return W, b
+
+    def _is_input(self, factor: Tensor, number: Tensor, constant: Tensor) -> bool:
+        """Whether a product reads the input of the attention module as it is."""
+        plain = torch.arange(1, self.dim + 1, device=self.device)
+        return torch.equal(number, plain) and bool((factor == 1).all()) and not bool(constant.any())
+
+
+class _ReachedError(Exception):
+    """Ends a run at the attention of interest."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        super().__init__()
+        self.call = call
+
+
+def _intercepted(model: nn.Module, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AttentionCall:
+    """The attention that a module computes of arguments; what comes after it is not run."""
+
+    def reach(call: AttentionCall) -> Tensor:
+        raise _ReachedError(call)
+
+    trace = AttentionTrace(module, reach)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(library_errors(f"unsupported architecture: {type(module).__name__} cannot be run by itself: "))
+            stack.enter_context(observable(model))
+            stack.enter_context(observing(reach))
+            trace.install(stack)
+            stack.enter_context(in_float32(module))
+            module(*wide(args), **{name: wide(value) for name, value in kwargs.items()})
+    except _ReachedError as reached:
+        return reached.call
+    reason = next(iter(trace.unclear.values()), "it computes no softmax attention of one token")
+    raise InputError(f"unsupported architecture: {type(module).__name__} cannot be run by itself: {reason}")
+
+
+def _states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first tensor of real numbers that a module is called with: (rows, tokens, dim)."""
+    given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3)
+    return next(given, None)
+
+
+def _repeated(one: Any, two: Any, rows: int, states: Tensor | None, x: Tensor) -> Any:
+    """Arguments for so many rows, from those for one row and for two; x in place of the hidden states."""
+    if one is states and one is not None:
+        return x
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        return one.repeat(*(rows if n != m else 1 for n, m in zip(one.shape, two.shape, strict=True))) if one.ndim else one
+    if hasattr(one, "get_seq_length"):
+        return None  # a cache of the keys of earlier tokens
+    if isinstance(one, dict):
+        return {key: _repeated(value, two[key], rows, states, x) for key, value in one.items()}
+    if type(one) in (tuple, list):
+        return type(one)(_repeated(value, other, rows, states, x) for value, other in zip(one, two, strict=True))
+    return one
+
+
+@contextmanager
+def _replaced(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
+    """Until the block ends: modules compute something else."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
+    finally:
+        for module, forward in before.items():  # type: ignore[assignment]
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    return same(x.to(y), y, max(_NEAR, 8 * torch.finfo(y.dtype).eps))
+
+
+def _unchanged(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+def _gain(norm: nn.Module) -> Callable[..., Tensor]:
+    """In place of a norm: its gain alone."""
+    width = width_of(norm)
+    if width is None:
+        return _unchanged
+    gain = norm_of(norm, width, next(norm.parameters()).device).gain
+    return lambda x, *_, **__: x * gain.to(x)
+
+
+def _is_rotation(value: Any) -> bool:
+    """Whether an argument has cosines and sines, or the complex numbers e^iφ."""
+    return (isinstance(value, tuple) and len(value) == 2) or (isinstance(value, Tensor) and value.is_complex())
+
+
+def _is_product(module: nn.Module) -> bool:
+    """Whether a module multiplies by one matrix."""
+    weight = getattr(module, "weight", None)
+    return (
+        isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding) and not any(module.children())
+    )
+
+
+def _shape(product: Any) -> tuple[int, int]:
+    """The numbers of inputs and outputs of a product, which ``Conv1D`` keeps the other way round from ``Linear``."""
+    outputs, inputs = product.weight.shape
+    return (outputs, inputs) if type(product).__name__ == "Conv1D" else (inputs, outputs)
+
+
+def matrix_of(product: Any) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
+    """Weight and bias of a product, in float32 at least."""
+    if not _is_product(product):
+        raise InputError(f"unsupported architecture: a {type(product).__name__} has no weight matrix")
+    weight = wide(product.weight.detach())
+    weight = weight if type(product).__name__ == "Conv1D" else weight.T
+    bias = getattr(product, "bias", None)
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.detach().to(weight)
