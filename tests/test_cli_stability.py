@@ -74,7 +74,19 @@ def test_a_report_can_be_markdown(here: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_run_leaves_tables_and_a_page(whole_run: tuple[RunFolder, list[dict[str, Any]]]) -> None:
     folder, _ = whole_run
-    wanted = ["collapse", "findings", "maps", "margins", "maxima", "noise", "reading", "sparsity", "spread", "tokens"]
+    wanted = [
+        "collapse",
+        "collapse_level",
+        "findings",
+        "maps",
+        "margins",
+        "maxima",
+        "noise",
+        "reading",
+        "sparsity",
+        "spread",
+        "tokens",
+    ]
     assert folder.tables == wanted
     assert (folder.path / "report.html").is_file()
     assert folder.description["command"] == "stability"
@@ -85,7 +97,7 @@ def test_a_run_leaves_tables_and_a_page(whole_run: tuple[RunFolder, list[dict[st
 
 def test_json_is_one_document_of_records(whole_run: tuple[RunFolder, list[dict[str, Any]]]) -> None:
     _, records = whole_run
-    assert {r["measure"] for r in records} == {"reading", "spread", "noise", "collapse", "margin", "sparsity"}
+    assert {r["measure"] for r in records} == {"reading", "spread", "noise", "collapse", "collapse level", "margin", "sparsity"}
     assert all(list(r)[:3] == ["measure", "layer", "head"] for r in records)
     by_measure = {
         name: [r for r in records if r["measure"] == name] for name in ("spread", "noise", "collapse", "margin", "sparsity")
@@ -130,7 +142,7 @@ def test_records_are_the_tables_of_the_run(whole_run: tuple[RunFolder, list[dict
     [
         ("spread", {"spread"}, {"spread"}),
         ("noise", {"noise"}, {"noise"}),
-        ("collapse", {"collapse", "margins"}, {"collapse", "margin"}),
+        ("collapse", {"collapse", "collapse_level", "margins"}, {"collapse", "collapse level", "margin"}),
         ("sparsity, spread", {"sparsity", "maxima", "maps", "tokens", "spread"}, {"sparsity", "spread"}),
     ],
 )
@@ -291,7 +303,7 @@ def test_of_a_model_that_predicts_nothing_the_rest_is_measured(
     status, out, err = run(capsys, "stability", str(encoder), *FAST, "--json")
     assert status == 0
     assert "noise is left out: it needs predictions" in err
-    assert {r["measure"] for r in json.loads(out)} == {"reading", "spread", "collapse", "margin", "sparsity"}
+    assert {r["measure"] for r in json.loads(out)} == {"reading", "spread", "collapse", "collapse level", "margin", "sparsity"}
 
 
 def test_noise_asked_of_a_model_that_predicts_nothing_gets_one_line(

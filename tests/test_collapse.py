@@ -9,12 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.special import ndtr
 from torch import Tensor
 from torch.func import jvp
 
 from normscope.errors import InputError
 from normscope.measures import collapse_probability as collapse
+from normscope.measures.collapse import _Contested, level_at, rising_root
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability, sampled_collapse
 from normscope.measures.propagation import first_order_change
 from normscope.models import Softmax
@@ -307,3 +309,41 @@ def test_theorem_6_in_isotropic_attention_means_are_plain() -> None:
     constant = k.mean(-2, keepdim=True).expand_as(k)
     assert first_order_change(q, constant, m, d_q, d_k, d_m).from_q.abs().max() < 1e-12
     assert first_order_change(torch.zeros_like(q), k, m, d_q, d_k, d_m).from_k.abs().max() == 0
+
+
+@pytest.mark.parametrize("noise", ["uniform", "gaussian"])
+def test_the_level_of_a_share_is_solved_on_the_exact_curve(noise: str) -> None:
+    """Against SciPy's root of the mean of its own quadratures, from rows most of which no noise of interest can move."""
+    moved = [[20.0, 14.0, 13.0, -3.0], [8.0, 6.5, 1.0, 0.0], [30.0, 21.0, 20.0, 19.0]]
+    safe = [[20.0, 1.0, 0.5, -3.0], [9.0, 0.5, NONE, NONE], [6.0, NONE, NONE, NONE]]
+    scores, of_head = tensor(moved + safe), torch.tensor([0, 0, 1, 1, 2, 2])
+    reach = math.sqrt(3) * 0.3 if noise == "uniform" else math.inf
+    layers = [
+        _Contested.of(scores, None, of_head, 4, reach),
+        _Contested.of(tensor(safe), None, torch.zeros(3).long(), 4, reach),
+    ]
+    assert noise == "gaussian" or len(layers[0].scores) == 3
+    solved = level_at(layers, 0.01, noise)
+
+    def share(level: float) -> float:
+        return sum(by_quadrature(row, level, noise) for row in moved + 2 * safe) / 9
+
+    assert solved["noise"] == pytest.approx(brentq(lambda level: share(level) - 0.01, 0.02, 0.3), rel=2e-5)
+    assert solved["sparse"] == 9
+    heads = [share_of - 0.01 * len(rows) for rows in (moved[:2], [moved[2], safe[0]], safe[1:], safe)
+             for share_of in [sum(by_quadrature(row, solved["noise"], noise) for row in rows)]]  # fmt: skip
+    slope = (share(1.001 * solved["noise"]) - share(0.999 * solved["noise"])) / (0.002 * solved["noise"])
+    assert solved["stderr"] == pytest.approx(math.hypot(*heads) / 9 / slope, rel=1e-2)
+
+
+def test_a_share_that_no_noise_reaches_has_no_level() -> None:
+    rows = _Contested.of(tensor([[20.0, 1.0]]), None, torch.tensor([0]), 1, math.sqrt(3) * 0.3)
+    assert math.isnan(level_at([rows], 0.01, "uniform")["noise"])
+    assert level_at([], 0.01, "uniform")["sparse"] == 0
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 9))
+def test_roots_of_rising_functions(root: float, power: int) -> None:
+    """Flat at first, then steep: what a share of rows looks like."""
+    found = rising_root(lambda x: max(x - root / 2, 0.0) ** power - (root / 2) ** power, 0.0, 1.0, -((root / 2) ** power))
+    assert found == pytest.approx(root, rel=1e-4)

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.models import COMMON, WIDE, built, opened_smollm2, sample_of, some_tokens
+from helpers.models import COMMON, GROUPED, WIDE, built, opened_smollm2, sample_of, some_tokens
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.experiments.on_model import findings_of
 from normscope.measures.base import Measure, Subject, joined, measure_all
 from normscope.measures.collapse import Collapse
 from normscope.measures.collapse_probability import collapse_margin
-from normscope.measures.noise import Disturbance, Noise, disturbances, noise_table, norm_noise
+from normscope.measures.noise import Disturbance, Noise, disturbances, noise_table, norm_noise, shared_heads
 from normscope.measures.sample import SAMPLE_TOKENS, sample_text
 from normscope.measures.sparsity import Sparsity
 from normscope.measures.spread import Spread, spread_rows, weighted_quantiles
@@ -319,6 +319,74 @@ def test_standard_errors_are_those_of_other_examples() -> None:
         assert row[f"{name}_stderr"] == pytest.approx(float((sums[drawn].sum(1) / counts).std()), rel=0.3)
 
 
+@cache
+def sharing() -> Model:
+    """Four query heads on two KV heads, with attention that is not uniform."""
+    return open_model(built("LlamaConfig", {**GROUPED, "max_position_embeddings": 64}))
+
+
+def test_heads_that_share_keys_share_their_noise() -> None:
+    """Against plain torch, which multiplies the keys of a KV head before they are repeated for its queries."""
+    view, sample = sharing(), sample_of(some_tokens())
+    for step in captured(view, sample):
+        shared = view.heads // view.kv_heads
+        assert shared_heads(step.k) == shared == 2
+        made = disturbed(step, Disturbance(0.3, "k"), seed=7)
+        most = math.sqrt(3) * 0.3
+        rows, heads, tokens, _ = step.k.shape
+        kappa = torch.empty(rows, heads // shared, tokens).uniform_(-most, most, generator=seeded(7))
+        keys = step.k[:, ::shared] * (1 + kappa)[..., None]
+        scores = (step.q @ torch.repeat_interleave(keys, shared, 1).mT * step.scale).masked_fill(~step.mask, -math.inf)
+        assert torch.allclose(made, scores.softmax(-1) @ step.v, atol=1e-6)
+
+
+def test_errors_of_few_rows_are_those_of_other_noise_and_other_tokens() -> None:
+    """Against many draws by hand: the mean of a few draws is as far from that of many as the error over draws tells."""
+    view, sample = sharing(), sharing().sample(some_tokens(1, 48), None, 0)
+    noise, wanted = Disturbance(0.3), sample.targets != NOTHING
+
+    def loss(*observers: Observer) -> Tensor:
+        return F.cross_entropy(view.forward(sample, *observers)[wanted], sample.targets[wanted], reduction="none").double()
+
+    clean = loss()
+    many = torch.stack([loss(norm_noise(noise, "", seeded(i))) - clean for i in range(120)])
+    over_draws = float(many.mean(1).std())
+    means = [noise_table(view, sample, [noise], draws=4, seed=seed).iloc[1] for seed in range(16)]
+    errors = torch.tensor([float(row["loss_change"]) for row in means], dtype=torch.float64) - many.mean()
+    assert float(errors.square().mean().sqrt()) == pytest.approx(over_draws / 2, rel=0.5)
+    over_tokens = float(many.mean(0).std()) / math.sqrt(many.shape[1])
+    typical = float(np.median([row["loss_change_stderr"] for row in means]))
+    assert typical == pytest.approx(math.hypot(over_draws / 2, over_tokens), rel=0.35)
+
+
+def test_noise_is_drawn_until_the_error_is_small_against_the_change() -> None:
+    view = sharing()
+    table = noise_table(view, view.sample(some_tokens(1, 48), None, 0), [Disturbance(0.001), Disturbance(0.5)])
+    assert table["draws"].between(1, 16).all()
+    assert (table["draws"].iloc[1:] >= 4).all()
+    assert noise_table(view_of(PRE), examples(), [Disturbance(0.1)])["draws"].tolist() == [1, 1]  # each of 40 rows has its own
+
+
+def test_the_noise_of_a_share_does_not_depend_on_the_levels_that_are_measured() -> None:
+    coarse, fine = (
+        measured(view_of(PRE), examples(), Collapse(levels))["collapse_level"].iloc[0] for levels in ((0.3,), (0.02, 0.1, 0.11))
+    )
+    assert coarse.equals(fine)
+    exact = measured(view_of(PRE), examples(), Collapse((float(coarse["noise"]),)))["collapse"]
+    whole = exact[exact["layer"].isna()].iloc[0]
+    assert whole["probability"] == pytest.approx(0.01, rel=1e-3)
+    assert whole["sparse"] == coarse["sparse"]
+
+
+def test_few_near_one_hot_rows_give_no_advice() -> None:
+    tables = measured(view_of(PRE), examples(), Collapse())
+    few = {**tables, "collapse_level": tables["collapse_level"].assign(sparse=5)}
+    (card,) = [finding for finding in Collapse().findings(few, {"normalised_heads": ""}) if finding.weight]
+    assert (card.severity, card.advice) == ("ok", "")
+    assert "Only 5 near-one-hot" in card.text
+    assert "4.4 points; from 396 rows" in card.comparison
+
+
 class AllOrNothing(NormscopeModel):
     """Right about every token of the first rows, and about none of the others."""
 
@@ -607,11 +675,15 @@ def test_findings_have_the_numbers_of_the_tables() -> None:
 
 def collapse_rows(head_rows: int, share: float) -> dict[str, pd.DataFrame]:
     """The tables of a model with one head whose near-one-hot rows switch at 10 % noise with a given probability."""
-    rows = [(layer, head, "loose", 0.1, share, 0.0, head_rows) for layer, head in ((None, None), (0, None), (0, 0))]
+    places = ((None, None, 500), (0, None, 500), (0, 0, head_rows))
+    rows = [(layer, head, "loose", 0.1, share, 0.0, count) for layer, head, count in places]
     columns = ["layer", "head", "definition", "noise", "probability", "stderr", "sparse"]
     margins = {"layer": [0], "head": [0], "margin": [0.16], "median_margin": [0.2], "sparse": [head_rows]}
     types = {"layer": "Int64", "head": "Int64"}
-    return {"collapse": pd.DataFrame(rows, columns=columns).astype(types), "margins": pd.DataFrame(margins).astype(types)}
+    noise = 0.1 * 0.01 / share if share > 0.01 else math.nan
+    level = pd.DataFrame([{"share": 0.01, "noise": noise, "stderr": 0.003, "sparse": 500, "highest": 0.3}])
+    made = {"collapse": pd.DataFrame(rows, columns=columns), "margins": pd.DataFrame(margins)}
+    return {"collapse_level": level} | {name: table.astype(types) for name, table in made.items()}
 
 
 @pytest.mark.parametrize(
@@ -680,7 +752,7 @@ def test_a_model_that_predicts_nothing_has_everything_but_noise(name: str) -> No
 def test_smollm2_loses_predictions_to_noise() -> None:
     view = opened_smollm2()
     sample = view.sample(sample_text(), 128, 0)
-    table = noise_table(view, sample, [Disturbance(0.003), Disturbance(0.3), Disturbance(0.3, where="sparse")])
+    table = noise_table(view, sample, [Disturbance(0.003), Disturbance(0.3), Disturbance(0.3, where="sparse")], draws=2)
     clean, small, large, sparse = (row for _, row in table.iterrows())
     assert clean["accuracy"] > 0.25
     assert abs(small["loss_change"]) < 0.05

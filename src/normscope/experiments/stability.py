@@ -34,7 +34,12 @@ if TYPE_CHECKING:
     from normscope.measures.base import Measure
 
 _MEASURES = ("spread", "noise", "collapse", "sparsity")
-_RECORDS = {**{name: name for name in ALWAYS}, **{name: name for name in _MEASURES}, "margins": "margin"}
+_RECORDS = {
+    **{name: name for name in ALWAYS},
+    **{name: name for name in _MEASURES},
+    "margins": "margin",
+    "collapse_level": "collapse level",
+}
 _STRICT_DRAWS = 16  # for each draw of the noise
 _LEVELS = 0.005, 0.3, 25
 
@@ -90,7 +95,9 @@ class Stability(OnModel):
     noise: Annotated[str, one_of("uniform", "gaussian")] = setting(
         "uniform", "Distribution of the noise for collapse: uniform or gaussian."
     )
-    draws: int = setting(1, "Draws of the noise; 16 times as many for strict collapse.", ge=1, le=1000)
+    draws: int | None = setting(
+        None, "Draws of the noise; 16 times as many for strict collapse.", shown="4 to 16, as the errors need", ge=2, le=1000
+    )
 
     @model_validator(mode="after")
     def _has_levels(self) -> "Stability":
@@ -116,7 +123,7 @@ class Stability(OnModel):
         every = (
             Spread(),
             Noise(self.noise_levels, self.layer_noise, self.draws),
-            Collapse(self.levels, self.noise, _STRICT_DRAWS * self.draws),
+            Collapse(self.levels, self.noise, _STRICT_DRAWS * (self.draws or 1)),
             Sparsity(),
         )
         return [measure for measure in every if measure.name in (self.measures or _MEASURES)]

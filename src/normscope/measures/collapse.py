@@ -1,9 +1,9 @@
 """Collapse: how likely noise on key norms makes a near-one-hot attention row switch to another key."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -14,7 +14,7 @@ from torch import Tensor
 from normscope.errors import require_known
 from normscope.measures.base import LAYER, LayerAttention, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.collapse_probability import NOISES, collapse_margin, collapse_probability, sampled_collapse
-from normscope.measures.curves import at_noise, columns, percent, statistic, two_digits
+from normscope.measures.curves import at_noise, columns, percent, share_text, statistic, two_digits
 from normscope.measures.head_rows import with_totals
 from normscope.models import Softmax
 from normscope.results.conventions import FEWEST_ROWS, NEAR_ONE_HOT, NOISE
@@ -26,6 +26,10 @@ from normscope.results.tables import banded, floats, head_map, plain_rows, spans
 Row = dict[str, Any]
 _PUBLISHED = 0.01, 0.11  # share of the rows that switch in the published Pre-LN model, and the RMS noise at which they do
 _FRAGILE = 0.03  # RMS noise: a model that loses the published share at less is fragile
+_FEWEST = math.ceil(4 * (1 - _PUBLISHED[0]) / _PUBLISHED[0])  # rows from which the standard error of that share is half of it
+_HIGHEST = 0.3  # RMS noise up to which the level of the published share is solved for
+_PRECISION = 1e-5  # of that level, relative
+_SLOPE = 0.01  # of the level: the step of its derivative
 _HEAD_LOSS = 0.01  # share of a head's rows at NOISE from which it is named
 _NAMED = 5
 _NAMED_LAYERS = 8  # more layers than these share one name in a legend
@@ -53,6 +57,7 @@ class _Observer(PassObserver):
         self.generator = torch.Generator(subject.sample.tokens.device).manual_seed(subject.seed)
         self.collapse: list[Row] = []
         self.margins: list[Row] = []
+        self.contested: list[_Contested] = []
 
     def attention(self, attention: LayerAttention) -> None:
         """Exact probabilities of the loose definition, drawn ones of the strict, and the margins."""
@@ -63,6 +68,8 @@ class _Observer(PassObserver):
         if self.disturbed and len(scores):
             probability = collapse_probability(scores, levels, self.measure.noise, softmax.shift)
             margins = collapse_margin(scores, softmax.shift)
+            reach = math.sqrt(3) * _HIGHEST if self.measure.noise == "uniform" else math.inf
+            self.contested.append(_Contested.of(scores, softmax.shift, of_head, heads, reach))
         every = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
         self._add_probabilities(attention.layer, "loose", probability, of_head, every, heads)
         self._add_margins(attention.layer, margins, of_head, heads)
@@ -129,7 +136,10 @@ class _Observer(PassObserver):
 
     def tables(self) -> Tables:
         """With the rows of the whole model."""
-        return with_totals({"collapse": self.collapse and self.collapse + self._whole_model(), "margins": self.margins})
+        solved = {"share": _PUBLISHED[0], **level_at(self.contested, _PUBLISHED[0], self.measure.noise)}
+        level = {"collapse_level": pd.DataFrame([solved]).astype({"noise": float, "stderr": float})} if self.collapse else {}
+        rows = {"collapse": self.collapse and self.collapse + self._whole_model(), "margins": self.margins}
+        return with_totals(rows) | level
 
     def _whole_model(self) -> list[Row]:
         """The layers together, each weighted by the number of its near-one-hot rows."""
@@ -143,6 +153,96 @@ class _Observer(PassObserver):
             error = math.hypot(*(row["sparse"] * row["stderr"] for row in parts)) / max(count, 1)
             rows.append(_probability(None, None, level, definition, mean, error, count))
         return rows
+
+
+@dataclass(frozen=True)
+class _Contested:
+    """The near-one-hot rows of a layer that noise can make switch, with the keys that can overtake alone.
+
+    Attributes:
+        scores: raw scores, −inf where a key cannot overtake.
+        shift: their bias, if there is one.
+        of_head: the head of every row.
+        counts: near-one-hot rows of every head, those that cannot switch included.
+    """
+
+    scores: Float[Tensor, "contested keys"]
+    shift: Float[Tensor, "contested keys"] | None
+    of_head: Int[Tensor, " contested"]
+    counts: Int[Tensor, " heads"]
+
+    @classmethod
+    def of(cls, scores: Tensor, shift: Tensor | None, of_head: Tensor, heads: int, reach: float) -> "_Contested":
+        """The rows and keys with (w_{t*} − w_t) < reach · (|w_{t*}| + |w_t|), biases added to the difference."""
+        total = scores if shift is None else scores + shift
+        best, place = total.max(1, keepdim=True)
+        size = scores.abs().masked_fill(scores == -torch.inf, 0.0)
+        able = (best - total < reach * (size.gather(1, place) + size)) & scores.isfinite()
+        able.scatter_(1, place, True)
+        contested = able.sum(1) > 1
+        most = int(able[contested].sum(1).max()) if bool(contested.any()) else 1
+        total, keys = total[contested].masked_fill(~able[contested], -torch.inf).topk(most, 1)
+        kept = scores[contested].gather(1, keys).masked_fill(total == -torch.inf, -torch.inf)
+        of_keys = None if shift is None else shift.expand_as(scores)[contested].gather(1, keys).cpu()
+        return cls(kept.cpu(), of_keys, of_head[contested].cpu(), torch.bincount(of_head, minlength=heads).cpu())
+
+    def lost(self, level: float, noise: str) -> Float[Tensor, " heads"]:
+        """How many rows of every head are expected to switch."""
+        probability = collapse_probability(self.scores, [level], noise, self.shift)[0].double()
+        return torch.zeros(len(self.counts), dtype=torch.float64).index_add_(0, self.of_head, probability)
+
+
+def level_at(layers: Sequence[_Contested], share: float, noise: str) -> Row:
+    """The RMS noise at which so many of all near-one-hot rows switch key, solved on the exact curve.
+
+    Returns:
+        ``noise``, NaN if fewer switch at the highest level; its ``stderr``, from the differences between heads, since rows of
+        one head share their keys; ``sparse``, the number of rows; ``highest``.
+    """
+    counts = torch.cat([layer.counts for layer in layers]) if layers else torch.zeros(0)
+    total = int(counts.sum())
+    row = {"noise": math.nan, "stderr": math.nan, "sparse": total, "highest": _HIGHEST}
+    if not total:
+        return row
+
+    def lost(level: float) -> Tensor:
+        return torch.cat([layer.lost(level, noise) for layer in layers])
+
+    def above(level: float) -> float:
+        return float(lost(level).sum()) / total - share
+
+    level = rising_root(above, 0.0, _HIGHEST, -share)
+    if level is None:
+        return row
+    by_head, width = lost(level), _SLOPE * level
+    slope = (above(level + width) - above(level - width)) / (2 * width)
+    error = float((by_head - share * counts).square().sum().sqrt()) / total
+    return {**row, "noise": level, "stderr": error / slope if slope > 0 else math.nan}
+
+
+def rising_root(f: Callable[[float], float], low: float, high: float, f_low: float) -> float | None:
+    """Where a rising function with f(low) = f_low < 0 is 0, to a relative 1e-5; None if it is below 0 at ``high``.
+
+    False position, with the value of an end that stays halved (Illinois).
+    """
+    f_high = f(high)
+    if f_high < 0:
+        return None
+    kept = 0
+    while high - low > _PRECISION * high and f_high != 0:
+        middle = (low * f_high - high * f_low) / (f_high - f_low)
+        margin = _PRECISION * high / 4  # an end that never moves would leave the interval wide
+        middle = min(max(middle, low + margin), high - margin)
+        value = f(middle)
+        if value >= 0:
+            high, f_high = middle, value
+            f_low = f_low / 2 if kept == 1 else f_low
+            kept = 1
+        else:
+            low, f_low = middle, value
+            f_high = f_high / 2 if kept == -1 else f_high
+            kept = -1
+    return high
 
 
 def _drawn_errors(shares: Float[Tensor, "levels drawn"], draws: int, count: int) -> Float[Tensor, " levels"]:
@@ -260,12 +360,14 @@ class Collapse(Measure):
             )  # fmt: skip
             return
         heads = _fragile_heads(loose, tables)
-        yield _verdict(whole, heads)
+        solved = table_of(tables, "collapse_level")
+        if solved is not None:
+            yield _verdict(whole, heads, plain_rows(solved)[0])
         if heads:
             level = heads[0]["noise"]
             listed = "; ".join(
-                f"layer {row['layer']} head {row['head']}: {percent(row['probability'])} of {row['sparse']:,} rows "
-                f"(possible from ±{percent(row['margin'])})"
+                f"layer {row['layer']} head {row['head']}: {share_text(row['probability'], row['sparse'])} of "
+                f"{row['sparse']:,} rows (possible from ±{two_digits(100 * row['margin'])} %)"
                 for row in heads[:_NAMED]
             )
             yield Finding(
@@ -336,23 +438,35 @@ def _fragile_heads(loose: list[Row], tables: Mapping[str, pd.DataFrame]) -> list
     return sorted(fragile, key=lambda row: -float(row["probability"] * row["sparse"]))
 
 
-def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
+def _verdict(whole: list[Row], heads: list[Row], solved: Row) -> Finding:
+    """How much noise makes the published share of the rows switch, if there are enough rows to tell."""
     share, published = _PUBLISHED
-    last = whole[-1]
-    reached = _level_at([row["noise"] for row in whole], [row["probability"] for row in whole], share)
-    here = f"here they do at {percent(reached)}" if reached is not None else "here fewer do at all levels measured"
+    last, count, reached = whole[-1], solved["sparse"], solved["noise"]
+    rows = f"{count:,} near-one-hot attention rows"
+    if count < _FEWEST:
+        return Finding(
+            f"Only {rows} were read: too few to tell what share of them noise makes switch to another key.",
+            "collapse", "Too little near-one-hot attention to judge", "ok", float(count),
+            f"A share of {percent(share)} of {count:,} rows has a standard error of "
+            f"{two_digits(100 * math.sqrt(share * (1 - share) / count))} points; from {_FEWEST} rows on it is at most half of "
+            "the share.", weight=60,
+        )  # fmt: skip
+    if reached is None:
+        here = f"here fewer do at {percent(solved['highest'])}"
+    else:
+        error = "" if solved["stderr"] is None else f" ± {two_digits(100 * solved['stderr'])}"
+        here = f"here {count:,} rows do at {two_digits(100 * reached)}{error} %"
     comparison = f"Published Pre-LN model: {percent(share)} switch at {percent(published)} RMS noise; {here}."
-    count = f"{last['sparse']:,} near-one-hot attention rows"
     if reached is None or reached >= published:
         return Finding(
-            f"{percent(last['probability'])} of {count} switch to another key at {percent(last['noise'])} RMS noise on the "
-            "norms of keys.",
+            f"{share_text(last['probability'], count)} of {rows} switch to another key at {percent(last['noise'])} RMS noise "
+            "on the norms of keys.",
             "collapse", "Near-one-hot attention is robust", "ok", last["probability"], comparison, weight=60,
         )  # fmt: skip
     named = ", ".join(f"layer {row['layer']} head {row['head']}" for row in heads[:_NAMED])
     return Finding(
-        f"{percent(share)} of {count} switch to another key at {percent(reached)} RMS noise on the norms of keys, and "
-        f"{percent(last['probability'])} at {percent(last['noise'])}.",
+        f"{percent(share)} of {rows} switch to another key at {two_digits(100 * reached)} % RMS noise on the norms of keys, "
+        f"and {share_text(last['probability'], count)} at {percent(last['noise'])}.",
         "collapse",
         "Near-one-hot attention is fragile",
         "warning" if reached < _FRAGILE else "notice",
@@ -361,14 +475,6 @@ def _verdict(whole: list[Row], heads: list[Row]) -> Finding:
         f"QK-Norm removes this in a new model; quantising this one, keep the keys{f' of {named}' * bool(named)} precise.",
         weight=60,
     )
-
-
-def _level_at(levels: list[float], shares: list[float], share: float) -> float | None:
-    """The noise at which a rising share is reached, on the line between two levels; None if it is not reached."""
-    for (low, before), (high, after) in pairwise(zip([0.0, *levels], [0.0, *shares], strict=True)):
-        if before < share <= after:
-            return low + (high - low) * (share - before) / (after - before)
-    return None
 
 
 def _chart(table: pd.DataFrame, settings: str) -> Chart:

@@ -1,5 +1,6 @@
 """Curves of tables and the one number that stands for each: what quantities are made of."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -63,6 +64,15 @@ def statistic(name: str) -> Callable[[Frame], float]:
 def two_digits(value: float) -> str:
     """A number with two significant digits: ``0.12``, ``9.8``, ``100``."""
     return f"{float(f'{value:.2g}'):g}"
+
+
+def share_text(share: float, count: int) -> str:
+    """A share of so many with its standard error √(p(1 − p)/n), both rounded to what the error allows: ``12 ± 3 %``."""
+    error = 100 * math.sqrt(share * (1 - share) / count)
+    if not error:
+        return percent(share)
+    digits = max(0, -math.floor(math.log10(error)))
+    return f"{100 * share:.{digits}f} ± {error:.{digits}f} %"
 
 
 def percent(value: float, sign: str = "") -> str:

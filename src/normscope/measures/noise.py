@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.measures.base import Advance, Measure, Subject, Tables
 from normscope.measures.curves import percent
-from normscope.measures.predictions import predicted_scores, score_means
+from normscope.measures.predictions import FEWEST_ROWS, independent_rows, predicted_scores, score_means, standard_errors
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT, NOISE
 from normscope.results.figures import Chart, Figure, Line
@@ -25,6 +26,8 @@ from normscope.results.tables import banded, floats, plain_rows, spans_decades, 
 PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")
 _CLEAR = 2.0  # standard errors
+_FEWEST_DRAWS, _MOST_DRAWS = 4, 16  # of the noise, without a number of draws
+_TARGET = 0.2  # of a change in loss: the error over draws at which no more are drawn
 _NAMED = 5
 _PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-LN model
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
@@ -50,6 +53,7 @@ class Disturbance:
 def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Generator) -> Observer:
     """An observer of attention that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
 
+    A key has one norm, whichever queries read it: heads that share keys and values share their factors.
     A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
     are left unchanged: a model with QKV-Norm is not perturbed at all.
     """
@@ -62,9 +66,10 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
         def perturbed(part: str, x: Tensor) -> Tensor:
             if part not in parts:
                 return x
-            most = math.sqrt(3) * disturbance.level
-            kappa = torch.empty(x.shape[:-1], device=generator.device).uniform_(-most, most, generator=generator)
-            return x * (1 + kappa.to(x)[..., None])
+            most, shared = math.sqrt(3) * disturbance.level, 1 if part == "q" else shared_heads(step.k)
+            shape = (x.shape[0], x.shape[1] // shared, x.shape[2])
+            kappa = torch.empty(shape, device=generator.device).uniform_(-most, most, generator=generator)
+            return x * (1 + kappa.to(x).repeat_interleave(shared, 1)[..., None])
 
         q, k, v = (perturbed(part, x) for part, x in (("q", step.q), ("k", step.k), ("m", step.v)))
         mixed = step.weights(q, k) @ v
@@ -78,6 +83,16 @@ def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Gener
     return Observer(attention=observe)
 
 
+def shared_heads(x: Float[Tensor, "rows heads tokens head"]) -> int:
+    """How many heads in a row have the same keys, to the bit: one KV head, repeated for its queries."""
+    heads = x.shape[1]
+    first = next((head for head in range(1, heads) if not torch.equal(x[:, head], x[:, 0])), heads)
+    if heads % first:
+        return 1
+    groups = x.reshape(len(x), -1, first, *x.shape[2:])
+    return first if bool((groups == groups[:, :, :1]).all()) else 1
+
+
 def disturbances(levels: Sequence[float], layer_levels: Sequence[float], layers: Iterable[int]) -> list[Disturbance]:
     """All places and parts at every level, then each of some layers alone."""
     everywhere = [Disturbance(level, parts, where) for parts in PARTS for where in PLACES for level in levels]
@@ -89,26 +104,46 @@ def noise_table(
     model: Model,
     sample: Sample,
     planned: Sequence[Disturbance],
-    draws: int = 1,
+    draws: int | None = None,
     seed: int = 0,
     advance: Advance = lambda done: None,
 ) -> pd.DataFrame:
     """Accuracy and loss of the clean model and under every disturbance, with standard errors, a row for each.
 
-    Changes are against the clean model, token by token, so their errors are smaller than those of the values. The same seed
-    gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many disturbances are done.
+    Changes are against the clean model, token by token, so their errors are smaller than those of the values. Tokens of a row
+    read the same noisy keys, so their changes are not independent: with fewer rows than ``FEWEST_ROWS`` the errors are those
+    over draws and over tokens together, and without a number of ``draws`` there are so many that the first is small
+    (``_enough``). The same seed gives a disturbance the same noise at every level, up to its size. ``advance`` takes how many
+    disturbances are done.
     """
     check_predicts(model, sample)
     clean = predicted_scores(model, sample)
-    rows = [_row(Disturbance(0.0), clean, clean, sample)]
+    rows = [_row(Disturbance(0.0), clean[None], clean, sample)]
     for done, disturbance in enumerate(planned, 1):
-        totals = torch.zeros_like(clean)
-        for draw in range(draws):
-            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", draw))
-            totals += predicted_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator))
-        rows.append(_row(disturbance, totals / draws, clean, sample))
+        drawn: list[Tensor] = []
+        while not _enough(drawn, clean, sample, draws):
+            generator = torch.Generator(sample.tokens.device).manual_seed(stream_seed(seed, "noise", len(drawn)))
+            drawn.append(predicted_scores(model, sample, norm_noise(disturbance, model.normalised_heads, generator)))
+        rows.append(_row(disturbance, torch.stack(drawn), clean, sample))
         advance(done)
     return pd.DataFrame(rows).astype({"layer": "Int64"})
+
+
+def _enough(drawn: list[Tensor], clean: Tensor, sample: Sample, draws: int | None) -> bool:
+    """Whether so many draws have been taken; without a number, whether more of them would not help.
+
+    One draw where errors are taken over rows, each of which has noise of its own. Else ``_FEWEST_DRAWS``, then until the
+    error over draws of the change in loss is at most ``_TARGET`` of that change, or of the error over tokens, which draws do
+    not reduce; at most ``_MOST_DRAWS``.
+    """
+    if draws is not None or independent_rows(sample):
+        return len(drawn) >= (draws or 1)
+    if len(drawn) < _FEWEST_DRAWS:
+        return False
+    changes = (torch.stack(drawn) - clean)[:, 1]
+    over_draws, over_tokens = standard_errors(changes, sample)
+    target = _TARGET * max(abs(float(changes.mean())), over_tokens)
+    return len(drawn) >= _MOST_DRAWS or not over_draws > target
 
 
 def check_predicts(model: Model, sample: Sample) -> None:
@@ -117,14 +152,16 @@ def check_predicts(model: Model, sample: Sample) -> None:
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 
-def _row(disturbance: Disturbance, found: Tensor, clean: Tensor, sample: Sample) -> dict[str, Any]:
+def _row(
+    disturbance: Disturbance, drawn: Float[Tensor, "draws 2 predicted"], clean: Float[Tensor, "2 predicted"], sample: Sample
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "perturbed": ",".join(disturbance.parts),
         "where": disturbance.where,
         "layer": disturbance.layer,
         "noise": disturbance.level,
     }
-    return row | score_means(found, clean, sample) | {"tokens": found.shape[1]}
+    return row | score_means(drawn, clean, sample) | {"tokens": clean.shape[1], "draws": len(drawn)}
 
 
 @dataclass(frozen=True)
@@ -134,18 +171,21 @@ class Noise(Measure):
     Attributes:
         noise_levels: RMS noise in all layers at once.
         layer_noise: RMS noise in one layer at a time.
-        draws: of the noise; their mean is taken.
+        draws: of the noise, whose mean is taken; None for as many as the errors need.
     """
 
     noise_levels: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
     layer_noise: tuple[float, ...] = (NOISE,)
-    draws: int = 1
+    draws: int | None = None
 
     name: ClassVar[str] = "noise"
     title: ClassVar[str] = "Sensitivity to noise"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "predictions"})
     asks: ClassVar[tuple[str, ...]] = ("sample", "seed")
-    passes: ClassVar[str] = "1 + draws × (6 × levels + layers × levels of one layer)"
+    passes: ClassVar[str] = (
+        f"1 + draws × (6 × levels + layers × levels of one layer); {_FEWEST_DRAWS} to {_MOST_DRAWS} draws, "
+        f"1 with {FEWEST_ROWS} rows or more"
+    )
 
     def planned(self, model: Model) -> list[Disturbance]:
         """All disturbances of a model."""
@@ -221,7 +261,8 @@ class Noise(Measure):
             "The norms of queries q, keys k and value outputs m are multiplied by 1 + κ with random κ of the "
             f"given RMS: in all attention rows, only in near-one-hot ones (sparse: largest weight at least {NEAR_ONE_HOT}), or "
             f"only in diffuse ones (below {DIFFUSE}). Published for Pre-LN: 1 % RMS noise everywhere costs 10 points of "
-            "accuracy or more. Bands are one standard error.",
+            "accuracy or more. Bands are one standard error, over draws of the noise and over tokens. Heads that share keys "
+            "and values share their noise.",
         )
         return self.page(text, figures)
 
