@@ -83,7 +83,7 @@ def rows_of(mapping: str, model_type: str) -> list[Row]:
 
     began, row = time.perf_counter(), Row(mapping, model_type)
     try:
-        model = tiny_model(model_type, mapping)
+        model: Any = tiny_model(model_type, mapping)
         inputs = tiny_inputs(model)
         cache = {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") else {}
         with torch.no_grad():

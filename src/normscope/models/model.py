@@ -283,6 +283,16 @@ class Model(ABC):
         return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
 
     @property
+    def modality(self) -> str:
+        """What it reads: ``text`` (token ids), ``image`` or ``sound``."""
+        return "text"
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of what it reads besides tokens, for one row, such as (channels, height, width); empty if nothing."""
+        return ()
+
+    @property
     def offers(self) -> frozenset[str]:
         """What can be measured.
 

@@ -234,14 +234,14 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     """A model in memory; one that does not run on a small input is refused."""
     from normscope.models.attention_interface import observable
     from normscope.models.hugging_face import HuggingFaceModel
-    from normscope.models.inputs import call, probe_sample
+    from normscope.models.inputs import probe_sample
 
     zeros = check_finite(name, model)
     tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
     if view.get("example") is None:
-        with library_errors(refused), torch.no_grad(), observable(model):
-            call(model, probe_sample(model))
+        with observable(model):
+            view["example"] = probe_sample(model, refused)
     with quietly():
         opened = HuggingFaceModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros
