@@ -61,8 +61,9 @@ class HuggingFaceModel(Model):
         stream: str | None = None,
         blocks: str | None = None,
         example: "Tensor | Sample | None" = None,
+        processor: Any = None,
     ) -> None:
-        self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, None
+        self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, processor
         with observable(model), in_float32(model):
             probe = Probe(model, stream, blocks, example)
         with ExitStack() as stack:
@@ -90,7 +91,8 @@ class HuggingFaceModel(Model):
         self._reads_tokens, self._probed = probe.reads_tokens, probe.sample
         self._positions = probe.stream.blocks[0].input.shape[1]
         if not self._reads_tokens:
-            self.tokenizer, self.processor = None, self.tokenizer if hasattr(self.tokenizer, "preprocess") else None
+            given, self.tokenizer = self.tokenizer, None
+            self.processor = given if hasattr(given, "preprocess") else self.processor
         self._embedding = self._find_embedding(probe)
         rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
@@ -211,12 +213,17 @@ class HuggingFaceModel(Model):
         if isinstance(x, Sample) or self._reads_tokens:
             return super().batch(x)
         features = features_of(x, self.feature_shape, self.processor).to(self.device)
-        if is_encoder_decoder(self.model) and self.stream == self.streams[-1]:
+        if self._is_decoder:
             known = max(tokens_known(self.model) or 2, 2)
             tokens = 1 + torch.arange(_DECODED, device=self.device) % (known - 1)
         else:
             tokens = torch.arange(self._count_positions(features), device=self.device)
         return replace(Sample.of(tokens.expand(len(features), -1)), features=features)
+
+    @property
+    def _is_decoder(self) -> bool:
+        """Whether the stream is that of the decoder of an encoder-decoder."""
+        return is_encoder_decoder(self.model) and self.stream == self.streams[-1]
 
     def _count_positions(self, features: Tensor) -> int:
         """How many positions the stream has before its first layer."""
@@ -443,7 +450,7 @@ class HuggingFaceModel(Model):
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their numbers without a tokenizer; patches and frames by their place."""
-        if not self._reads_tokens and not is_encoder_decoder(self.model):
+        if not self._reads_tokens and not self._is_decoder:
             return position_names(tokens.tolist(), self._positions, self.feature_shape)
         if self.tokenizer is None:
             return super().words(tokens)

@@ -354,8 +354,8 @@ class Model(ABC):
         """Whether the model gives logits."""
 
     @abstractmethod
-    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
-        """A batch to read: the first ``size`` tokens of a text or of token ids, or ``size`` examples of the model's task."""
+    def sample(self, text: Any, size: int | None, seed: int) -> Sample:
+        """A batch to read: the first ``size`` tokens of a text or of token ids, pictures, or examples of the model's task."""
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their ids where there is no tokenizer."""

@@ -14,7 +14,16 @@ from normscope.errors import InputError, MissingExtraError, did_you_mean
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
 from normscope.machine.memory import require_memory
 from normscope.models.check import check_finite
-from normscope.models.foreign import PICKLES, check_weights, library_errors, model_options, quietly, read_tokenizer
+from normscope.models.foreign import (
+    PICKLES,
+    check_weights,
+    library_errors,
+    model_options,
+    quietly,
+    read_image_processor,
+    read_tokenizer,
+)
+from normscope.models.inputs import accepted, probe_sample
 from normscope.models.model import Model
 from normscope.models.sizes import model_memory
 from normscope.models.tokenizing import is_made_up
@@ -49,7 +58,8 @@ def open_model(
             of a model on the Hugging Face hub, or a model in memory: any ``nn.Module`` with a list of residual blocks, a
             ``transformers.PreTrainedModel``, a ``Transformer`` of normscope, or a ``Model``, which is returned as it is.
         device: where it runs; by default the CPU for a name, and where it is for a model in memory.
-        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none.
+        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none. For a
+            model of images, the image processor.
         trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
             that you can: only for models whose authors you trust.
         stream: which residual stream is viewed, where a model has several, such as ``encoder`` and ``decoder``; by default
@@ -227,6 +237,8 @@ def _from_library(
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:
         tokenizer = read_tokenizer(name, where, config, trust_remote_code, options)
+    if not file and "pixel_values" in accepted(model):
+        view = {**view, "processor": read_image_processor(name, where, options)}
     return _module(name, model.to(device).eval().requires_grad_(False), tokenizer, **view)
 
 
@@ -234,10 +246,9 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     """A model in memory; one that does not run on a small input is refused."""
     from normscope.models.attention_interface import observable
     from normscope.models.hugging_face import HuggingFaceModel
-    from normscope.models.inputs import probe_sample
 
     zeros = check_finite(name, model)
-    tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
+    tokenizer = None if not tokenizer or (not hasattr(tokenizer, "preprocess") and is_made_up(tokenizer)) else tokenizer
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
     if view.get("example") is None:
         with observable(model):

@@ -40,7 +40,8 @@ def features_of(x: Any, shape: tuple[int, ...], processor: Any = None) -> Float[
         processor: the image processor of the ``transformers`` library that belongs to the model; without one, pictures are
             resized to the size of ``shape``, and their pixels are from −1 to 1.
     """
-    if isinstance(x, Tensor | np.ndarray) and (numbers := torch.as_tensor(x)).is_floating_point():
+    if (isinstance(x, Tensor) and x.is_floating_point()) or (isinstance(x, np.ndarray) and x.dtype.kind == "f"):
+        numbers = x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float32)
         rows = numbers if numbers.ndim > len(shape) else numbers[None]
         if rows.ndim != len(shape) + 1 or not len(rows):
             raise InputError(
