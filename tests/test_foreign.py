@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 from helpers.cli import run
-from helpers.models import GPT2, GROUPED, LAYERS, built, near, some_tokens
+from helpers.models import COMMON, GPT2, GROUPED, LAYERS, built, near, some_tokens
 from normscope.cli import main
 from normscope.cli.output import console, echo, print_json, print_table, say
 from normscope.dynamics.starts import read_start
@@ -183,8 +184,15 @@ def test_pickled_weights_are_refused_with_a_way_to_convert_them(folder: Path) ->
     command = str(refused.value).partition("python -c ")[2]
     exec(*shlex.split(command))
     assert near(open_model(folder)(some_tokens()), expected)
-    with pytest.raises(InputError, match="refused on purpose"):
+    with pytest.raises(InputError, match="refused on purpose") as same:
         open_model(folder / "pytorch_model.bin")
+    assert str(same.value).endswith(command)
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match=r"put its config\.json beside it") as alone:
+        open_model(folder / "pytorch_model.bin")
+    weights.unlink()
+    exec(*shlex.split(str(alone.value).partition("python -c ")[2]))
+    assert load_file(weights).keys() == pickled.keys()
     assert not (folder.parent / "ran").exists()
 
 
@@ -311,3 +319,25 @@ def test_a_bug_of_ours_is_a_traceback_of_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("normscope.schemes.find_scheme", lambda name: {}["a bug"])
     with pytest.raises(KeyError, match="a bug"):
         main(["schemes", "pre"])
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path, pickled: bool) -> None:
+    """The configuration names a masked language model, and the file has its encoder alone."""
+    whole = built("BertConfig", COMMON, "AutoModelForMaskedLM")
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    encoder = {name: tensor.clone() for name, tensor in whole.state_dict().items() if name.startswith("bert.")}
+    if pickled:
+        torch.save(encoder, tmp_path / "pytorch_model.bin")
+        with pytest.raises(InputError, match="refused on purpose") as refused:
+            open_model(tmp_path)
+        exec(*shlex.split(str(refused.value).partition("python -c ")[2]))
+    else:
+        save_file(encoder, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.warns(UserWarning, match="opened without its head") if not pickled else nullcontext():
+        view = open_model(tmp_path)
+    assert not view.predicts
+    with torch.no_grad():
+        expected = whole.bert(some_tokens()).last_hidden_state
+    assert near(view(some_tokens()), expected)

@@ -454,9 +454,15 @@ def test_an_encoder_decoder_has_two_streams_and_cross_attention(tmp_path: Path) 
         assert view.scheme is not None
         assert view.scheme.name == "pre"
         _ = [hook.remove() for hook in hooks]
-    with view.capture("cross_out", "resid_mid") as captured:
+    with view.capture("cross_out", "resid_mid", "cross_pattern", "pattern") as captured:
         view(sample)
     assert captured["cross_out", 1].shape == captured["resid_mid", 1].shape
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        plain = model(input_ids=sample.tokens, decoder_input_ids=sample.tokens, output_attentions=True)
+    for layer in range(2):
+        assert near(captured["cross_pattern", layer], plain.cross_attentions[layer])
+        assert near(captured["pattern", layer], plain.decoder_attentions[layer])
     with pytest.raises(InputError, match="stream='decodr': the model has encoder, decoder; did you mean 'decoder'"):
         open_model(model, stream="decodr")
     sizes: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 8, "readout": (8,), "frequencies": 4}

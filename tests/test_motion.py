@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.models import FAMILIES, OWN, random_normscope_model, sample_of, some_tokens, untouched
+from helpers.models import FAMILIES, OWN, WIDE, built, random_normscope_model, sample_of, some_tokens, untouched
 from normscope.core.norms import SphereNorm, degrees_between, length, mean_cosine, unit, visible_part
 from normscope.measures.base import Subject, Tables, joined, measure_all
 from normscope.measures.clustering import Clustering, token_rank
 from normscope.measures.growth import Growth
 from normscope.measures.replay import replay_table, replayed_speeds, replayed_turns
-from normscope.measures.rotation import Rotation
-from normscope.measures.speed import Speed, effective_speed
+from normscope.measures.rotation import Rotation, updates_alike
+from normscope.measures.speed import Speed, effective_speed, theory_factors
 from normscope.measures.states import norm_kind
 from normscope.models import Model, Observer, Sample, SublayerStep, open_model
 from normscope.models.hugging_face import HuggingFaceModel
@@ -232,3 +232,40 @@ def test_a_model_whose_layers_differ_has_theory_for_each() -> None:
     assert found["theory"][0] == writes["theory"][0]
     assert math.isnan(found["theory"][1])
     assert list(found["speed"]) == list(writes["speed"])
+
+
+def test_the_difference_between_measured_damping_and_theory_has_two_factors() -> None:
+    """Of single tokens, exactly: the part of the update along the token, and the direction that gains give it."""
+    drawn = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        x, A, gain = (torch.randn(1, 16, generator=drawn, dtype=torch.float64) for _ in range(3))
+        update = gain.exp() * SphereNorm()(A + x) * 3  # the gains of an output norm, on what is not perpendicular to x
+        radial, direction = theory_factors(x, A + x, update)
+        theory = float(length(x) * length(A + x) / length(update))
+        measured = float(effective_speed(x, x + update, A + x))
+        assert measured == pytest.approx(theory * radial * direction, rel=1e-9)
+        assert theory_factors(x, A, 2 * A)[1] == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("varied", [False, True])
+def test_gains_of_an_output_norm_change_damping_only_where_they_differ(varied: bool) -> None:
+    model = built("Gemma2Config", WIDE)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            gain = layer.post_attention_layernorm.weight  # Gemma multiplies by 1 + weight
+            gain.copy_(torch.linspace(-1, 8, len(gain)) if varied else torch.full_like(gain, 2.0))
+    view = open_model(model)
+    writes = measure_all(Subject(view, sample_of(some_tokens())), [Speed()])["speed"]["writes"]
+    assert bool(((writes["gain_factor"] - 1).abs() > 1e-3).all()) == varied
+    assert writes["radial_factor"].notna().all()
+
+
+def test_schemes_that_update_as_the_model_does_are_not_other_schemes() -> None:
+    for family, alike in (("gemma3", ["peri"]), ("qwen3", ["pre"]), ("llama", ["pre"]), ("granite", [])):
+        view = untouched(family).view
+        assert [name for name in ("post", "pre", "peri", "ngpt", "ln-scaling") if updates_alike(view, NAMED[name])] == alike
+    view = untouched("gemma3").view
+    tables = joined(measure_all(Subject(view, untouched("gemma3").sample), [Growth(), Rotation()]).values())
+    finding = next(f for f in Rotation().findings(tables, {"layers": view.layers}) if "Replaying" in f.text)
+    assert "Pre-LN" in finding.text
+    assert "Peri-LN" not in finding.text

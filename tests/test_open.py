@@ -1,6 +1,7 @@
 """Models that are already in memory."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from helpers.models import COMMON, FAMILIES, GROUPED, built, near, some_tokens, 
 from normscope.errors import InputError
 from normscope.measures.base import Subject, measure_all
 from normscope.measures.interference import Interference
-from normscope.models import Observer, Sample, open_model
+from normscope.models import Observer, Sample, loading, open_model
 from normscope.schemes import NAMED
 from normscope.transformer import Transformer, TransformerConfig, load_model
 
@@ -58,9 +59,12 @@ def test_a_scheme_that_changes_with_depth_is_one_for_each_layer() -> None:
     assert "layer 0: mix (first stage); layers 1–3: pre" in repr(model)
 
 
-@pytest.mark.parametrize("thing", [nn.Linear(2, 2), nn.Identity()])
-def test_what_is_no_model_is_refused(thing: Any) -> None:
-    with pytest.raises(InputError, match="is not a model"):
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [(nn.Linear(2, 2), "does not run on a small input"), (nn.Identity(), "no blocks")],
+)
+def test_what_is_no_model_is_refused(thing: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         open_model(thing)
 
 
@@ -128,3 +132,52 @@ def test_half_precision_is_measured_in_float32_and_stays_half(dtype: torch.dtype
     changes = [measure_all(Subject(each, sample), [Interference()])["interference"]["interference"] for each in (model, exact)]
     assert np.allclose(changes[0]["change"], changes[1]["change"], atol=0.03)
     assert changes[0][changes[0]["place"] == "after"]["change"].max() < 1e-5
+
+
+@pytest.fixture
+def half_folder(tmp_path: Path) -> Path:
+    plain = built("LlamaConfig", GROUPED).to(torch.bfloat16)
+    plain.save_pretrained(tmp_path / "half", max_shard_size="20KB")
+    return tmp_path / "half"
+
+
+def test_a_name_is_opened_in_the_precision_that_is_asked_for(half_folder: Path) -> None:
+    assert len(list(half_folder.glob("*.safetensors"))) > 1
+    kinds = {dtype: open_model(half_folder, dtype=dtype).dtype for dtype in ("auto", "bfloat16", "float16")}
+    assert kinds == {"auto": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    with pytest.raises(InputError, match="unknown dtype 'int8'; allowed: auto, bfloat16, float16, float32"):
+        open_model(half_folder, dtype="int8")
+    with pytest.raises(InputError, match="a model in memory keeps its precision"):
+        open_model(built("LlamaConfig", GROUPED), dtype="bfloat16")
+    with pytest.raises(InputError, match="runs in float32"):
+        open_model("builtin:addition-small-pre", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("bytes_free", "dtype"), [(90e6, torch.float32), (78e6, torch.bfloat16)])
+def test_what_does_not_fit_in_float32_is_opened_as_stored(
+    half_folder: Path, bytes_free: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, recwarn: Any
+) -> None:
+    monkeypatch.setattr(loading, "available", lambda device: bytes_free)
+    monkeypatch.setattr(loading, "stored_parameters", lambda folder, stored: 4e6)
+    assert open_model(half_folder).dtype == dtype
+    told = [str(warning.message) for warning in recwarn]
+    assert any("it is opened in bfloat16, as stored" in text for text in told) == (dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_weights_that_stay_on_disk_are_measured_like_those_in_memory(half_folder: Path, dtype: str) -> None:
+    whole, offloaded = (open_model(half_folder, device, dtype=dtype) for device in ("cpu", "disk"))
+    whole = whole if dtype == "float32" else open_model(half_folder, dtype="bfloat16")
+    assert all(parameter.is_meta for parameter in offloaded.model.parameters())
+    assert (offloaded.scheme, offloaded.dtype, offloaded.device) == (whole.scheme, whole.dtype, whole.device)
+    sample = Sample.of(some_tokens())
+    assert torch.equal(offloaded.forward(sample), whole.forward(sample))
+    assert torch.equal(offloaded.projections(1).W_O, whole.projections(1).W_O)
+    assert torch.equal(offloaded.embeddings, whole.embeddings)
+    assert [norm.kind for norm in offloaded.norms] == [norm.kind for norm in whole.norms]
+    assert offloaded.checksum == whole.checksum
+    changes = [
+        measure_all(Subject(each, sample), [Interference()])["interference"]["interference"] for each in (whole, offloaded)
+    ]
+    assert changes[0].equals(changes[1])
+    assert all(parameter.is_meta for parameter in offloaded.model.parameters())

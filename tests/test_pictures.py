@@ -76,7 +76,7 @@ def test_files_images_and_arrays_are_the_same_picture(tmp_path: Path) -> None:
     for other in features:
         assert other is not None
         assert torch.equal(other, features[0])  # type: ignore[arg-type]
-    plain = torch.from_numpy(np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC))).float().permute(2, 0, 1)
+    plain = torch.tensor(np.asarray(picture.resize((32, 32), Image.Resampling.BICUBIC))).float().permute(2, 0, 1)
     assert torch.allclose(features[0], 2 * plain[None] / 255 - 1, atol=1e-6)  # type: ignore[arg-type]
 
 

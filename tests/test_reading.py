@@ -1,9 +1,10 @@
-"""What a model reads: special tokens as its files state them, token ids instead of text, unknown tokens, the clean loss."""
+"""What a model reads: special tokens as its files state them, token ids instead of text, the clean loss, the first token."""
 
 import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers as library
@@ -14,6 +15,8 @@ from helpers.gguf_files import write_llama
 from helpers.models import COMMON, GROUPED
 from normscope.errors import InputError
 from normscope.machine.files import read_token_ids
+from normscope.measures.base import Subject, measure_all
+from normscope.measures.first_token import FirstToken
 from normscope.measures.reading import unigram_loss
 from normscope.models import NOTHING, Sample, open_model
 
@@ -142,3 +145,24 @@ def test_a_tokenizer_of_special_tokens_alone_is_none(tmp_path: Path) -> None:
     assert open_model(tmp_path).tokenizer is None
     made_up = library.AutoTokenizer.from_pretrained(tmp_path)
     assert open_model(library.BertForMaskedLM(library.BertConfig(**COMMON)), tokenizer=made_up).tokenizer is None
+
+
+def test_attention_to_the_first_token_is_that_of_plain_attention_weights() -> None:
+    model, ids = llama(), torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in model.model.layers:  # weights that look at something
+            layer.self_attn.q_proj.weight *= 20
+        model.set_attn_implementation("eager")
+        plain = model(ids, output_attentions=True).attentions
+    view = open_model(model)
+    table = measure_all(Subject(view, view.sample(ids, None, 0)), [FirstToken()])["first_token"]["first_token"]
+    for row in table.itertuples():
+        assert row.first == pytest.approx(float(plain[row.layer][:, row.head, 1:, 0].mean()), rel=1e-4)
+        assert row.uniform == pytest.approx(sum(1 / (i + 1) for i in range(1, 24)) / 23)
+
+
+@pytest.mark.parametrize(("first", "sink"), [([0.8, 0.5, 0.1, 0.0], True), ([0.2, 0.1, 0.05, 0.29], False)])
+def test_the_first_token_is_called_a_sink_where_heads_rest_on_it(first: list[float], sink: bool) -> None:
+    table = pd.DataFrame({"layer": 0, "head": range(4), "first": first, "uniform": 0.1})
+    (finding,) = FirstToken().findings({"first_token": table}, {})
+    assert ("no attention sink" not in finding.text) == sink

@@ -249,7 +249,7 @@ def test_the_journey_is_listed_from_the_embeddings_to_the_last_layer() -> None:
     assert [row[listed.columns.index("rank of target")] for row in listed.rows][-4:] == ["4,000", "1", "1", "1"]
     assert listed.rows[0][listed.columns.index("rotation")] == "–"
     moved, reached = Journey().findings(content, {"sentence": "To kill"})
-    assert "is nearest to the embedding of ␣one before layer 0 and of ␣stone after" in moved.text
+    assert "embedding of ␣one before layer 0; after the last layer the model predicts ␣stone (probability" in moved.text
     assert "from layer 5 on" in reached.text
 
 

@@ -127,8 +127,10 @@ class Audit(OnModel):
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
-        tables |= skipped_table(reasons, tables)
-        return self.measured_result(subject, measures, {**block_table(subject.model), **tables}, started, {})
+        tables |= skipped_table(subject.model, reasons, tables)
+        return self.measured_result(
+            subject, measures, {**block_table(subject.model, tables.get("updates")), **tables}, started, {}
+        )
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole, without the cache."""
@@ -154,13 +156,12 @@ class Audit(OnModel):
         from normscope.measures.reading import reading_facts
 
         about = result.configuration
-        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
         facts = [
             ("scheme", str(about["scheme"] or about.get("schemes", "unknown"))),
             ("layers", str(about["layers"])),
-            ("heads", f"{about['heads']}{shared}"),
+            *(("heads", heads) for heads in _heads(about)),
             ("width", str(about["dim"])),
-            ("tokens read", f"{about['tokens']:,}"),
+            (f"{about.get('reads', 'tokens')} read", f"{about['tokens']:,}"),
             *reading_facts(result.tables),
         ]
         if left_out(result.tables):
@@ -191,6 +192,16 @@ class Audit(OnModel):
         skipped = tuple(not_measured(result))
         if skipped:
             yield Section("What was not measured", skipped, name="skipped")
+
+
+def _heads(about: Mapping[str, Any]) -> Iterator[str]:
+    """How many heads a model has, and in which layers if not in all; nothing for a model without attention."""
+    from normscope.models.describe import layers_named
+
+    some = about.get("attention_layers", range(about["layers"]))
+    if about["heads"]:
+        shared = "" if about["kv_heads"] == about["heads"] else f" ({about['kv_heads']} KV heads)"
+        yield f"{about['heads']}{shared}{'' if len(some) == about['layers'] else f' in {layers_named(some)}'}"
 
 
 def audit_measures() -> "list[Measure]":
@@ -245,11 +256,12 @@ def cache(progress: Progress = SILENT) -> KeptTables | None:
     return KeptTables(folder, _SAVED_SETS)
 
 
-def block_table(model: "Model") -> dict[str, pd.DataFrame]:
-    """The table ``blocks`` of the model's scheme, if that is known."""
+def block_table(model: "Model", updates: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
+    """The table ``blocks`` of the model's scheme, if that is known, with the sublayers whose ``updates`` were measured."""
+    from normscope.measures.updates import sublayer_names
     from normscope.schemes import block_records
 
-    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme))}
+    return {} if model.scheme is None else {"blocks": pd.DataFrame(block_records(model.scheme, sublayer_names(updates)))}
 
 
 def _block_section(table: pd.DataFrame, result: Result) -> Section:
@@ -257,7 +269,7 @@ def _block_section(table: pd.DataFrame, result: Result) -> Section:
     figure = Blocks(
         f"The block of {name}",
         plain_rows(table),
-        "Where the model normalises: attention below, feed-forward layer above; x enters at the bottom.",
+        "Where the model normalises; x enters at the bottom.",
         result.summary,
     )
     text = (

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.audit import Audit
 from normscope.experiments.experiment import Seeded, Shown
-from normscope.experiments.on_model import as_source
+from normscope.experiments.on_model import Dtype, ModelDevice, as_source
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
 from normscope.experiments.settings import Images, TokenIds, as_list, setting
@@ -141,6 +141,8 @@ class Compare(Seeded):
     sentence: str | None = _shared("sentence")
     fresh: bool = _shared("fresh")
     bos: bool | None = _shared("bos")
+    device: ModelDevice = _shared("device")
+    dtype: Dtype = _shared("dtype")
     trust_remote_code: bool = _shared("trust_remote_code")
 
     @property

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import AfterValidator, model_validator
 
+from normscope.core.devices import chosen_device
 from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from normscope.models import Model
 
 ALWAYS = ("reading", "degenerate")  # the measures that are always taken: what the model reads, and what others leave out
+_NO_ATTENTION = "no softmax attention is observed there"
 _HEADING = 14  # characters in a line of a heading
 MODEL_HELP = "A run folder, transformers folder, hub name, GGUF file, builtin:NAME or package:smollm2."
 
@@ -49,16 +51,26 @@ def as_source(value: Any) -> Any:
     return value
 
 
+STREAM_HELP = "The residual stream to measure, of a model that has several: encoder, decoder, vision, text."
+BLOCKS_HELP = "The list of residual blocks by its name in the model, such as transformer.h."
+DTYPE_HELP = "Precision of the weights: auto is as stored on a GPU, float32 on a CPU."
+DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
 ModelSource = Annotated[Any, AfterValidator(as_model)]
+ModelDevice = Annotated[str, AfterValidator(lambda name: name if name == "disk" else chosen_device(name))]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 class WithModel(Seeded):
     """An experiment on a model."""
 
     model: ModelSource = setting(..., MODEL_HELP, argument=True)
+    device: ModelDevice = setting("auto", DEVICE_HELP)
+    dtype: Dtype = setting("auto", DTYPE_HELP)
     trust_remote_code: bool = setting(False, TRUST_HELP)
+    stream: str | None = setting(None, STREAM_HELP, shown="the decoder, or the largest")
+    blocks: str | None = setting(None, BLOCKS_HELP, shown="found in a forward pass")
     bos: bool | None = setting(None, BOS_HELP, shown="as the model's files state", option="--bos/--no-bos")
 
     @property
@@ -88,7 +100,14 @@ class WithModel(Seeded):
 
         advance = progress.stage(f"opening {self.model_name}", 1)
         device = self.device if isinstance(self.model, str) else None
-        model = open_model(self.model, device, trust_remote_code=self.trust_remote_code)
+        model = open_model(
+            self.model,
+            device,
+            trust_remote_code=self.trust_remote_code,
+            dtype=self.dtype,
+            stream=self.stream,
+            blocks=self.blocks,
+        )
         advance(1)
         return model.with_bos(self.bos)
 
@@ -191,7 +210,7 @@ class OnModel(WithModel):
             type(self),
             {**about, **settings, **read, **self.digests},
             {"findings": found, **tables},
-            f"{about['model']}; {about['tokens']:,} tokens; seed {self.seed}",
+            f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,
             str(subject.model.device),
             started=started,
@@ -214,9 +233,16 @@ def measure_sections(measures: "Iterable[Measure]", result: Result) -> Iterator[
             yield replace(section, findings=findings)
 
 
-def skipped_table(reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+def skipped_table(
+    model: "Model", reasons: "Mapping[Measure, str]", tables: Mapping[str, pd.DataFrame]
+) -> dict[str, pd.DataFrame]:
     """The table ``skipped``: measures that the model does not offer, and layers that measures left out, with the reasons."""
-    rows = [{"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason]
+    rows: list[dict[str, Any]] = [
+        {"measure": measure.name, "layer": None, "reason": reason} for measure, reason in reasons.items() if reason
+    ]
+    without = [layer for layer in range(model.layers) if layer not in model.attention_layers]
+    needing = [measure.name for measure, reason in reasons.items() if "attention" in measure.needs and not reason]
+    rows += [{"measure": name, "layer": layer, "reason": _NO_ATTENTION} for name in needing for layer in without]
     rows += plain_rows(tables["skipped"]) if "skipped" in tables else []
     return {"skipped": pd.DataFrame(rows).astype({"layer": "Int64"})} if rows else {}
 

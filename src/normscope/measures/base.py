@@ -61,6 +61,7 @@ class Subject:
         joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
+            "dtype": str(model.dtype).removeprefix("torch."),
             "checksum": self.checksum,
             "scheme": None if model.scheme is None else model.scheme.name,
             "schemes": scheme_text(model.schemes),
@@ -77,6 +78,7 @@ class Subject:
             "offers": sorted(model.offers),
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
+            "reads": "tokens" if sample.features is None else "positions",
             "sentence": self.sentence_text,
         }
 
@@ -118,7 +120,7 @@ class Subject:
 
     @cached_property
     def counted(self) -> "Tensor":
-        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, the attention sink."""
+        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, a sink or not."""
         counted = self.present.clone()
         counted[:, 0] = False
         return counted

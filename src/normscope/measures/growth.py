@@ -88,7 +88,6 @@ class Growth(Measure):
             log_y=spans_decades(radii),
         )
         text = (
-            "Means over tokens without the first of every row, which many models use as an attention sink. The last point is "
-            "the residual stream after the last layer.",
+            "Means over tokens without the first of every row. The last point is the residual stream after the last layer.",
         )
         return self.page(text, {"radius": chart})

@@ -119,9 +119,8 @@ class Journey(TokenMeasure):
         most = max(rotations, key=lambda row: float(row["angle"]))
         yield Finding(
             f"The hidden state of one token of '{about['sentence']}' is nearest to the embedding of "
-            f"{token_name(first['nearest_text'], TOKEN_LENGTH)} before layer {first['layer']} and of "
-            f"{token_name(last['nearest_text'], TOKEN_LENGTH)} after "
-            f"{'the last layer' if last is every[-1] else 'layer ' + str(last['layer'] - 1)}; the two states are "
+            f"{token_name(first['nearest_text'], TOKEN_LENGTH)} before layer {first['layer']}; after "
+            f"{'the last layer' if last is every[-1] else 'layer ' + str(last['layer'] - 1)} {_end(last)}. The two states are "
             f"{last['from_start']:.0f}° apart, and the rotations between add up to {last['travelled']:.0f}°. "
             f"Layer {most['layer'] - 1} rotates it most, by {most['angle']:.0f}°.",
             "journey-angle",
@@ -278,6 +277,15 @@ def _read(model: Model, text: TextOrIds, token: int) -> tuple[Sample, int]:
     if not -count <= token < count:
         raise InputError(f"token={token}: the text has {count} tokens, 0 to {count - 1}, or −{count} to −1 from the end")
     return sample, token % count
+
+
+def _end(row: dict[str, Any]) -> str:
+    """Where a state stands: by what the model predicts of it, and by the nearest embedding."""
+    nearest_embedding = f"nearest to the embedding of {token_name(row['nearest_text'], TOKEN_LENGTH)}"
+    if row.get("predicted_text") is None:
+        return f"it is {nearest_embedding}"
+    predicted, probability = token_name(row["predicted_text"], TOKEN_LENGTH), row["predicted_probability"]
+    return f"the model predicts {predicted} (probability {probability:.3f}), and the state is {nearest_embedding}"
 
 
 def _lost(rows: list[dict[str, Any]]) -> Iterator[Finding]:

@@ -15,48 +15,44 @@ from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subj
 from normscope.measures.curves import columns, late, late_layers
 from normscope.measures.degenerate import left_out
 from normscope.measures.replay import replay_table
-from normscope.measures.states import MIXING, Tokens, TokenStates
-from normscope.models import SublayerStep
+from normscope.measures.states import MIXING, BlockObserver, Counted
+from normscope.models import Model, SublayerStep
 from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, table_of
-from normscope.schemes import NAMED
+from normscope.schemes import NAMED, Scheme, Slots
 
 Row = dict[str, Any]
 REPLAYED = ("post", "pre", "peri", "ngpt", "ln-scaling", "sqrt-scaling")
 _STILL, _SLOW = 2.0, 5.0  # degrees per layer below which late layers do next to nothing, and little
 
 
-class _Observer(PassObserver):
+class _Observer(BlockObserver):
     """Updates of every layer, token by token: their lengths, and their cosines to the token."""
 
     def __init__(self, subject: Subject, schemes: tuple[str, ...]) -> None:
+        super().__init__(subject)
         self.subject, self.schemes = subject, schemes
-        self.states = TokenStates(subject)
-        self.before: Tokens | None = None
         self.radius: Tensor | None = None
         self.lengths: list[Tensor] = []
         self.along: list[Tensor] = []
         self.angles: dict[int, float] = {}
         self.outputs: dict[int, tuple[float, float]] = {}
-        self.last = -1
 
-    def state(self, layer: int, x: Tensor) -> None:
-        """The update of the layer before, if its states before and after could be observed."""
-        after = self.states.counted(x)
+    def block(self, layer: int, before: Counted, after: Counted) -> None:
+        """The update of a layer."""
         if self.radius is None:
-            self.radius = length(after).squeeze(-1)
-        elif self.before is not None and layer == self.last + 1 and after.shape == self.before.shape:
-            update = after - self.before
-            self.lengths.append(length(update).squeeze(-1))
-            self.along.append(cosine(update, self.before))
-            self.angles[self.last] = float(degrees_between(self.before, after).mean())
-        self.before, self.last = after, layer
+            self.radius = length(before).squeeze(-1)
+        update = after - before
+        self.lengths.append(length(update).squeeze(-1))
+        self.along.append(cosine(update, before))
+        self.angles[layer] = float(degrees_between(before, after).mean())
 
     def sublayer(self, step: SublayerStep) -> None:
         """The mean length of what the sublayer that mixes tokens computes, before and after an output norm."""
+        super().sublayer(step)
         if step.sublayer in MIXING:
             norm, A = self.subject.model.norm_at(step.layer, step.sublayer, "output"), step.output
             computed, normed = (float(length(self.states.counted(y)).mean()) for y in (A, A if norm is None else norm(A)))
@@ -65,7 +61,8 @@ class _Observer(PassObserver):
     def tables(self) -> Tables:
         layers, unknown = list(self.angles), (math.nan, math.nan)
         outputs = torch.tensor([self.outputs.get(layer, unknown) for layer in layers], dtype=torch.float64).view(-1, 2)
-        motion = pd.DataFrame({"layer": [*layers, self.last], "angle": [*self.angles.values(), None]})
+        last = [] if self.before is None else [self.before[0]]
+        motion = pd.DataFrame({"layer": [*layers, *last], "angle": [*self.angles.values(), *(math.nan for _ in last)]})
         writes = {
             "layer": layers,
             "attention": outputs[:, 0].tolist(),
@@ -74,14 +71,16 @@ class _Observer(PassObserver):
             "along": [float(along.mean()) for along in self.along],
         }
         tables = {"motion": motion.astype({"angle": float}), "writes": pd.DataFrame(writes)}
-        unbroken = sum(i == layer for i, layer in enumerate(layers))
+        sizes = [len(of_tokens) for of_tokens in self.lengths]
+        unbroken = sum(i == layer and size == sizes[0] for i, (layer, size) in enumerate(zip(layers, sizes, strict=True)))
         if not unbroken or self.radius is None:
             return tables
         lengths, along = (torch.stack(of_tokens[:unbroken]) for of_tokens in (self.lengths, self.along))
         computed, written = outputs[:unbroken].T
         schemes = [NAMED[name] for name in self.schemes]
         replay = replay_table(schemes, self.radius, lengths, along, computed, written, self.subject.model.layers)
-        return {**tables, "replay": replay}
+        alike = [scheme.name for scheme in schemes if updates_alike(self.subject.model, scheme)]
+        return {**tables, "replay": replay.assign(own=replay["scheme"].isin(alike))}
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,9 @@ class Rotation(Measure):
             return  # some layers cannot be measured, and the last third of the others is not that of the model
         yield _verdict(angles, late_third, _radii(tables["motion"]))
         replayed = table_of(tables, "replay")
-        replay = [] if replayed is None else [row for row in plain_rows(replayed) if row["layer"] in late_third]
-        names = [name for name in dict.fromkeys(row["scheme"] for row in replay) if name != about["scheme"]]
+        others = [] if replayed is None else plain_rows(_others(replayed))
+        replay = [row for row in others if row["layer"] in late_third]
+        names = dict.fromkeys(row["scheme"] for row in replay)
         means = {name: fmean(row["angle"] for row in replay if row["scheme"] == name) for name in names}
         if means:
             listed = ", ".join(f"{_title(name)} {value:.3g}°" for name, value in means.items())
@@ -158,9 +158,24 @@ class Rotation(Measure):
         return self.page(text, {"angle": chart})
 
 
+def updates_alike(model: Model, scheme: Scheme) -> bool:
+    """Whether every layer of a model updates the residual stream as a scheme does: norms of q, k and v aside."""
+
+    def texts(slots: Slots) -> tuple[str, ...]:
+        return (slots.input_factor.text, *(slots.texts[name] for name in ("output", "step", "carry", "stream")))
+
+    stages = [(of_layer, scheme.at(layer, model.layers)) for layer, of_layer in enumerate(model.schemes)]
+    return all(of_layer is not None and texts(of_layer.attention) == texts(stage.attention) for of_layer, stage in stages)
+
+
+def _others(replay: pd.DataFrame) -> pd.DataFrame:
+    """The rows of schemes other than the model's: its own updates are not what it would do with another placement."""
+    return replay[~replay["own"].astype(bool)] if "own" in replay else replay
+
+
 def replayed_lines(replay: pd.DataFrame | None, column: str) -> list[Line]:
-    """A line for every scheme of the table ``replay``."""
-    groups = () if replay is None or column not in replay else replay.groupby("scheme", sort=False)
+    """A line for every scheme of the table ``replay`` that is not the model's."""
+    groups = () if replay is None or column not in replay else _others(replay).groupby("scheme", sort=False)
     return [Line(f"as {name}", floats(rows["layer"]), floats(rows[column])) for name, rows in groups]
 
 

@@ -22,6 +22,9 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, spans_decades, table_of
 
+_FACTORS = ("radial_factor", "gain_factor")
+_EXPLAINED = 0.05  # difference between measurement and theory from which its reason is given
+
 
 def effective_speed(
     before: Float[Tensor, "*batch dim"],
@@ -42,11 +45,26 @@ def effective_speed(
     return (stride * length(tangent(theta, A)) / moved).squeeze(-1)
 
 
+def theory_factors(
+    before: Float[Tensor, "tokens dim"], A: Float[Tensor, "tokens dim"], update: Float[Tensor, "tokens dim"]
+) -> tuple[float, float]:
+    """What takes the measured s away from r|A|/|u|, that of theory, where x becomes x + u: medians of two factors.
+
+    With θ = x/|x|, tan of the angle is |P_θ u| / (r + θ·u), and so s = |P_θ A|(r + θ·u)/|P_θ u| is theory times
+    1 + θ·u/r, since theory takes updates to be small, times (|P_θ A|/|A|) / (|P_θ u|/|u|), which is 1 unless the gains of
+    an output norm give the update another direction than A.
+    """
+    theta = unit(before)
+    radial = 1 + (theta * update).sum(-1) / length(before).squeeze(-1)
+    across = [(length(tangent(theta, y)) / length(y)).squeeze(-1) for y in (A, update)]
+    return float(radial.median()), float((across[0] / across[1]).median())
+
+
 class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
         self.model, self.counted_in = subject.model, subject.counted_in
         self.kind = norm_kind(subject.model)
-        self.rows: list[dict[str, float | None]] = []
+        self.rows: list[dict[str, Any]] = []
 
     def sublayer(self, step: SublayerStep) -> None:
         """The speed factor of attention, from the states before and after it, and what the slots give for it."""
@@ -63,7 +81,15 @@ class _Observer(PassObserver):
         speed = float(effective_speed(before, after, A).median())
         radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
         theory = self._theory(step, length(radius).squeeze(-1), length(A).squeeze(-1))
-        self.rows.append({"layer": step.layer, "speed": speed if speed > 0 else None, "theory": theory})
+        row: dict[str, Any] = {
+            "layer": step.layer,
+            "sublayer": step.sublayer,
+            "speed": speed if speed > 0 else None,
+            "theory": theory,
+        }
+        if stream is None:
+            row |= dict(zip(_FACTORS, theory_factors(before, A, visible_part(update, self.kind).double()), strict=True))
+        self.rows.append(row)
 
     def _theory(self, step: SublayerStep, r: Float[Tensor, " tokens"], a: Float[Tensor, " tokens"]) -> float | None:
         """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
@@ -94,8 +120,28 @@ class _Observer(PassObserver):
         return length(visible_part(written, self.kind).double()).squeeze(-1)
 
     def tables(self) -> Tables:
-        rows = pd.DataFrame(self.rows, columns=["layer", "speed", "theory"])
-        return {"writes": rows.astype({"layer": int, "speed": float, "theory": float})}
+        columns = ["speed", "theory", *_FACTORS]
+        rows = pd.DataFrame(self.rows, columns=["layer", "sublayer", *columns])
+        return {"writes": rows.astype({"layer": int, **dict.fromkeys(columns, float)})}
+
+
+def _reason(rows: list[dict[str, Any]], ratio: float) -> str:
+    """Why measurement and theory differ, where they do and it is known."""
+    known = [[row[name] for row in rows if row.get(name) is not None] for name in _FACTORS]
+    if abs(ratio - 1) < _EXPLAINED or not all(known):
+        return ""
+    radial, gain = (median(values) for values in known)
+    reasons = {
+        "because updates also change the token's norm (theory takes them to be small)": radial,
+        "because the gains of the output norm give the update another direction": gain,
+    }
+    named = [f"{factor:.3g} {reason}" for reason, factor in reasons.items() if abs(factor - 1) >= _EXPLAINED]
+    return f": a factor of {' and one of '.join(named)}" if named else ""
+
+
+def _mixing(rows: list[dict[str, Any]]) -> str:
+    """What mixes tokens in these layers."""
+    return " and ".join(dict.fromkeys(str(row.get("sublayer") or "attention").replace("mixer", "the mixer") for row in rows))
 
 
 def _curve(table: pd.DataFrame) -> pd.DataFrame:
@@ -143,11 +189,11 @@ class Speed(Measure):
             ratio = median(row["speed"] / row["theory"] for row in known)
             comparison = (
                 f"Theory, from the slots of {about['scheme'] or 'each layer'}: {fmean(row['theory'] for row in in_late):.3g}; "
-                f"in the median layer the measured s is {ratio:.3g} times that of theory."
+                f"in the median layer the measured s is {ratio:.3g} times that of theory{_reason(known, ratio)}."
             )
         yield Finding(
-            "The part of attention's output perpendicular to the residual rotates it by that length divided by the damping s: "
-            f"s = {number:.3g} in the last third of layers.",
+            f"The part of the output of {_mixing(rows)} perpendicular to the residual rotates it by that length divided by the "
+            f"damping s: s = {number:.3g} in the last third of layers.",
             "speed", title="Damping of rotation", severity="ok", number=number, comparison=comparison,
         )  # fmt: skip
 
@@ -174,7 +220,7 @@ class Speed(Measure):
         text = (
             "The damping s (the speed factor of theory) is the divisor between an update and the rotation that it causes: a "
             "perpendicular update of 5 at s = 500 rotates a token by 0.6°. Measured values come from the hidden states before "
-            "and after attention in the forward pass; theory follows from the norm placement alone. In Pre-LN theory's s is "
-            "the residual norm.",
+            "and after attention, or what mixes tokens in its place, in the forward pass; theory follows from the norm "
+            "placement alone. In Pre-LN theory's s is the residual norm.",
         )
         return self.page(text, {"speed": chart})

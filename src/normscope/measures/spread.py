@@ -125,11 +125,13 @@ class Spread(Measure):
         widest = max(outside, key=lambda row: float(row["high90"] / row["low90"]))
         ratio, failing = widest["high90"] / widest["low90"], [row["layer"] for row in outside]
         inside = [row["layer"] for row in layers if row["layer"] not in failing]
+        some = "" if len(layers) == about["layers"] else " with attention"
         within = f"{layers_named(inside)} {'is' if len(inside) == 1 else 'are'} within {band}; " if inside else ""
         comparison = f"{within}{published}."
         yield Finding(
-            f"In {len(failing)} of {len(layers)} layers the residual norms of the tokens that receive 90 % of the attention "
-            f"are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times the lower.",
+            f"In {len(failing)} of {len(layers)} layers{some} the residual norms of the tokens that receive 90 % of the "
+            f"attention are not within {band}. Before layer {widest['layer']} the upper end of that band is {ratio:.3g} times "
+            "the lower.",
             "spread",
             f"{'Norm outliers' if ratio > _WIDE else 'Residual norms differ'} before {layers_named(failing)}",
             "warning" if ratio > _WIDE else "notice",

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pandas as pd
-from torch import Tensor
 
 from normscope.core.norms import cosine, length
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
-from normscope.measures.curves import columns, late, percent
-from normscope.measures.states import Tokens, TokenStates
+from normscope.measures.curves import columns, late
+from normscope.measures.states import MIXING, BlockObserver, Counted
 from normscope.models import SublayerStep
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
@@ -18,27 +17,24 @@ from normscope.results.sections import Section
 from normscope.results.tables import floats, plain_rows, spans_decades, table_of
 
 BLOCK = "block"
-_TITLES = {"feedforward": "feed-forward layer", "cross": "cross-attention"}
+_TITLES = {"feedforward": "feed-forward layer", "cross": "cross-attention", "further": "further sublayer"}
 
 
-class _Observer(PassObserver):
+class _Observer(BlockObserver):
     """A row for every block, from the states before and after it, and for every sublayer whose update is identified."""
 
     def __init__(self, subject: Subject) -> None:
-        self.states = TokenStates(subject)
-        self.before: tuple[int, Tokens] | None = None
+        super().__init__(subject)
         self.rows: list[dict[str, Any]] = []
 
-    def state(self, layer: int, x: Tensor) -> None:
-        after, last = self.states.counted(x), self.before
-        if last is not None and last[0] == layer - 1 and last[1].shape == after.shape:
-            self._add(layer - 1, BLOCK, last[1], after - last[1])
-        self.before = layer, after
+    def block(self, layer: int, before: Counted, after: Counted) -> None:
+        self._add(layer, BLOCK, before, after - before)
 
     def sublayer(self, step: SublayerStep) -> None:
+        super().sublayer(step)
         self._add(step.layer, step.sublayer, self.states.counted(step.before), self.states.counted(step.update))
 
-    def _add(self, layer: int, sublayer: str, before: Tokens, update: Tokens) -> None:
+    def _add(self, layer: int, sublayer: str, before: Counted, update: Counted) -> None:
         size = (length(update) / length(before)).squeeze(-1)
         row = {"layer": layer, "sublayer": sublayer, "size": float(size.mean()), "median": float(size.median())}
         self.rows.append({**row, "along": float(cosine(update, before).nanmean())})  # an update of 0 has no direction
@@ -75,7 +71,7 @@ class Updates(Measure):
         table, shown = table_of(tables, "updates"), dict[str, dict[int, str]]()
         for row in () if table is None else plain_rows(table.sort_values("sublayer", key=lambda names: names != BLOCK)):
             heading = "update / norm" if row["sublayer"] == BLOCK else f"update of {_title(row['sublayer'])} / norm"
-            shown.setdefault(heading, {})[row["layer"]] = percent(row["size"])
+            shown.setdefault(heading, {})[row["layer"]] = f"{row['size']:.3g}"
         return shown
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
@@ -86,12 +82,11 @@ class Updates(Measure):
             return
         most, least = (pick(blocks, key=lambda row: float(row["size"])) for pick in (max, min))
         medians = table[table["sublayer"] != BLOCK].groupby("sublayer", sort=False)["size"].median()
-        kinds = ", ".join(f"{_title(str(name))} {percent(float(size))}" for name, size in medians.items())
-        ends = f"; most in layer {most['layer']}, {percent(most['size'])}, least in layer {least['layer']}, "
+        kinds = ", ".join(f"{_title(str(name))} {float(size):.3g}" for name, size in medians.items())
+        ends = f"; most in layer {most['layer']}, {most['size']:.3g}, least in layer {least['layer']}, {least['size']:.3g}"
         middle = float(table[table["sublayer"] == BLOCK]["size"].median())
         yield Finding(
-            f"A block changes the residual stream by {percent(middle)} of its norm in the median layer"
-            f"{ends + percent(least['size']) if len(blocks) > 1 else ''}.",
+            f"What a block adds has {middle:.3g} times the residual norm in the median layer{ends if len(blocks) > 1 else ''}.",
             "update", title="Size of updates", severity="ok", number=middle,
             comparison=f"Updates of sublayers over the norm before them, median layer: {kinds}." if kinds else "",
         )  # fmt: skip
@@ -118,6 +113,16 @@ class Updates(Measure):
             "what it adds, output norm and step included.",
         )
         return self.page(text, {"update": chart})
+
+
+def sublayer_names(updates: pd.DataFrame | None) -> tuple[str, ...]:
+    """The sublayers of a block in their order; ``attention or mixer`` where layers differ in what mixes tokens."""
+    rows = pd.DataFrame(columns=["layer", "sublayer"]) if updates is None else updates[updates["sublayer"] != BLOCK]
+    blocks = [tuple(map(str, names)) for _, names in rows.groupby("layer")["sublayer"]]
+    both = " or ".join(name for name in MIXING if any(name in names for names in blocks))
+    longest = max(blocks, key=len, default=("attention", "feedforward"))
+    mixing = [name for name in longest if name in MIXING]
+    return tuple(both if mixing == [name] and both else name for name in longest)
 
 
 def _title(sublayer: str) -> str:

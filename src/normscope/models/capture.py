@@ -1,6 +1,7 @@
 """Values of a forward pass by the names of TransformerLens: ``with model.capture("resid_mid", "pattern") as c:``."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,8 @@ _ATTENTION: dict[str, Callable[[AttentionStep], Tensor]] = {
     "pattern": lambda step: step.weights(),
 }
 _UPDATES = {"attention": "attn_out", "cross": "cross_out", "mixer": "mixer_out", "feedforward": "mlp_out"}
-NAMES = ("resid_pre", "resid_mid", "resid_post", *_UPDATES.values(), *_ATTENTION)
+_CROSS = {f"cross_{name}": value for name, value in _ATTENTION.items()}
+NAMES = ("resid_pre", "resid_mid", "resid_post", *_UPDATES.values(), *_ATTENTION, *_CROSS)
 
 
 class Captured:
@@ -26,7 +28,7 @@ class Captured:
     attn_out, cross_out, mixer_out, mlp_out: what attention, cross-attention, a mixer without a softmax and the feed-forward
     layer add to them, output norms and multipliers included.
     q, k, v: (rows, heads, tokens, head_dim) after norms and rotations; scores, pattern: (rows, heads, queries, keys) before and
-    after the softmax.
+    after the softmax; with ``cross_`` before their names, those of a decoder's attention to its encoder.
     """
 
     def __init__(self, names: tuple[str, ...], layers: int, missing: Callable[[str, int], str]) -> None:
@@ -60,7 +62,8 @@ class Captured:
         """What fills it; hooks are installed only for what is captured."""
         names = set(self.names)
         return Observer(
-            attention=self._attention if names & set(_ATTENTION) else None,
+            attention=partial(self._attention, _ATTENTION) if names & set(_ATTENTION) else None,
+            cross=partial(self._attention, _CROSS) if names & set(_CROSS) else None,
             sublayer=self._sublayer if names & {"resid_mid", *_UPDATES.values()} else None,
             state=self._state,
         )
@@ -79,10 +82,10 @@ class Captured:
             if layer > 0:
                 self._keep("resid_post", layer - 1, x)
 
-    def _attention(self, step: AttentionStep) -> None:
+    def _attention(self, values: dict[str, Callable[[AttentionStep], Tensor]], step: AttentionStep) -> None:
         for name in self.names:
-            if name in _ATTENTION:
-                self._keep(name, step.layer, _ATTENTION[name](step))
+            if name in values:
+                self._keep(name, step.layer, values[name](step))
 
     def _sublayer(self, step: SublayerStep) -> None:
         self._keep(_UPDATES[step.sublayer], step.layer, step.update)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError
-from normscope.models.checksum import tensors_of
 from normscope.models.describe import layers_named
+from normscope.models.offload import tensors_of
 
 _NAMED = 3  # tensors that a message lists
 
@@ -68,8 +68,6 @@ def check_finite(name: str, module: nn.Module) -> tuple[WeightFault, ...]:
     Raises:
         InputError: naming tensors, layers and counts.
     """
-    if any(tensor.is_meta for _, tensor in tensors_of(module)):
-        raise InputError(f"some weights of '{name}' are not in memory (device 'meta'): load the model without offloading")
     faults = list(weight_faults(module))
     broken = [fault for fault in faults if not fault.finite]
     if broken:

@@ -1,10 +1,10 @@
 """A checksum of a model: the same for the same weights and configuration, whatever the model is called and wherever it lies."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _WORDS = {"cpu": 1 << 16, "cuda": 1 << 26}  # that are mixed at once: as many as a CPU core caches, and as keep a GPU busy
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # odd, of SplitMix64 and wyhash, as int64
@@ -33,9 +33,3 @@ def content(tensor: Tensor) -> int:
         mixed = (mixed ^ (mixed >> 32)) * _FACTORS[2]
         total += (mixed ^ (mixed >> 29)).sum()
     return int(total)
-
-
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All parameters and buffers by name."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()

@@ -40,11 +40,17 @@ def layers_named(numbers: Iterable[int]) -> str:
     return f"layer{'s' * (len(layers) > 1)} {ranges(layers)}"
 
 
+def size_text(model: "Model") -> str:
+    """``30 layers, 9 heads (3 KV heads) of 64, width 576``; heads only where there is attention, and in which layers."""
+    shared = "" if model.kv_heads == model.heads else f" ({_count(model.kv_heads, 'KV head')})"
+    some = "" if len(model.attention_layers) == model.layers else f" in {layers_named(model.attention_layers)}"
+    heads = [f"{_count(model.heads, 'head')}{shared} of {model.head_dim}{some}"] if model.attention_layers else []
+    return ", ".join([_count(model.layers, "layer"), *heads, f"width {model.dim:,}"])
+
+
 def shape_text(model: "Model") -> str:
     """``30 layers, 9 heads (3 KV heads) of 64, width 576, vocabulary 49,152``."""
-    shared = "" if model.kv_heads == model.heads else f" ({_count(model.kv_heads, 'KV head')})"
-    heads = f"{_count(model.heads, 'head')}{shared} of {model.head_dim}"
-    return f"{_count(model.layers, 'layer')}, {heads}, width {model.dim:,}, vocabulary {model.vocabulary:,}"
+    return f"{size_text(model)}{f', vocabulary {model.vocabulary:,}' if model.vocabulary else ''}"
 
 
 def rows(model: "Model") -> list[tuple[str, str]]:
@@ -65,9 +71,9 @@ def why_missing(model: "Model") -> dict[str, str]:
     """For every capability that a model does not offer the reason, the most basic capability first."""
     reasons = {
         "sublayers": "the updates inside its blocks are not identified",
-        "attention": "its softmax attention cannot be observed" if model.heads else "its layers mix tokens without a softmax",
+        "attention": "no softmax attention is observed in its layers",
         "matrices": "W_Q, W_K, W_V and W_O of its heads are not identified",
-        "vocabulary": "it reads no tokens",
+        "vocabulary": "it has no token embeddings as wide as its stream" if model.vocabulary else "it reads no tokens",
         "predictions": "it predicts no tokens",
     }
     return {name: reason for name, reason in reasons.items() if name not in model.offers}

@@ -153,11 +153,40 @@ def _no_weights(name: str, where: str | Path, convert: str, options: dict[str, A
         pickled = any(_file(where, part, options) for part in ("pytorch_model.bin.index.json", "pytorch_model.bin"))
     if not pickled:
         return f"'{name}' holds no weights: there is no safetensors file in it"
-    path, target = json.dumps(str(where)), json.dumps(str(folder) if folder.is_dir() else folder.name)
-    code = f"from transformers import {convert} as M; M.from_pretrained({path}).save_pretrained({target})"
+    return f"the weights of '{name}' are {_conversion(where, convert)}"
+
+
+def _conversion(where: str | Path, convert: str) -> str:
+    """Why pickled weights are refused, and the command that converts them; a head that they lack is not made up."""
+    folder = Path(where)
+    path, target = str(where), str(folder) if folder.is_dir() else folder.name
+    code = (
+        f"from transformers import {convert} as M; m, i = M.from_pretrained({json.dumps(path)}, output_loading_info=True); "
+        f'(m.base_model if i["missing_keys"] else m).save_pretrained({json.dumps(target)})'
+    )
+    return _refusal(f"open '{target if folder.is_dir() else f'./{target}'}'", code)
+
+
+def pickled_file(path: Path) -> str:
+    """Why a file of pickled weights is refused, and the command that converts it: with its folder, or alone."""
+    what, config = f"the weights in '{path}' are ", path.parent / "config.json"
+    if config.is_file():
+        content = read_json(config, "configuration")
+        named = str((content.get("architectures") or [""])[0]) if isinstance(content, dict) else ""
+        return what + _conversion(path.parent, named if named.isidentifier() else "AutoModel")
+    source, target = json.dumps(str(path)), json.dumps(str(path.parent / "model.safetensors"))
+    code = (
+        "import torch; from safetensors.torch import save_file; save_file({k: v.clone() for k, v in "
+        f"torch.load({source}, weights_only=True).items()}}, {target})"
+    )
+    return what + _refusal("put its config.json beside it", code)
+
+
+def _refusal(then: str, code: str) -> str:
+    """The command stands at the end, to be copied."""
     return (
-        f"the weights of '{name}' are pickled, and are refused on purpose: a pickle can run any code. If you trust it, convert "
-        f"it once: python -c {shlex.quote(code)}"
+        "pickled, and are refused on purpose: a pickle can run any code. If you trust it, convert it once, and "
+        f"{then}: python -c {shlex.quote(code)}"
     )
 
 

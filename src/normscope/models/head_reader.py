@@ -19,9 +19,11 @@ from normscope.models.attention_interface import AttentionCall, observable, obse
 from normscope.models.attention_trace import AttentionTrace
 from normscope.models.foreign import library_errors
 from normscope.models.hooks import before
+from normscope.models.inputs import device_of
 from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
 from normscope.models.observe import Rotation
+from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
 from normscope.models.record import is_norm
 
@@ -363,7 +365,7 @@ def _gain(norm: nn.Module) -> Callable[..., Tensor]:
     width = width_of(norm)
     if width is None:
         return _unchanged
-    gain = norm_of(norm, width, next(norm.parameters()).device).gain
+    gain = norm_of(norm, width, device_of(norm)).gain
     return lambda x, *_, **__: x * gain.to(x)
 
 
@@ -390,7 +392,7 @@ def matrix_of(product: Any) -> tuple[Float[Tensor, "inputs outputs"], Float[Tens
     """Weight and bias of a product, in float32 at least."""
     if not _is_product(product):
         raise InputError(f"unsupported architecture: a {type(product).__name__} has no weight matrix")
-    weight = wide(product.weight.detach())
+    weight, bias = wide(weight_of(product)), weight_of(product, "bias")
+    assert weight is not None
     weight = weight if type(product).__name__ == "Conv1D" else weight.T
-    bias = getattr(product, "bias", None)
-    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.detach().to(weight)
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.core.norms import length
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
-from normscope.models.checksum import checksum, tensors_of
+from normscope.models.checksum import checksum
 from normscope.models.describe import scheme_text
 from normscope.models.foreign import library_errors
 from normscope.models.hooks import Running
@@ -21,6 +21,7 @@ from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
+from normscope.models.offload import tensors_of, weight_of
 from normscope.models.pictures import features_of, position_names
 from normscope.models.placement import Placement, scheme_of
 from normscope.models.precision import in_float32, wide
@@ -76,7 +77,7 @@ class HuggingFaceModel(Model):
     def _take_structure(self, probe: Probe) -> None:
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
         self.stream, self.streams = probe.stream.name, tuple(stream.name for stream in probe.streams)
-        self.attentions, self.placements = probe.attentions, probe.placements
+        self.attentions, self.crossings, self.placements = probe.attentions, probe.crossings, probe.placements
         self._sites = [block.site for block in probe.stream.blocks]
         self.layers, self.dim = len(self._sites), probe.dim
         attended = [each.attention for each in probe.attended if each is not None]
@@ -99,7 +100,8 @@ class HuggingFaceModel(Model):
         states = probe.stream.blocks[-1].output
         self._predicts = bool(rows) and probe.output.shape[:2] == states.shape[:2] and probe.output.shape[-1] >= self.vocabulary
         self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
-        self.context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        context = getattr(_text_config(self.model), "max_position_embeddings", None)
+        self.context = context if context is not None and context > 0 else None
         if self.positions is not None:
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(self._embedding)
@@ -176,8 +178,8 @@ class HuggingFaceModel(Model):
         with ExitStack() as stack:
             if observer.sublayer is not None:
                 SublayerHooks(self, running, observer.sublayer).install(stack)
-            if observer.attention is not None:
-                AttentionHooks(self, running, observer.attention).install(stack)
+            if observer.attention is not None or observer.cross is not None:
+                AttentionHooks(self, running, observer.attention, observer.cross).install(stack)
             running.install(stack)
             stack.enter_context(observable(self.model))
             return results(call(self.model, self._complete(sample), self._decoded(sample)))
@@ -256,7 +258,9 @@ class HuggingFaceModel(Model):
         """Why a layer has no value of this name."""
         placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
         if sublayer is None:
-            return "it has no softmax attention" if not name.startswith("resid") and self.attentions[layer] is None else ""
+            places = self.crossings if name.startswith("cross") else self.attentions
+            kind = "attention to another stream" if name.startswith("cross") else "softmax attention"
+            return f"it has no {kind}" if not name.startswith("resid") and places[layer] is None else ""
         if placement.unclear:
             return placement.unclear
         if sublayer not in placement.branches:
@@ -370,7 +374,7 @@ class HuggingFaceModel(Model):
         norms = []
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                norms.append(norm_of(module, self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, width_of(module) or self.dim, self.device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
                 norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
@@ -384,7 +388,7 @@ class HuggingFaceModel(Model):
         module: Any = self._embedding
         if module is None:
             raise InputError(f"'{self.name}' has no table of token embeddings as wide as its stream")
-        rows: Tensor = module(torch.arange(module.weight.shape[0], device=module.weight.device))
+        rows: Tensor = module(torch.arange(module.weight.shape[0], device=self.device))
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
         return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
 
@@ -395,7 +399,8 @@ class HuggingFaceModel(Model):
             if isinstance(module, nn.Embedding) and any(part in name.rsplit(".", 1)[-1] for part in ("position", "wpe")):
                 padding = module.padding_idx  # where there is one, positions begin after it
                 first = getattr(module, "offset", 0 if padding is None else padding + 1)
-                return wide(module.weight[int(first) :].detach())
+                weight = weight_of(module)
+                return None if weight is None else wide(weight[int(first) :])
         return None
 
     @property
@@ -403,8 +408,8 @@ class HuggingFaceModel(Model):
         """The rows of the output layer."""
         if not self._predicts or not self._has_output_layer():
             return None
-        weight = getattr(self.model.get_output_embeddings(), "weight", None)
-        return wide(weight.detach()) if isinstance(weight, Tensor) and weight.shape[-1] == self.dim else None
+        weight = weight_of(self.model.get_output_embeddings())
+        return None if weight is None or weight.shape[-1] != self.dim else wide(weight)
 
     @property
     def predicts(self) -> bool:

@@ -11,7 +11,7 @@ from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.hooks import Running, after, before, given_states, rotation_of
 from normscope.models.layouts import messages_matrix
-from normscope.models.observe import AttentionStep, SublayerStep
+from normscope.models.observe import AttentionStep, OnAttention, SublayerStep
 from normscope.models.placement import Placement, Site
 from normscope.models.states import floats
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 class AttentionHooks:
     """Passes the attention of every layer to an observer."""
 
-    def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[AttentionStep], Tensor | None]) -> None:
-        self.model, self.running, self.observe = model, running, observe
+    def __init__(
+        self, model: "HuggingFaceModel", running: Running, attention: OnAttention | None, cross: OnAttention | None
+    ) -> None:
+        self.model, self.running = model, running
+        self._observed = [(model.attentions, attention), (model.crossings, cross)]
         self.stream = self.input = torch.empty(0)
         self.rotation: tuple[Tensor, Tensor] | None = None
         self.nth = -1
@@ -31,8 +34,8 @@ class AttentionHooks:
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe blocks and their attention."""
         self.running.entering(self._on_block)
-        attentions = {id(place.module): place.module for place in self.model.attentions if place is not None}
-        for module in attentions.values():
+        sites = [site for several, _ in self._observed for site in several if site is not None]
+        for module in {id(site.module): site.module for site in sites}.values():
             before(stack, module, self._on_attention)
         stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced))
 
@@ -46,15 +49,19 @@ class AttentionHooks:
         """The mixed values that the observer returns, or those of the model."""
         layer = self.running.layer
         self.nth += 1
-        place = None if layer is None else self.model.attentions[layer]
-        if layer is None or place is None or place.nth != self.nth:
-            return call.mixed()
+        for sites, observe in self._observed:
+            site = None if layer is None else sites[layer]
+            if layer is not None and site is not None and site.nth == self.nth and observe is not None:
+                mixed = observe(self._step(layer, call, sites is self.model.attentions))
+                return call.mixed() if mixed is None else mixed
+        return call.mixed()
+
+    def _step(self, layer: int, call: AttentionCall, own: bool) -> AttentionStep:
         placement = self.model.placements[layer]
-        known = placement.output_projection is not None and not placement.changed
+        known = own and placement.output_projection is not None and not placement.changed
         W_O = messages_matrix(self.model.output_projection(layer), call.q.shape[1]) if known else None
         values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
-        mixed = self.observe(AttentionStep(layer, self.stream, self.input, *values))
-        return call.mixed() if mixed is None else mixed
+        return AttentionStep(layer, self.stream, self.input, *values)
 
 
 class SublayerHooks:
@@ -77,7 +84,7 @@ class SublayerHooks:
 
         for layer, placement in enumerate(self.model.placements):
             for name, branch in placement.sublayers:
-                want(layer, branch.result, True, f"{name} output")
+                want(layer, branch.result, not branch.result.received, f"{name} output")
                 if "output" in branch.norms:
                     want(layer, branch.norms["output"], True, f"{name} normalised")
                 if branch.reader is not None:

@@ -16,6 +16,7 @@ from normscope.models.observe import Sample
 
 _TOKENS, _ROWS = 8, 2
 TOKEN_INPUT = "input_ids"
+_INPUTS = (TOKEN_INPUT, "pixel_values", "input_features", "input_values")
 _DECODER = "decoder_input_ids"
 _PIXELS = "pixel_values"
 _PATCHES = "spatial_shapes"  # the argument of models that read rows of patches
@@ -26,8 +27,11 @@ _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim
 
 
 def main_input(model: nn.Module) -> str | None:
-    """The name of the model's first input, as the ``transformers`` library states it; None for other modules."""
-    return getattr(model, "main_input_name", None) if hasattr(model, "config") else None
+    """The name of the input that a model of the ``transformers`` library reads; None for other modules."""
+    if not hasattr(model, "config"):
+        return None
+    stated, names = getattr(model, "main_input_name", "input_ids"), accepted(model)
+    return stated if stated in _INPUTS else next((name for name in _INPUTS if name in names), stated)
 
 
 def is_encoder_decoder(model: Any) -> bool:
@@ -91,7 +95,7 @@ def _small_samples(model: Any) -> Iterator[Sample]:
     tokens = torch.arange(_ROWS * _TOKENS).view(_ROWS, _TOKENS) % max((count or 2) - 1, 1)
     sample = Sample.of((1 + tokens).clamp(max=(count or 2) - 1).to(device))
     reads_tokens = name in (None, TOKEN_INPUT)
-    if reads_tokens or (count is not None and name == "inputs"):
+    if reads_tokens:
         yield sample
     if not reads_tokens or _PIXELS in accepted(model):
         for shape in _feature_shapes(model, _PIXELS if reads_tokens else name or ""):
@@ -106,7 +110,7 @@ def _feature_shapes(model: Any, name: str) -> Iterator[tuple[int, ...]]:
     (bins, frames) or (frames, bins); all else is sound.
     """
     configs = _configs(model.config)
-    if "pixel" in name or name == "inputs":
+    if "pixel" in name:
         size = _stated(configs, "image_size") or _stated(configs, "input_size") or 224
         height, width = size if isinstance(size, list | tuple) else (size, size)
         channels, patch = int(_stated(configs, "num_channels") or 3), _stated(configs, "patch_size") or 16

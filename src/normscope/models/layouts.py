@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from normscope.errors import InputError
 from normscope.models.model import HeadProjections
-from normscope.models.norm_modules import width_of
+from normscope.models.norm_modules import bare, width_of
+from normscope.models.offload import weight_of, weights_of
 
 _SEPARATE = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 _BY_PART = ("c_attn", "qkv_proj", "Wqkv")  # all of q, then all of k, then all of v
@@ -62,10 +63,10 @@ def product(module: Any) -> tuple[Tensor, Tensor]:
     """Weight (inputs, outputs) and bias of a product, which ``Conv1D`` keeps the other way round from ``Linear``."""
     if not isinstance(getattr(module, "weight", None), Tensor):
         raise InputError(f"unsupported architecture: a {type(module).__name__} has no weight matrix")
-    weight: Tensor = module.weight.detach()
+    weight, bias = weight_of(module), weight_of(module, "bias")
+    assert weight is not None
     weight = weight if type(module).__name__ == "Conv1D" else weight.T
-    bias = module.bias if getattr(module, "bias", None) is not None else weight.new_zeros(weight.shape[1])
-    return weight, bias.detach()
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias
 
 
 def _by_head(W: Tensor, b: Tensor, heads: int, head: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,7 @@ def normalise_heads(norm: nn.Module | None, x: Float[Tensor, "rows heads tokens 
     if norm is None:
         return x
     own = x[:, ::shared]
-    parameters = {name: parameter.to(x.dtype) for name, parameter in norm.named_parameters()}
+    parameters, norm = {name: parameter.to(x.dtype) for name, parameter in weights_of(norm).items()}, bare(norm)
     if width_of(norm) in (None, x.shape[-1]):
         made: Tensor = torch.func.functional_call(norm, parameters, (own,))
     else:

@@ -15,7 +15,8 @@ from normscope.core.norms import NORMS
 from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
-from normscope.models.describe import as_html, as_text
+from normscope.models.describe import as_html, as_text, size_text
+from normscope.models.inputs import device_of
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.models.precision import wide, widened
 from normscope.models.tokenizing import encode, special_ends
@@ -129,8 +130,7 @@ class Model(ABC):
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return device_of(self.model)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class Model(ABC):
         """
         with torch.no_grad():
             observer = combine([*observers, *(captured.observer for captured in self._captures)])
-            return wide(self._run(sample, widened(observer)))
+            return wide(self._run(sample, widened(observer, self.device)), self.device)
 
     @abstractmethod
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
@@ -393,12 +393,7 @@ class Model(ABC):
         if self.scheme is None:
             return f"{self.name}: no common scheme: {self.scheme_note}."
         note = f" ({self.scheme_note})" if self.scheme_note else ""
-        shared = f" ({self.kv_heads} KV heads)" if self.kv_heads != self.heads else ""
-        return (
-            f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: "
-            f"{self.layers} layer{'s' * (self.layers > 1)}, {self.heads} head{'s' * (self.heads > 1)}{shared} of "
-            f"{self.head_dim}, width {self.dim}."
-        )
+        return f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: {size_text(self)}."
 
     @property
     def final_norm(self) -> BlockNorm | None:

@@ -1,5 +1,7 @@
 """The parameters of a norm, from what its module computes."""
 
+from collections import OrderedDict
+from copy import copy
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
+from normscope.models.offload import weights_of
 
 _SHORT = 1e-3  # the root mean square of a vector that shows eps
 _known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
@@ -18,7 +21,7 @@ def norm_of(
     module: nn.Module, width: int, device: torch.device, slot: str = "", layer: int | None = None, sublayer: str = ""
 ) -> BlockNorm:
     """Kind, gain and bias of a norm, in float32 at least; computed once for the same parameters, since measures ask often."""
-    parameters, (copies, known) = list(module.parameters()), _known.get(module, ([], None))
+    parameters, (copies, known) = list(weights_of(module).values()), _known.get(module, ([], None))
     same = len(copies) == len(parameters) and all(map(_equal, copies, parameters))
     if known is None or not same or known.gain.device != device or len(known.gain) != width:
         known = _measured(module, width, device)
@@ -38,11 +41,12 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     all families, however they store their gains (Gemma's is 1 + weight). The kind is that of the norm with other parameters: a
     gain of zero hides it.
     """
-    parameter = next(module.parameters(), torch.empty(0))
+    weights = weights_of(module)
+    parameter = next(iter(weights.values()), torch.empty(0))
     wide = torch.float32 if parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype
     x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
     given = torch.stack((x, -x, x + 1e3)).to(parameter.device, wide)
-    stored = {name: value.detach().to(wide) for name, value in module.named_parameters()}
+    stored, module = {name: value.detach().to(wide) for name, value in weights.items()}, bare(module)
     plus, minus, _ = _values(module, stored, given)
     unscaled, _, shifted = _values(module, {name: torch.ones_like(value) for name, value in stored.items()}, given)
     kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
@@ -53,6 +57,16 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(device, wide), bias.to(device, wide)
     return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """A module that computes the same without hooks, with the same parameters; what its hooks refer to is not copied."""
+    plain = copy(module)
+    for name in ("_hf_hook", "_old_forward", "forward"):  # of accelerate, which puts other parameters in place of given ones
+        plain.__dict__.pop(name, None)
+    plain._forward_hooks, plain._forward_pre_hooks = OrderedDict(), OrderedDict()
+    plain._parameters = dict(module._parameters)
+    return plain
 
 
 def known_norm(module: nn.Module, width: int, device: torch.device, slot: str = "") -> BlockNorm | None:

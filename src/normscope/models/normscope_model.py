@@ -14,10 +14,11 @@ from normscope.core import AttentionMask, CausalMask, HeadNorm
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
-from normscope.models.checksum import checksum, tensors_of
+from normscope.models.checksum import checksum
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
+from normscope.models.offload import tensors_of
 from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
 from normscope.training.sizes import DRAWN

@@ -192,6 +192,9 @@ class SublayerStep:
     carry: Float[Tensor, " *carry"]
 
 
+OnAttention = Callable[[AttentionStep], Tensor | None]
+
+
 @dataclass(frozen=True)
 class Observer:
     """Functions that a forward pass calls; only the hooks of those that are given are installed.
@@ -202,26 +205,20 @@ class Observer:
         sublayer: called with every sublayer whose update the model identifies, in order, at the end of its block.
         state: called with layer and hidden states before every layer, and with the number of layers and the states after the
             last; returned states replace them.
+        cross: as ``attention``, for the attention of a decoder to the states of its encoder; the keys are theirs.
     """
 
-    attention: Callable[[AttentionStep], Tensor | None] | None = None
+    attention: OnAttention | None = None
     sublayer: Callable[[SublayerStep], None] | None = None
     state: Callable[[int, Tensor], Tensor | None] | None = None
+    cross: OnAttention | None = None
 
 
 def combine(observers: Iterable[Observer]) -> Observer:
     """Several observers as one: each sees the states that the one before it returned; the last mixed values count."""
     observers = list(observers)
-    attention = [o.attention for o in observers if o.attention is not None]
     sublayer = [o.sublayer for o in observers if o.sublayer is not None]
     state = [o.state for o in observers if o.state is not None]
-
-    def on_attention(step: AttentionStep) -> Tensor | None:
-        mixed = None
-        for call in attention:
-            replaced = call(step)
-            mixed = mixed if replaced is None else replaced
-        return mixed
 
     def on_sublayer(step: SublayerStep) -> None:
         for call in sublayer:
@@ -234,4 +231,22 @@ def combine(observers: Iterable[Observer]) -> Observer:
             states = states if replaced is None else replaced
         return None if states is x else states
 
-    return Observer(on_attention if attention else None, on_sublayer if sublayer else None, on_state if state else None)
+    return Observer(
+        _in_turn([o.attention for o in observers if o.attention is not None]),
+        on_sublayer if sublayer else None,
+        on_state if state else None,
+        _in_turn([o.cross for o in observers if o.cross is not None]),
+    )
+
+
+def _in_turn(calls: list[OnAttention]) -> OnAttention | None:
+    """Several functions as one; the last mixed values count."""
+
+    def on_attention(step: AttentionStep) -> Tensor | None:
+        mixed = None
+        for call in calls:
+            replaced = call(step)
+            mixed = mixed if replaced is None else replaced
+        return mixed
+
+    return on_attention if calls else None

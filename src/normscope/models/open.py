@@ -10,22 +10,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.errors import InputError, MissingExtraError, did_you_mean
+from normscope.errors import InputError, did_you_mean, require_known
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
-from normscope.machine.memory import require_memory
 from normscope.models.check import check_finite
 from normscope.models.foreign import (
     PICKLES,
     check_weights,
     library_errors,
     model_options,
+    pickled_file,
     quietly,
     read_image_processor,
     read_tokenizer,
 )
+from normscope.models.gguf_reading import need_gguf, read_once
 from normscope.models.inputs import accepted, probe_sample
+from normscope.models.loading import DISK, DTYPES, planned
 from normscope.models.model import Model
-from normscope.models.sizes import model_memory
 from normscope.models.tokenizing import is_made_up
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
@@ -46,6 +47,7 @@ def open_model(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
     *,
+    dtype: str = "auto",
     stream: str | None = None,
     blocks: str | None = None,
     example: torch.Tensor | None = None,
@@ -57,17 +59,21 @@ def open_model(
             ``transformers`` library, a GGUF file, ``package:smollm2`` for one that is installed as a Python package, the name
             of a model on the Hugging Face hub, or a model in memory: any ``nn.Module`` with a list of residual blocks, a
             ``transformers.PreTrainedModel``, a ``Transformer`` of normscope, or a ``Model``, which is returned as it is.
-        device: where it runs; by default the CPU for a name, and where it is for a model in memory.
+        device: where it runs; by default the CPU for a name, and where it is for a model in memory. ``cuda`` takes all GPUs
+            for a model that does not fit on the first; ``disk`` reads the weights of every layer when it runs.
         tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none. For a
             model of images, the image processor.
         trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
             that you can: only for models whose authors you trust.
+        dtype: the precision of its weights, ``bfloat16``, ``float16`` or ``float32``; ``auto`` is as stored on a GPU and
+            float32 on a CPU. Statistics are computed in float32 or float64 whatever it is.
         stream: which residual stream is viewed, where a model has several, such as ``encoder`` and ``decoder``; by default
             the decoder, or the stream with the most parameters.
         blocks: the name of the list of blocks, such as ``transformer.h``, where it is not found.
         example: for a module in memory that does not run on token ids of its first embedding: an input that it runs on.
 
-    Names are opened in float32; a model in memory keeps its precision, its mode and its gradients.
+    A model of the ``transformers`` library that does not fit in memory stays on disk. A model in memory keeps its precision,
+    its mode and its gradients.
 
     Raises:
         InputError: if there is no such model, its architecture is not supported, or some of its weights are NaN or infinite.
@@ -78,10 +84,13 @@ def open_model(
         'pre'
     """
     view = {"stream": stream, "blocks": blocks, "example": example}
+    require_known("dtype", dtype, DTYPES)
+    if isinstance(source, str | Path):
+        return _open_name(source, device or "cpu", dtype, tokenizer, trust_remote_code, view)
+    if dtype != "auto":
+        raise InputError(f"dtype={dtype}: a model in memory keeps its precision; convert it before, model.to(torch.{dtype})")
     if isinstance(source, Model):
         return source
-    if isinstance(source, str | Path):
-        return _open_name(source, device or "cpu", tokenizer, trust_remote_code, view)
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
         return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device)
@@ -93,16 +102,20 @@ def open_model(
 
 
 def _open_name(
-    source: str | Path, device: torch.device | str, tokenizer: Any, trust_remote_code: bool, view: dict[str, Any]
+    source: str | Path, device: torch.device | str, dtype: str, tokenizer: Any, trust_remote_code: bool, view: dict[str, Any]
 ) -> Model:
     """The model of a name or path."""
     text, path = str(source), check_model(source)
     if text.startswith(_OWN) or _is_own(path):
+        if dtype not in ("auto", "float32") or device == DISK:
+            raise InputError(f"'{text}' was trained by normscope: it runs in float32, on a CPU or a GPU")
         return _normscope_model(text, load_model(source, device))
     if path.is_file():
         file = str(path.resolve())  # of a name alone the library takes the file in the working directory
-        return _from_library(text, path.parent, device, tokenizer, False, view, gguf_file=file)
-    return _from_library(text, path if path.is_dir() else text, device, tokenizer, trust_remote_code, view)
+        need_gguf()
+        with read_once():
+            return _from_library(text, path.parent, device, dtype, tokenizer, False, view, gguf_file=file)
+    return _from_library(text, path if path.is_dir() else text, device, dtype, tokenizer, trust_remote_code, view)
 
 
 def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None) -> Model:
@@ -122,10 +135,7 @@ def check_model(name: str | Path) -> Path:
     if text.startswith(_OWN):
         path = model_folder(text)
     elif path.suffix in PICKLES and path.is_file():
-        raise InputError(
-            f"'{path}' is pickled, and is refused on purpose: a pickle can run any code; "
-            "give the folder of a model with safetensors files, or a GGUF file"
-        )
+        raise InputError(pickled_file(path))
     elif path.is_file() and not _is_gguf(path):
         raise InputError(f"'{path}' is not a model: give a folder, or a GGUF file")
     elif path.is_dir() and not (path / "config.json").is_file():
@@ -199,6 +209,7 @@ def _from_library(
     name: str,
     where: str | Path,
     device: torch.device | str,
+    dtype: str,
     tokenizer: Any,
     trust_remote_code: bool,
     view: dict[str, Any],
@@ -207,9 +218,7 @@ def _from_library(
     """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
     from transformers import AutoConfig
 
-    if file:
-        need_gguf()
-    elif trust_remote_code:
+    if trust_remote_code and not file:
         warnings.warn(
             f"code that comes with '{name}' is run: it can do everything that you can (trust_remote_code=True)", stacklevel=4
         )
@@ -217,29 +226,38 @@ def _from_library(
     with library_errors(what):
         options = {**model_options(name, where), **file}
         config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
-    require_memory(model_memory(name, config))
     kind = _class_for(config)
     with library_errors(what):
         if not file:
             check_weights(name, where, config, kind.__name__, options)
+        plan = planned(name, where, config, str(device), dtype, bool(file))
         model, loaded = kind.from_pretrained(
             where,
             config=config,
-            dtype=torch.float32,
             output_loading_info=True,
+            **plan.options,
             trust_remote_code=trust_remote_code,
             attn_implementation="eager",  # a configuration may name a kernel on the hub, which is code
             **({} if file else {"use_safetensors": True}),
             **options,
         )
     missing = sorted(key for key in loaded["missing_keys"] if _UNUSED not in key)
+    bare = model.base_model
+    if missing and bare is not model and not any(key.startswith(f"{model.base_model_prefix}.") for key in missing):
+        warnings.warn(
+            f"'{name}' is opened without its head, and predicts nothing: the configuration names {type(model).__name__}, but "
+            f"{missing[0]} is not among the weights",
+            stacklevel=4,
+        )
+        model, missing = bare, []
     if missing:
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:
         tokenizer = read_tokenizer(name, where, config, trust_remote_code, options)
     if not file and "pixel_values" in accepted(model):
         view = {**view, "processor": read_image_processor(name, where, options)}
-    return _module(name, model.to(device).eval().requires_grad_(False), tokenizer, **view)
+    model = model if plan.placed else model.to(device)
+    return _module(name, model.eval().requires_grad_(False), tokenizer, **view)
 
 
 def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
@@ -272,12 +290,3 @@ def _class_for(config: Any) -> Any:
     known = type(config) in AutoModelForCausalLM._model_mapping
     own = AutoModelForCausalLM.__name__ in (getattr(config, "auto_map", None) or {})  # code that comes with the model
     return AutoModelForCausalLM if causal and (known or own) else AutoModel
-
-
-def need_gguf() -> None:
-    """Refuse where the packages that read a GGUF file are missing."""
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(f"a GGUF file needs the package '{error.name}': pip install 'normscope[gguf]'") from error

@@ -38,10 +38,14 @@ States = Float[Tensor, "rows positions dim"]
 
 @dataclass(frozen=True)
 class Site:
-    """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0."""
+    """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0.
+
+    ``received`` means what it is called with, not what it returns.
+    """
 
     module: nn.Module
     nth: int = 0
+    received: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Branch:
 
     Attributes:
         norms: by slot, ``input``, ``output`` and ``stream``.
-        result: the call whose output is that of the sublayer, before any output norm.
+        result: where the output of the sublayer is, before any output norm: what a call returns, or what the norm receives.
         scales: of its update and of the residual.
         reader: the first call that reads the states after the sublayer; None if the block returns them, or adds the updates
             of several sublayers at once.
@@ -349,7 +353,8 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     for total in sums:
         outputs = []
         for number, (update, step) in enumerate(total.updates):
-            result, norm, scale = _result(anatomy, update)
+            result, norm, scale = _result(anatomy, update, total.before)
+            value = _computed(anatomy, result, result is norm)
             window = (began, result.ended)
             reading = _reading(anatomy, total.before, window)
             if isinstance(reading, str):
@@ -359,8 +364,9 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             last = number == len(total.updates) - 1
             reader = _reader(anatomy, total.after, window[1]) if last else None
             scales = Scales(step * scale, total.carry)
-            branches.append(Branch(sites, _site(anatomy, result), scales, reader, reading[1], parallel=number > 0))
-            outputs.append(next(value for x in result.outputs if (value := anatomy.value_of(x)) is not None))
+            site = replace(_site(anatomy, result), received=result is norm)
+            branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0))
+            outputs.append(value)
             windows.append(window)
             began = window[1]
         error = max(error, _error(anatomy, total, branches[-len(outputs) :], outputs))
@@ -410,21 +416,32 @@ def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]]) -> list[str] |
     return names
 
 
-def _result(anatomy: _Anatomy, update: _Value) -> tuple[Call, Call | None, Tensor]:
-    """The call that computed an update, the output norm after it, and the scale of each channel that a module applied."""
+def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor]:
+    """The call that computed an update, the output norm after it, and the scale of each channel that a module applied.
+
+    Where no call returned what the output norm receives, the call is the norm.
+    """
     scale, norm = update.states.new_ones((), dtype=torch.float32), None
     while True:
         call = min(update.returned, key=lambda call: (call.ended, -call.began))
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
-        if source is None or not source.returned or source in (anatomy.x, update) or not call.is_leaf or norm is not None:
+        if source is None or source in (anatomy.x, before, update) or not call.is_leaf or norm is not None:
             return call, norm, scale
         if call.is_norm:
             norm, update = call, source
+            if not source.returned:
+                return norm, norm, scale
             continue
-        factor = _channel_scale(source.states, update.states)
+        factor = _channel_scale(source.states, update.states) if source.returned else None
         if factor is None:
             return call, norm, scale
         scale, update = scale * factor, source
+
+
+def _computed(anatomy: _Anatomy, call: Call, received: bool) -> _Value:
+    """What a sublayer computed: what a call returned, or received."""
+    tensors = call.inputs if received else call.outputs
+    return next(value for x in tensors if (value := anatomy.value_of(x)) is not None)
 
 
 def _channel_scale(x: States, y: States) -> Tensor | None:

@@ -30,6 +30,7 @@ class Probe:
         placements: of every layer.
         attended: the self-attention of every layer; None for layers without softmax attention.
         attentions: the same as its module and its number among the attentions of the layer.
+        crossings: the same for the attention to the encoder's states.
         sample: what the model read.
         reads_tokens: whether the stream is that of token ids, not of pixels or sound.
         output: its logits or last states.
@@ -59,6 +60,8 @@ class Probe:
         ]
         self.attended = [None if one is None else one[1] for one in chosen]
         self.attentions = [None if one is None else Site(one[1].within.module, one[0]) for one in chosen]
+        crossing = [next(((n, a) for n, a in enumerate(several) if a.crosses), None) for several in inside]
+        self.crossings = [None if one is None else Site(one[1].within.module, one[0]) for one in crossing]
         self.dim = self.stream.blocks[-1].output.shape[-1]
         self.reads_tokens = self._reads_tokens()
 

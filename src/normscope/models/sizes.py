@@ -1,14 +1,21 @@
-"""How much memory a model of the ``transformers`` library needs, from its configuration alone: about, to a factor of two."""
+"""How many weights a model of the ``transformers`` library has: from its files, or about, from its configuration."""
 
+from pathlib import Path
 from typing import Any
 
-_MODULES = 100e3  # bytes of a layer's modules and small tensors
-_COPIES = 1.3  # of the weights, while they are read
+import torch
+
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def model_memory(name: str, config: Any) -> dict[str, float]:
-    """Bytes of the weights in float32, by the sizes that they follow from."""
+def stored_parameters(folder: Path, dtype: torch.dtype) -> float | None:
+    """The number of weights in the safetensors files of a folder; None if there are none here."""
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    return sum(file.stat().st_size for file in files) / dtype.itemsize if files else None
+
+
+def parameters_of(config: Any) -> float:
+    """The number of weights, about, from the sizes that a configuration states."""
     sizes = config.get_text_config()
 
     def size(*names: str) -> float:
@@ -20,5 +27,4 @@ def model_memory(name: str, config: Any) -> dict[str, float]:
     layers, dim = size("num_hidden_layers"), size("hidden_size")
     wide = (size("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size") or 4 * dim) * max(1.0, size(*_EXPERTS))
     tables = size("vocab_size") + size("max_position_embeddings")
-    weights = layers * (4 * dim**2 + 3 * dim * wide) + tables * dim
-    return {f"'{name}' ({layers:.6g} layers of width {dim:.6g})": _COPIES * 4 * weights + _MODULES * layers}
+    return layers * (4 * dim**2 + 3 * dim * wide) + tables * dim

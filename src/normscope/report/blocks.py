@@ -108,7 +108,9 @@ def _columns(panels: int) -> int:
 def _kind(text: str, sublayer: str) -> str:
     if text.startswith("×"):
         return "factor"
-    return "norm" if text.startswith("Norm") else sublayer
+    if text.startswith("Norm"):
+        return "norm"
+    return sublayer if sublayer in _FILL else "attention"  # mixers and cross-attention mix tokens, too
 
 
 def _measures(panels: list[_Panel]) -> _Measures:

@@ -10,6 +10,7 @@ from typing import Any
 from normscope.schemes.expressions import ONE, Product
 from normscope.schemes.scheme import Scheme, Slots
 
+_FUNCTIONS = {"feedforward": "Feed-forward", "cross": "Cross-attention"}
 _TRUNK = 3
 _BRANCH = 20  # column where the branch's boxes begin; the residual's factor has to fit before it
 
@@ -47,17 +48,17 @@ def sublayer_parts(slots: Slots, function: str) -> SublayerDrawing:
     return SublayerDrawing(tuple(branch), "" if carry == ONE else f"× {carry.text}", "Norm" if slots.stream == "norm" else "")
 
 
-def block_parts(scheme: Scheme) -> tuple[SublayerDrawing, SublayerDrawing]:
-    """Attention and feed-forward layer of one stage."""
-    return sublayer_parts(scheme.attention, "Attention"), sublayer_parts(scheme.feedforward, "Feed-forward")
+def block_records(scheme: Scheme, sublayers: Sequence[str] = ("attention", "feedforward")) -> list[dict[str, Any]]:
+    """The drawing as a tidy table: a record for each sublayer of each stage, to be kept in results and drawn later.
 
-
-def block_records(scheme: Scheme) -> list[dict[str, Any]]:
-    """The drawing as a tidy table: a record for each sublayer of each stage, to be kept in results and drawn later."""
+    ``sublayers`` names those of the block. All but ``feedforward`` have the slots of attention.
+    """
     records = []
     for stage in scheme.stages:
         holds = f"t < {stage.end_text}" if stage.then else ("after" if stage is not scheme else "")
-        for sublayer, part in zip(("attention", "feedforward"), block_parts(stage), strict=True):
+        for sublayer in sublayers:
+            slots = stage.feedforward if sublayer == "feedforward" else stage.attention
+            part = sublayer_parts(slots, _FUNCTIONS.get(sublayer, sublayer.capitalize()))
             records.append({"scheme": scheme.name, "stage": holds, "sublayer": sublayer, **asdict(part)})
     return records
 
@@ -73,7 +74,8 @@ def draw_blocks(scheme: Scheme) -> str:
 
 def draw_records(records: Sequence[Mapping[str, Any]]) -> str:
     """The block of the first stage in ``block_records``, likewise."""
-    parts = [SublayerDrawing(tuple(record["branch"]), record["carry"], record["after"]) for record in records[:2]]
+    first = [record for record in records if record["stage"] == records[0]["stage"]]
+    parts = [SublayerDrawing(tuple(record["branch"]), record["carry"], record["after"]) for record in first]
     width = max(len(text) for part in parts for text in part.branch) + 4
     lines = [_trunk("x")]
     for part in parts:
