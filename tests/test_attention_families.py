@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.head_reader import HeadReader
+from normscope.models.hooks import rotation_of
 from normscope.models.observe import Softmax
 
 SIZE = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
@@ -278,10 +279,10 @@ def test_a_module_run_by_itself_makes_the_same_heads(family: str, monkeypatch: p
     weights_before = {name: value.clone() for name, value in model.state_dict().items()}
     reader, calls = reader_of(model)
     for call, kwargs, x in calls:
-        rotation = reader.rotation_of(call.module, kwargs)
+        rotation = rotation_of(kwargs, family == "gptj")
         for y, seen in zip(reader.heads(call.module, x, rotation), (call.q, call.k, call.v), strict=True):
             torch.testing.assert_close(y, seen, rtol=1e-4, atol=1e-5)
-        reader.require(call.module, x, rotation, call)
+        assert reader.takes_positions(call.module) == (family == "gptj")
         head_norms = [part for name, part in call.module.named_modules() if name in ("q_norm", "k_norm")]
         out = nn.Linear(HEADS * call.v.shape[-1], 32)
         matrices = reader.projections(call.module, out, head_norms)
@@ -292,7 +293,7 @@ def test_a_module_run_by_itself_makes_the_same_heads(family: str, monkeypatch: p
         for W, b, seen in letters:
             torch.testing.assert_close(x[:, None] @ W + b[:, None], seen, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(matrices.W_O.flatten(0, 1), out.weight.T)
-    assert (reader.rotation_of(calls[0][0].module, calls[0][1]) is None) == (family in ("bloom", "gpt_neo", "opt", "gpt2"))
+        assert (rotation is None) == (family in ("bloom", "gpt_neo", "opt", "gpt2"))
     assert all(torch.equal(value, weights_before[name]) for name, value in model.state_dict().items())
 
 

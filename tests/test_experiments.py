@@ -2,6 +2,9 @@
 
 import inspect
 import json
+import re
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +15,11 @@ import normscope as ns
 from helpers.cli import run
 from normscope.cli.command import with_options
 from normscope.experiments import kind_of, summaries
-from normscope.experiments.progress import Progress
+from normscope.experiments.audit import Audit
+from normscope.experiments.progress import Progress, ProgressLines, progress_bar
 from normscope.experiments.simulate import Simulate
+from normscope.experiments.terminal import Terminal
+from normscope.measures.interference import Interference
 
 SMALL = {"tokens": 6, "dim": 8, "time": 1.0, "samples": 3}
 
@@ -162,3 +168,56 @@ def test_a_formula_is_checked_at_the_depth_that_runs_before_any_work(
     assert expected in said
     assert len(said.splitlines()) == 1
     assert sorted(tmp_path.iterdir()) == [scheme, plan]
+
+
+def test_log_files_get_a_line_at_intervals_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar() as quick:
+        quick.stage("opening a model", 1)(1)
+    assert capsys.readouterr().err == ""  # nothing before the first interval
+    lines = ProgressLines(Terminal(sys.stderr), every=0.02)
+    advance = lines.stage("one forward pass", 32)
+    advance(8)
+    time.sleep(0.1)
+    lines.message("between")
+    lines.end()
+    err = capsys.readouterr().err.splitlines()
+    assert "between" in err
+    assert all(re.fullmatch(r"one forward pass: 8/32 \(25%\) after 0:00, about 0:00 left", line) for line in err[:-1])
+    assert len(err) > 2
+
+
+def test_the_time_left_follows_from_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    lines = ProgressLines(Terminal(sys.stderr))
+    advance = lines.stage("layers", 30)
+    now[0] += 3600
+    assert lines.line() == "layers: 0/30 after 1:00:00"
+    advance(10)
+    assert lines.line() == "layers: 10/30 (33%) after 1:00:00, about 2:00:00 left"
+    lines.end()
+
+
+def test_an_interrupted_audit_says_what_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told: list[str] = []
+
+    class Listening(Progress):
+        def message(self, text: str) -> None:
+            told.append(text)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interference, "observer", lambda *_: None)
+        patched.setattr(Interference, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Audit(model="builtin:addition-small-pre", examples=4).run(Listening())
+    assert "measures are kept in the cache: " in told[-1]
+    kept = told[-1].split("cache: ")[1].split(";")[0].split(", ")
+    assert "growth" in kept
+    assert "interference" not in kept
+    Audit(model="builtin:addition-small-pre", examples=4).run(Listening())
+    loaded = told[-1].removeprefix("from the cache of an earlier audit: ").split(" (")[0].split(", ")
+    assert sorted(loaded) == sorted(kept)

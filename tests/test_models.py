@@ -1,6 +1,7 @@
 """Any model behind one view: looked at it stays as it was, and what is seen is what its weights make."""
 
 import json
+import math
 import types
 import weakref
 from collections.abc import Callable
@@ -424,6 +425,34 @@ def test_branch_and_residual_scales_are_fitted(forward: Callable[..., Tensor], a
                 assert near(fitted.squeeze(), torch.as_tensor(scale), 1e-3)
     assert view.scheme is not None
     assert (view.scheme.name, view.scheme_note) == ("unnamed", "")
+
+
+def _of_depth(layer: int, name: str) -> Callable[..., Tensor]:
+    """A Llama layer with the arithmetic of a scheme that depends on depth."""
+    factor, carry = (
+        (1 / math.sqrt(layer + 1) if name == "ln-scaling" else 1.0),
+        ((2 * 4) ** 0.25 if name == "deepnorm" else 1.0),
+    )
+    after = name == "deepnorm" or (name == "mix" and layer < 1)
+
+    def forward(self: Any, hidden_states: Tensor, **others: Any) -> Tensor:
+        x, norms = hidden_states, (self.input_layernorm, self.post_attention_layernorm)
+        for norm, f in zip(norms, (lambda y: self.self_attn(hidden_states=y, **others)[0], self.mlp), strict=True):
+            x = norm(carry * x + f(x)) if after else x + f(factor * norm(x))
+        return x
+
+    return forward
+
+
+@pytest.mark.parametrize("name", ["ln-scaling", "deepnorm", "mix"])
+def test_a_scheme_that_depends_on_depth_is_named(name: str) -> None:
+    model = built("LlamaConfig", {**GROUPED, "num_hidden_layers": 4})
+    for layer, block in enumerate(model.model.layers):
+        block.forward = types.MethodType(_of_depth(layer, name), block)
+    view = open_model(model)
+    assert view.scheme == NAMED[name]
+    assert view.schemes == tuple(NAMED[name].at(layer, 4) for layer in range(4))
+    assert max(error for error in view.reconstruction if error is not None) < 1e-5
 
 
 def test_layers_that_differ_have_a_scheme_each() -> None:

@@ -93,7 +93,10 @@ def execute(
     else:
         check_writable(out, overwrite=overwrite)
     with out_of_memory_explained(), full_disk_explained(out), no_empty_folders(out), experiment.reserve(Path(out)):
-        return experiment.run(progress, Path(out)).save(out, formats=formats, overwrite=overwrite)
+        result, advance = experiment.run(progress, Path(out)), progress.stage("writing tables and page", 1)
+        result.save(out, formats=formats, overwrite=overwrite)
+        advance(1)
+        return result
 
 
 def function_of(command: str) -> "Callable[..., Result]":

@@ -217,17 +217,35 @@ def audit_tables(
     """The tables of measures; those that were saved before of the same model, sample, settings and code are not taken again."""
     from normscope.measures.base import joined, measured
 
-    keys = {measure.name: measure_key(measure, subject) for measure in measures} if saved else {}
+    keys: dict[str, dict[str, Any]] = {}
+    if saved:
+        advance = progress.stage("checksum of the weights", 1)
+        keys = {measure.name: measure_key(measure, subject) for measure in measures}
+        advance(1)
     loaded = {name: saved.load(key) for name, key in keys.items()} if saved else {}
     tables = {name: table for name, table in loaded.items() if table is not None}
     if tables:
         names = ", ".join(tables)
         progress.message(f"from the cache of an earlier audit: {names} (fresh=True measures everything again)")
-    for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
-        tables[measure.name] = found
-        if saved:
-            saved.save(keys[measure.name], found)
+    try:
+        for measure, found in measured(subject, [measure for measure in measures if measure.name not in tables], progress):
+            tables[measure.name] = found
+            if saved:
+                saved.save(keys[measure.name], found)
+    except (KeyboardInterrupt, SystemExit):
+        progress.message(_kept(list(tables) if saved else [], len(measures)))
+        raise
     return joined(tables[measure.name] for measure in measures)
+
+
+def _kept(names: Sequence[str], count: int) -> str:
+    """What an interrupted audit leaves."""
+    if not names:
+        return "no measure is kept"
+    return (
+        f"{len(names)} of {count} measures are kept in the cache: {', '.join(names)}; "
+        "the next audit of this model and sample takes the others"
+    )
 
 
 def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:

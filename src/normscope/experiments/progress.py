@@ -1,10 +1,13 @@
-"""Progress of a long computation: silent by default, a bar in terminals and notebooks."""
+"""Progress of a long computation: silent by default, a bar in terminals and notebooks, lines in log files."""
 
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+_EVERY = 10.0  # seconds between the lines of a log file
 _MOST_LINES = 8  # of what is computed at the same time
 
 
@@ -21,7 +24,8 @@ class Progress:
         """What is computed at the same time now: of each its share that is done, from 0 to 1, and a note."""
 
     def stage(self, name: str, total: float) -> Callable[[float], None]:
-        """A function for one stage that takes how much is done."""
+        """Begin a stage; back comes a function that takes how much of it is done."""
+        self(name, 0, total)
         return lambda done: self(name, done, total)
 
 
@@ -60,9 +64,69 @@ class ProgressBar(Progress):
         self._bars.console.print(self._worded(text), markup=False, highlight=False, soft_wrap=True)
 
 
+class ProgressLines(Progress):
+    """A line on how far the current stage is and how long it will take, at regular intervals whether it advances or not."""
+
+    def __init__(self, console: Any, worded: Callable[[str], str] = str, every: float = _EVERY) -> None:
+        self._console, self._worded, self._every = console, worded, every
+        self._ended, self._thread = threading.Event(), threading.Thread(target=self._report, daemon=True)
+        self._stage, self._began, self._text = "", 0.0, ""
+        self._share = 0.0
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """Remember how far a stage is."""
+        if stage != self._stage:
+            self._stage, self._began = stage, time.monotonic()
+        self._share = done / total if total else 0.0
+        self._text = f" {done:g}/{total:g}{f' {note}' if note else ''}" if total != 1 else ""
+        self._start()
+
+    def parallel(self, running: Mapping[str, tuple[float, str]]) -> None:
+        """Remember what is computed at the same time."""
+        shown = list(running.items())[:_MOST_LINES]
+        self._text = "; ".join(f"{name} {share:.0%}{f' {note}' if note else ''}" for name, (share, note) in shown)
+        self._start()
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        self._print(self._worded(text))
+
+    def end(self) -> None:
+        """Print no more lines."""
+        self._ended.set()
+
+    def line(self) -> str:
+        """The current stage, how much of it is done, since when, and how long the rest will take at this rate."""
+        elapsed = time.monotonic() - self._began
+        left = f", about {_clock(elapsed * (1 / self._share - 1))} left" if 0 < self._share < 1 else ""
+        done = f" ({self._share:.0%})" if self._share else ""
+        return f"{self._stage}:{self._text}{done} after {_clock(elapsed)}{left}"
+
+    def _start(self) -> None:
+        if not self._thread.is_alive() and not self._ended.is_set():
+            self._thread.start()
+
+    def _report(self) -> None:
+        while not self._ended.wait(self._every):
+            self._print(self.line())
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
 @contextmanager
-def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
-    """Bars on stderr; in a notebook, below the cell. ``worded`` rewrites messages, such as parameters to options."""
+def progress_bar(worded: Callable[[str], str] = str) -> Iterator[Progress]:
+    """Bars on stderr, a line every 10 s where that is no terminal; in a notebook bars, below the cell.
+
+    ``worded`` rewrites messages, such as parameters to options.
+    """
     from rich import progress as bars
     from rich.console import Console
 
@@ -71,6 +135,13 @@ def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
     console: Console = Terminal(sys.stderr)
     if console.is_jupyter or "ipykernel" in sys.modules:
         console = Console()
+    elif not console.is_terminal:
+        lines = ProgressLines(console, worded)
+        try:
+            yield lines
+        finally:
+            lines.end()
+        return
     columns = (
         bars.TextColumn("{task.description}", markup=False),  # a model may be called [/bold]
         bars.BarColumn(),
@@ -89,8 +160,6 @@ def progress_bar(worded: Callable[[str], str] = str) -> Iterator[ProgressBar]:
     finally:
         if bar.live.is_started:
             bar.live.stop()
-            if not (console.is_terminal or console.is_jupyter or bar.live.transient):
-                console.line()  # rich ends the last line on terminals only
 
 
 @contextmanager

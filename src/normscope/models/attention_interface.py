@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normscope.models.hooks import suspended
 from normscope.models.observe import Softmax
 
 IMPLEMENTATION = "normscope"
@@ -135,7 +136,7 @@ def _attention(
         scale = float(scale)
     call = AttentionCall(module, query, k, v, mask, scale, softcap, key.shape[1], bias, s_aux)
     observer = _observer.get()
-    with torch._C.DisableTorchFunction():  # a trace that follows other modules does not follow this one, too
+    with suspended():
         mixed = call.mixed() if observer is None else observer(call)
     return mixed.transpose(1, 2).contiguous(), None
 

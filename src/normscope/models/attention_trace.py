@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from normscope.core.norms import same
 from normscope.models.attention_interface import AttentionCall, AttentionObserver, observable, observing
-from normscope.models.hooks import before
+from normscope.models.hooks import after, before, suspended, unless_suspended
 
 _MASKED = -9e3  # a bias so far below the largest of its row is a mask: its weight is 0 in every precision
 _EXACT = 1e-5
@@ -91,26 +91,28 @@ class AttentionTrace(TorchFunctionMode):
         self.unclear: dict[nn.Module, str] = {}
         self._followed: Any = WeakIdKeyDictionary()
         self._running: list[tuple[nn.Module, tuple[int, ...]]] = []
+        self._active = unless_suspended()
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: follow the operations of the model's modules."""
         for module in self.model.modules():
             before(stack, module, self._begin)
-            stack.callback(module.register_forward_hook(self._end, always_call=True).remove)
+            after(stack, module, self._end, always=True)
+        self._active = unless_suspended()
         stack.enter_context(self)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 2]
         self._running.append((module, tuple(given[0].shape) if given else ()))
 
-    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         while self._running and self._running.pop()[0] is not module:
             pass
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; follow what it makes of scores and weights."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "").strip("_")
-        if not self._running:
+        if not self._running or not self._active():
             return func(*args, **kwargs)
         if name == "multi_head_attention_forward":
             with self:
@@ -201,7 +203,8 @@ class AttentionTrace(TorchFunctionMode):
         if not same(exact, call.mixed(), max(_EXACT, 4 * torch.finfo(result.dtype).eps)):
             self.unclear[call.module] = "attention is more than a softmax of q·k with a bias, a cap or a sink"
             return result
-        mixed = self.observer(call)
+        with suspended():
+            mixed = self.observer(call)
         return result if mixed is call.result else back(mixed.to(result))
 
 

@@ -18,11 +18,11 @@ from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall, observable, observing
 from normscope.models.attention_trace import AttentionTrace
 from normscope.models.foreign import library_errors
-from normscope.models.hooks import before
+from normscope.models.hooks import before, rotation_of, suspended
 from normscope.models.inputs import device_of
 from normscope.models.model import HeadProjections
 from normscope.models.norm_modules import norm_of, width_of
-from normscope.models.observe import Rotation
+from normscope.models.observe import AttentionStep, Rotation
 from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
 from normscope.models.record import is_norm
@@ -45,7 +45,6 @@ class HeadReader:
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module], run: Callable[[int], Any]) -> None:
         self.model, self._modules, self._run = model, list(modules), run
         self._calls: dict[int, tuple[Arguments, Arguments]] | None = None
-        self._positional: dict[int, bool] = {}
 
     @torch.no_grad()
     def heads(
@@ -53,8 +52,8 @@ class HeadReader:
     ) -> tuple[Tensor, ...]:
         """Q, k and v (rows, heads, tokens, head) of the input of attention, norms and rotation applied.
 
-        Every token is read by itself. ``rotation`` is what ``rotation_of`` gives for a call of the module; without it, q and k
-        are not rotated.
+        Every token is read by itself. ``rotation`` is what ``hooks.rotation_of`` gives for a call; without it, q and k are not
+        rotated.
         """
         count, tokens = x.shape[0] * x.shape[1], self._tokens(module)
         rows = -(-count // tokens)
@@ -66,45 +65,34 @@ class HeadReader:
             return torch.cat((flat, more), -2).view(*flat.shape[:-2], rows, tokens, flat.shape[-1])
 
         args, kwargs = self._arguments(module, rows, filled(x))
-        if rotation is not None and _is_rotation(kwargs.get(_ROTATION)):
-            filled_in = tuple(map(filled, rotation))
-            kwargs[_ROTATION] = filled_in[0] if isinstance(kwargs[_ROTATION], Tensor) else filled_in
-        elif rotation is not None:
+        if rotation is not None and rotation_of(kwargs) is None:
             kwargs[_POSITIONS] = filled(rotation[0][..., None])[..., 0]
+        elif rotation is not None:
+            kwargs[_ROTATION] = tuple(map(filled, rotation)) if len(rotation) > 1 else filled(rotation[0])
         call = _intercepted(self.model, module, args, kwargs)
         if (call.q.shape[0], call.q.shape[2]) != (rows, tokens) or call.k.shape[2] != tokens:
             raise InputError(f"unsupported architecture: {type(module).__name__} does not make one q and k of every token")
         by_token = (y.transpose(0, 1).flatten(1, 2)[:, :count] for y in (call.q, call.k, call.v))
         return tuple(y.reshape(len(y), *x.shape[:2], -1).transpose(0, 1) for y in by_token)
 
-    def rotation_of(self, module: nn.Module, kwargs: dict[str, Any]) -> Rotation | None:
-        """What rotates q and k in a call of a module, cosines and sines or the numbers of positions; None if nothing does."""
-        if _is_rotation(kwargs.get(_ROTATION)):
-            rotation = kwargs[_ROTATION]
-            return (rotation,) if isinstance(rotation, Tensor) else rotation
-        positions = kwargs.get(_POSITIONS)
-        return (positions,) if isinstance(positions, Tensor) and self._takes_positions(module) else None
-
-    def require(
-        self, module: nn.Module, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None, call: AttentionCall
-    ) -> None:
-        """Raise an error unless the module, run by itself, makes the q, k and v of a call in a forward pass."""
-        for letter, y, seen in zip("qkv", self.heads(module, x, rotation), (call.q, call.k, call.v), strict=True):
-            if not _near(y, seen):
+    def require(self, module: nn.Module, step: AttentionStep) -> None:
+        """Raise an error unless the module, run by itself, makes the q, k and v of a forward pass."""
+        for letter, y, seen in zip("qkv", self.heads(module, step.input, step.rotation), (step.q, step.k, step.v), strict=True):
+            if y.shape != seen.shape or not _near(y, seen):
                 raise InputError(
                     f"unsupported architecture: {letter} of {type(module).__name__} depends on more than its input"
                 )
 
-    def _takes_positions(self, module: nn.Module) -> bool:
-        """Whether the queries of a module depend on the positions that it is called with."""
-        if id(module) not in self._positional:
+    def takes_positions(self, module: nn.Module) -> bool:
+        """Whether the queries of a module depend on the numbers of positions that it is called with."""
+        try:
             states = _states(*self._recorded(module)[0])
             assert states is not None
-            x = torch.ones_like(states[:1, :1])
-            first = torch.zeros(1, 1, dtype=torch.long, device=x.device)
-            q, other = (self.heads(module, x, (first + position,))[0] for position in (0, 1))
-            self._positional[id(module)] = not torch.equal(q, other)
-        return self._positional[id(module)]
+            first = torch.zeros(1, 1, dtype=torch.long, device=states.device)
+            q, other = (self.heads(module, torch.ones_like(states[:1, :1]), (first + position,))[0] for position in (0, 1))
+        except InputError:  # raised again by those who ask for its matrices
+            return False
+        return not torch.equal(q, other)
 
     def _recorded(self, module: nn.Module) -> tuple[Arguments, Arguments]:
         """What a module is called with for one row and for two."""
@@ -123,6 +111,7 @@ class HeadReader:
                 calls.setdefault(id(module), (args, dict(kwargs)))
 
         with ExitStack() as stack:
+            stack.enter_context(suspended())
             for module in self._modules:
                 before(stack, module, keep)
             stack.enter_context(observable(self.model))
@@ -143,12 +132,10 @@ class HeadReader:
         assert twice is not None
         x = x if twice.shape[0] > states.shape[0] else x.transpose(0, 1)
         args, kwargs = (_repeated(one, two, rows, states, x) for one, two in zip(single, double, strict=True))
-        if _is_rotation(kwargs.get(_ROTATION)):
-            given = kwargs[_ROTATION]
-            still = (
-                torch.ones_like(given) if isinstance(given, Tensor) else (torch.ones_like(given[0]), torch.zeros_like(given[1]))
-            )
-            kwargs[_ROTATION] = still
+        rotation = rotation_of(kwargs)
+        if rotation is not None:
+            still = torch.ones_like(rotation[0]), *map(torch.zeros_like, rotation[1:])
+            kwargs[_ROTATION] = still if len(still) > 1 else still[0]
         return args, kwargs
 
     @torch.no_grad()
@@ -176,9 +163,8 @@ class HeadReader:
             if not _near(x.to(W)[:, None] @ W + b[:, None], y):
                 raise InputError(f"unsupported architecture: {letter} of {type(module).__name__} is no product of its input")
         (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
-        W_O, b_O = matrix_of(out)
-        W_O = W_O.reshape(len(W_V), -1, W_O.shape[1])
-        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O, len(W_Q) // kv_heads)
+        W_O = wide(messages_matrix(out, len(W_V)))
+        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, matrix_of(out)[1], len(W_Q) // kv_heads)
 
     def _columns(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Matrices and biases, from runs with products that return 0, 1, and their column numbers; number of KV heads."""
@@ -304,6 +290,7 @@ def _intercepted(model: nn.Module, module: nn.Module, args: tuple[Any, ...], kwa
     try:
         with ExitStack() as stack:
             stack.enter_context(library_errors(f"unsupported architecture: {type(module).__name__} cannot be run by itself: "))
+            stack.enter_context(suspended())
             stack.enter_context(observable(model))
             stack.enter_context(observing(reach))
             trace.install(stack)
@@ -369,11 +356,6 @@ def _gain(norm: nn.Module) -> Callable[..., Tensor]:
     return lambda x, *_, **__: x * gain.to(x)
 
 
-def _is_rotation(value: Any) -> bool:
-    """Whether an argument has cosines and sines, or the complex numbers e^iφ."""
-    return (isinstance(value, tuple) and len(value) == 2) or (isinstance(value, Tensor) and value.is_complex())
-
-
 def _is_product(module: nn.Module) -> bool:
     """Whether a module multiplies by one matrix."""
     weight = getattr(module, "weight", None)
@@ -388,11 +370,21 @@ def _shape(product: Any) -> tuple[int, int]:
     return (outputs, inputs) if type(product).__name__ == "Conv1D" else (inputs, outputs)
 
 
-def matrix_of(product: Any) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
+def matrix_of(product: nn.Module) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
     """Weight and bias of a product, in float32 at least."""
+    weight, bias = wide(_weight(product)), weight_of(product, "bias")
+    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)
+
+
+def messages_matrix(out: nn.Module, heads: int) -> Float[Tensor, "heads value dim"]:
+    """W_O by head, of the product that mixed values go through."""
+    weight = _weight(out)
+    return weight.reshape(heads, -1, weight.shape[1])
+
+
+def _weight(product: Any) -> Float[Tensor, "inputs outputs"]:
     if not _is_product(product):
         raise InputError(f"unsupported architecture: a {type(product).__name__} has no weight matrix")
-    weight, bias = wide(weight_of(product)), weight_of(product, "bias")
+    weight = weight_of(product)
     assert weight is not None
-    weight = weight if type(product).__name__ == "Conv1D" else weight.T
-    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)
+    return weight if type(product).__name__ == "Conv1D" else weight.T

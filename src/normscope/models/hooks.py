@@ -1,13 +1,15 @@
 """Hooks on modules: the states that go in, and what comes out."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.observe import Rotation
 from normscope.models.states import ROWS_FIRST, Layout, floats
 
 _PLAIN = Layout(ROWS_FIRST, 1)
@@ -22,10 +24,16 @@ def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return states
 
 
-def rotation_of(kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-    """The cosines and sines that attention is called with; None if there are none."""
+def rotation_of(kwargs: dict[str, Any], positions: bool = False) -> Rotation | None:
+    """The cosines and sines that attention is called with, or the complex numbers e^iφ; None if there are none.
+
+    The numbers of positions instead, if ``positions``: some modules compute cosines and sines themselves.
+    """
     rotation = kwargs.get("position_embeddings")
-    return rotation if isinstance(rotation, tuple) and len(rotation) == 2 else None
+    if isinstance(rotation, tuple) and len(rotation) == 2:
+        return rotation
+    given = kwargs.get("position_ids") if positions else rotation
+    return (given,) if isinstance(given, Tensor) and (positions or given.is_complex()) else None
 
 
 def first_output(output: Any) -> Any:
@@ -33,14 +41,39 @@ def first_output(output: Any) -> Any:
     return output[0] if isinstance(output, tuple) else output
 
 
+_depth: ContextVar[int] = ContextVar("depth", default=0)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Until the block ends, hooks that were installed before it are not called: an observer may run modules again."""
+    token = _depth.set(_depth.get() + 1)
+    try:
+        yield
+    finally:
+        _depth.reset(token)
+
+
+def unless_suspended() -> Callable[[], bool]:
+    """Whether a hook that is installed now is to be called, as a function of the time of the call."""
+    depth = _depth.get()
+    return lambda: _depth.get() == depth
+
+
 def before(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None:
     """Until the stack unwinds: call the hook before every call of the module."""
-    stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+    active = unless_suspended()
+    handle = module.register_forward_pre_hook(lambda *given: hook(*given) if active() else None, with_kwargs=True)
+    stack.callback(handle.remove)
 
 
-def after(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None:
-    """Until the stack unwinds: call the hook after every call of the module."""
-    stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+def after(stack: ExitStack, module: nn.Module, hook: Callable[..., Any], always: bool = False) -> None:
+    """Until the stack unwinds: call the hook after every call of the module; ``always``, also after one that failed."""
+    active = unless_suspended()
+    handle = module.register_forward_hook(
+        lambda *given: hook(*given) if active() else None, with_kwargs=True, always_call=always
+    )
+    stack.callback(handle.remove)
 
 
 def replaced(values: Any, old: Tensor, new: Tensor) -> Any:

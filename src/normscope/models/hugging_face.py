@@ -8,28 +8,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core.norms import length
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum
 from normscope.models.describe import scheme_text
-from normscope.models.hooks import Running
+from normscope.models.head_reader import HeadReader
+from normscope.models.hooks import Running, suspended
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.inputs import call, reads_tokens, results, tokens_known
-from normscope.models.layouts import normalise_heads, projections_of, rotate
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.offload import tensors_of, weight_of
-from normscope.models.placement import Placement, scheme_of
+from normscope.models.placement import Placement
 from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
-from normscope.models.record import Attended
+from normscope.models.recognise import common_scheme, scheme_of
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
 _FEWEST = 3
-_NOT_ONE = 1e-3
 _SUBLAYERS = {
     "resid_mid": "attention",
     "attn_out": "attention",
@@ -83,7 +81,11 @@ class HuggingFaceModel(Model):
         self._head_dims = [0 if each is None else each.attention.q.shape[-1] for each in probe.attended]
         self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
         self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
-        self._query_scales = [self._query_scale(layer, each) for layer, each in enumerate(probe.attended)]
+        self._sample = probe.sample
+        self._tested: dict[tuple[Any, ...], str] = {}
+        self._reader = HeadReader(self.model, {place.module for place in self.attentions if place is not None}, self._shortest)
+        positioned = {each.within.module for each in probe.attended if each is not None and each.within.positioned}
+        self.positioned = {module for module in positioned if self._reader.takes_positions(module)}
         self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
         self._embedding = self._find_embedding(probe)
         rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
@@ -96,10 +98,14 @@ class HuggingFaceModel(Model):
         if self.positions is not None:
             self.context = len(self.positions)
         self._embedding_factor = probe.embedding_factor(self._embedding)
-        self.position_kind = "rotary" if probe.record.rotary else "unknown" if self.positions is None else "learned"
+        rotary = probe.record.rotary or bool(self.positioned)
+        self.position_kind = "rotary" if rotary else "unknown" if self.positions is None else "learned"
         self.reconstruction = tuple(None if placement.unclear else placement.error for placement in self.placements)
-        self.schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
-        self.scheme, self.scheme_note = self._common_scheme()
+        schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
+        shared = common_scheme(schemes)
+        stages = () if shared is None or shared in schemes else (shared.at(layer, self.layers) for layer in range(self.layers))
+        self.schemes = tuple(stages) or schemes
+        self.scheme, self.scheme_note = self._with_remarks(shared)
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -114,7 +120,7 @@ class HuggingFaceModel(Model):
     @property
     def offers(self) -> frozenset[str]:
         """What can be measured; see ``Model.offers``."""
-        matrices = bool(self.attention_layers) and all(self._has_matrices(layer) for layer in self.attention_layers)
+        matrices = bool(self.attention_layers) and not any(map(self._unclear_matrices, self.attention_layers))
         offered = {
             "stream": True,
             "sublayers": not any(placement.unclear for placement in self.placements),
@@ -124,14 +130,6 @@ class HuggingFaceModel(Model):
             "predictions": self.predicts,
         }
         return frozenset(name for name, has in offered.items() if has)
-
-    def _has_matrices(self, layer: int) -> bool:
-        """Whether the matrices of a layer's attention are identified."""
-        try:
-            self._weights(layer)
-        except InputError:
-            return False
-        return True
 
     def _find_embedding(self, probe: Probe) -> nn.Module | None:
         """The table of token embeddings, whose rows are as wide as the stream; None if there is none."""
@@ -210,13 +208,42 @@ class HuggingFaceModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""
-        weights, scale = wide(self._weights(layer)), self._query_scales[layer]
-        return weights if scale == 1 else replace(weights, W_Q=scale * weights.W_Q, b_Q=scale * weights.b_Q)
+        unclear = self._unclear_matrices(layer)
+        if unclear:
+            raise InputError(unclear)
+        return self._weights(layer)
 
     def _weights(self, layer: int) -> HeadProjections:
-        return projections_of(
-            self.attention_module(layer), self.output_projection(layer), self._layer_heads[layer], self.attentions_head(layer)
-        )
+        norms = list(self.placements[layer].head_norms.values())
+        return self._reader.projections(self.attention_module(layer), self.output_projection(layer), norms)
+
+    def _unclear_matrices(self, layer: int) -> str:
+        """Why a layer's q, k and v do not follow from the input of its attention by matrices; empty if they do.
+
+        One layer is tested for all that have the same kind of module and the same heads.
+        """
+        if self.attentions[layer] is None:
+            return f"layer {layer} of '{self.name}' has no softmax attention"
+        module = self.attention_module(layer)
+        kind = type(module), self._layer_heads[layer], self._head_dims[layer], module in self.positioned
+        if kind not in self._tested:
+            self._tested[kind] = ""
+            try:
+                with in_float32(self.model):
+                    step = self._step(layer, self._sample)
+                self._weights(layer)
+                self._reader.require(module, step)
+            except InputError as error:
+                self._tested[kind] = str(error)
+        return self._tested[kind]
+
+    def _shortest(self, rows: int) -> None:
+        """Run the model on equal rows of the shortest input."""
+        sample = self._sample
+        tokens = sample.tokens[:1, : None if sample.features is not None else 1].expand(rows, -1)
+        features = None if sample.features is None else sample.features[:1].expand(rows, *sample.features.shape[1:])
+        shortest = replace(Sample.of(tokens), features=features)
+        call(self.model, shortest, self._decoded(shortest))
 
     def attention_module(self, layer: int) -> nn.Module:
         """The module of a layer's attention."""
@@ -224,20 +251,6 @@ class HuggingFaceModel(Model):
         if place is None:
             raise InputError(f"layer {layer} of '{self.name}' has no softmax attention")
         return place.module
-
-    def _query_scale(self, layer: int, attended: Attended | None) -> float:
-        """The factor between x W_Q + b_Q and the queries: OPT scales q, and not the scores."""
-        if attended is None:
-            return 1.0
-        x, q = attended.within.inputs[0], attended.attention.q
-        if "q" in self.placements[layer].head_norms:
-            return 1.0
-        try:
-            weights = wide(self._weights(layer))
-        except InputError:  # raised again by those who ask for the weights
-            return 1.0
-        factor = float(length(q.flatten()) / length((x[:, None] @ weights.W_Q + weights.b_Q[:, None]).flatten()))
-        return factor if abs(factor - 1) > max(_NOT_ONE, torch.finfo(q.dtype).eps) else 1.0
 
     def output_projection(self, layer: int) -> nn.Module:
         """The module of W_O."""
@@ -254,46 +267,37 @@ class HuggingFaceModel(Model):
     def heads_of(
         self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
-        """Q, k and v of the input of a layer's attention: product, bias, norm, rotation."""
-        weights, norms = self.projections(layer), self.placements[layer].head_norms
-        x = x[:, None]
-        parts = {"q": (weights.W_Q, weights.b_Q), "k": (weights.W_K, weights.b_K), "v": (weights.W_V, weights.b_V)}
-        made = {}
-        for letter in letters:
-            W, b = parts[letter]
-            made[letter] = normalise_heads(norms.get(letter), x @ W + b[:, None], weights.shared if letter in "kv" else 1)
-        if rotation is not None and set(letters) & set("qk"):
-            either = made["q"] if "q" in made else made["k"]
-            q, k = rotate(self.attention_module(layer), made.get("q", either), made.get("k", either), *rotation)
-            made |= {letter: turned for letter, turned in (("q", q), ("k", k)) if letter in made}
+        """Q, k and v of the input of a layer's attention, as its module computes them."""
+        if self._unclear_matrices(layer):
+            raise InputError(self._unclear_matrices(layer))
+        made = dict(zip("qkv", self._reader.heads(self.attention_module(layer), x, rotation), strict=True))
         return tuple(made[letter] for letter in letters)
 
-    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> Rotation | None:
         """The rotation that a layer applies, from a forward pass up to the last position; None if it has none."""
         if self.position_kind != "rotary":
             return None
         tokens = torch.ones(1, int(positions.max()) + 1, dtype=torch.long, device=self.device)
+        step = self._step(layer, Sample.of(tokens))
+        if step.rotation is None:
+            return None
+        rotated, plain = (self.heads_of(layer, step.input, rotation, "q")[0] for rotation in (step.rotation, None))
+        applies = tokens.shape[1] == 1 or not torch.equal(rotated, plain)  # some layers do not apply what they receive
+        return tuple(part[:, positions] for part in step.rotation) if applies else None
+
+    def _step(self, layer: int, sample: Sample) -> AttentionStep:
+        """The attention of a layer in a forward pass, which ends there."""
 
         def keep(step: AttentionStep) -> None:
             if step.layer == layer:
                 raise _ReachedError(step)
 
         try:
-            self.forward(Sample.of(tokens), Observer(attention=keep))
+            with torch.no_grad(), suspended():
+                self._run(sample, Observer(attention=keep))
         except _ReachedError as reached:
-            step = reached.step
-        if step.rotation is None or not self._applies(step):
-            return None
-        cos, sin = step.rotation
-        return cos[:, positions], sin[:, positions]
-
-    def _applies(self, step: AttentionStep) -> bool:
-        """Whether a layer applies the rotation that it receives: some layers do not."""
-        errors = []
-        for rotation in (None, step.rotation):
-            (q,) = self.heads_of(step.layer, step.input, rotation, "q")
-            errors.append(float(length((q - step.q).flatten())))
-        return errors[1] <= errors[0]
+            return reached.step
+        raise InputError(f"unsupported architecture: the attention of layer {layer} did not run")
 
     @property
     def normalised_heads(self) -> str:
@@ -409,15 +413,12 @@ class HuggingFaceModel(Model):
         module = next(iter([*placement.norms.values(), *placement.head_norms.values()]), None)
         return "rms" if module is None else norm_of(module, width_of(module) or self.dim, self.device).kind
 
-    def _common_scheme(self) -> tuple[Scheme | None, str]:
-        """The scheme of all layers, and remarks on it."""
+    def _with_remarks(self, scheme: Scheme | None) -> tuple[Scheme | None, str]:
+        """The scheme of all layers with remarks on it, or why there is none."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
-        if unclear:
-            return None, unclear
+        if scheme is None:
+            return None, unclear or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
-        alike = {replace(scheme, alpha=0.0) for scheme in self.schemes if scheme is not None}  # learned: its own in each layer
-        if len(alike) != 1:
-            return None, f"the layers differ: {scheme_text(self.schemes)}"
         notes += [first.note] if first.note else []
         if first.changed:
             notes.append("a norm or gate changes the mixed values of attention before W_O")
@@ -426,7 +427,7 @@ class HuggingFaceModel(Model):
             notes.append(f"{' and '.join(names)} are parallel: both read the same states")
         if any(width_of(module) not in (None, self.attentions_head(0)) for module in first.head_norms.values()):
             notes.append("q and k are normalised over all heads together")
-        return self.schemes[0], "; ".join(notes)
+        return scheme, "; ".join(notes)
 
 
 def _text_config(model: Any) -> Any:

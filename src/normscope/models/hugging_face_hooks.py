@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
+from normscope.models.head_reader import messages_matrix
 from normscope.models.hooks import Running, after, before, given_states, rotation_of
-from normscope.models.layouts import messages_matrix
-from normscope.models.observe import AttentionStep, OnAttention, SublayerStep
+from normscope.models.observe import AttentionStep, OnAttention, Rotation, SublayerStep
 from normscope.models.placement import Placement, Site
 from normscope.models.states import floats
 
@@ -28,7 +28,7 @@ class AttentionHooks:
         self.model, self.running = model, running
         self._observed = [(model.attentions, attention), (model.crossings, cross)]
         self.stream = self.input = torch.empty(0)
-        self.rotation: tuple[Tensor, Tensor] | None = None
+        self.rotation: Rotation | None = None
         self.nth = -1
 
     def install(self, stack: ExitStack) -> None:
@@ -43,7 +43,7 @@ class AttentionHooks:
         self.stream, self.nth = x, -1
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs)
+        self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs, module in self.model.positioned)
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""

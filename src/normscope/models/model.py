@@ -309,7 +309,7 @@ class Model(ABC):
         q, k, v = self.heads_of(step.layer, step.input, step.rotation)
         return q, k, v
 
-    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> Rotation | None:
         """Cosines and sines of a layer at some positions; None where positions are not rotations."""
         return None
 

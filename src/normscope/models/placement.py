@@ -22,7 +22,7 @@ from normscope.core.norms import factor_between, length, same
 from normscope.models.blocks import Block
 from normscope.models.norm_modules import known_norm
 from normscope.models.record import Attended, Call, Record
-from normscope.schemes import NAMED, Expression, Scheme, Slots
+from normscope.schemes import Slots
 from normscope.schemes.update import Update
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?(norm|ln)|norm_?(qk|q|k|v)")
@@ -84,8 +84,8 @@ class Branch:
             norms["input"] = f"norm * {self.factor:.4g}"
         if self.scales.step.ndim or self.scales.carry.ndim:
             lerp = bool(self.scales.carry.ndim) and _same(self.scales.carry, 1 - self.scales.step)
-            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else _rounded(self.scales.carry.mean()), **norms)
-        return Slots(heads=heads, step=_rounded(self.scales.step), carry=_rounded(self.scales.carry), **norms)
+            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry.mean()), **norms)
+        return Slots(heads=heads, step=rounded(self.scales.step), carry=rounded(self.scales.carry), **norms)
 
 
 @dataclass(frozen=True)
@@ -516,36 +516,6 @@ def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
     return norms
 
 
-def scheme_of(placement: Placement, kind: str) -> Scheme | None:
-    """The named scheme with these slots, or one without a name; ``kind`` is its norm. None if the slots are unknown."""
-    if placement.unclear:
-        return None
-    branches = placement.branches
-    feedforward = branches.get("feedforward")
-    mixing = next((branches[name] for name in ("attention", "mixer", "cross") if name in branches), feedforward)
-    if mixing is None:
-        return None
-    feedforward = feedforward or mixing
-    learned = [branch.scales.step.mean() for branch in (mixing, feedforward) if branch.scales.step.ndim]
-    scheme = _named(mixing.slots(placement.letters), feedforward.slots(), kind)
-    return replace(scheme, alpha=_rounded(learned[0])) if learned else scheme
-
-
-def _named(attention: Slots, feedforward: Slots, kind: str) -> Scheme:
-    """The scheme of the slots of both sublayers."""
-    named = [scheme for scheme in NAMED.values() if scheme.then is None and scheme.weights == "free"]
-    for slots, heads in ((attention, "none"), (replace(attention, heads="none"), attention.heads)):
-        for scheme in named:
-            if (scheme.attention, scheme.feedforward) == (slots, feedforward):
-                return (scheme if heads == "none" else scheme.with_heads(heads)).with_norm(kind)
-    step = Expression.parse(attention.step).text
-    if attention.step == feedforward.step and step != "1":
-        like = _named(replace(attention, step=1.0), replace(feedforward, step=1.0), kind)
-        title = f"{like.title}, every update times {step}"
-        return replace(like, name=f"{like.name}*{step}", attention=attention, feedforward=feedforward, title=title)
-    return Scheme("unnamed", attention, feedforward, title="a placement without a name").with_norm(kind)
-
-
 def _fit(target: Tensor, x: Tensor, U: Float[Tensor, "updates picked"], free: bool) -> tuple[Tensor, Tensor]:
     """Least squares of target = carry·x + step·u for every update u, with carry 1 unless it is free."""
     uu, ut, xu = U.square().sum(-1), U @ target, U @ x
@@ -575,7 +545,8 @@ def _tidy(scale: Tensor, states: Tensor) -> Tensor:
     return (torch.ones_like(scale) if one else scale).to(states.device)
 
 
-def _rounded(scale: Tensor) -> float:
+def rounded(scale: Tensor) -> float:
+    """A fitted scale with four decimals."""
     return round(float(scale), 4)
 
 

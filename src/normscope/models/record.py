@@ -29,6 +29,7 @@ class Call:
         nth: how many calls of the module came before.
         began, ended: on a clock that counts the beginnings and ends of all calls.
         inputs, outputs: copies of the tensors of real numbers that it received and returned.
+        positioned: whether it received the numbers of positions, and no rotation.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Call:
     nth: int
     began: int
     inputs: tuple[Tensor, ...]
+    positioned: bool = False
     ended: int = 0
     outputs: tuple[Tensor, ...] = ()
 
@@ -132,7 +134,8 @@ class Recorder:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nth = self._counts[id(module)] = self._counts.get(id(module), -1) + 1
-        call = Call(self._names[id(module)], module, nth, self._tick(), self._copied((args, kwargs)))
+        positioned = rotation_of(kwargs) is None and rotation_of(kwargs, positions=True) is not None
+        call = Call(self._names[id(module)], module, nth, self._tick(), self._copied((args, kwargs)), positioned)
         self._running.append(call)
         self.record.calls.append(call)
         self.record.rotary |= rotation_of(kwargs) is not None
