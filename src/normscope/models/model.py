@@ -283,6 +283,16 @@ class Model(ABC):
         return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
 
     @property
+    def modality(self) -> str:
+        """What it reads: ``text`` (token ids), ``image`` or ``sound``."""
+        return "text"
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of what it reads besides tokens, for one row, such as (channels, height, width); empty if nothing."""
+        return ()
+
+    @property
     def offers(self) -> frozenset[str]:
         """What can be measured.
 
@@ -344,8 +354,8 @@ class Model(ABC):
         """Whether the model gives logits."""
 
     @abstractmethod
-    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
-        """A batch to read: the first ``size`` tokens of a text or of token ids, or ``size`` examples of the model's task."""
+    def sample(self, text: Any, size: int | None, seed: int) -> Sample:
+        """A batch to read: the first ``size`` tokens of a text or of token ids, pictures, or examples of the model's task."""
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their ids where there is no tokenizer."""
