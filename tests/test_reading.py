@@ -53,6 +53,14 @@ def test_a_gguf_file_states_its_special_tokens(
     assert model.bos is None
 
 
+def test_a_sentencepiece_vocabulary_in_a_gguf_file_gets_bos_unless_the_file_states_otherwise(tmp_path: Path) -> None:
+    first = [
+        open_model(write_llama(tmp_path / f"{i}.gguf", "llama", **flags)).encode("the man")[0]
+        for i, flags in enumerate(({}, {"add_bos_token": True}, {"add_bos_token": False}))
+    ]
+    assert [token == 0 for token in first] == [True, True, False]
+
+
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_tokenizer_configuration_states_bos_where_tokenizer_json_does_not(tmp_path: Path, flag: bool) -> None:
     llama().save_pretrained(tmp_path)

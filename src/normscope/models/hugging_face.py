@@ -387,14 +387,14 @@ class HuggingFaceModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
-        norms = []
+        norms, device = [], self.device
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                norms.append(norm_of(module, width_of(module) or self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, width_of(module) or self.dim, device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
-                norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        outside = [known_norm(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+                norms.append(norm_of(module, width, device, letter, layer, "attention"))
+        outside = [known_norm(module, self.dim, device, slot) for slot, module in self._outside.items()]
         return norms + [norm for norm in outside if norm is not None]
 
     @property
