@@ -252,6 +252,19 @@ class HuggingFaceModel(Model):
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.carry
 
+    def input_scale(self, layer: int, sublayer: str) -> float:
+        """The factor of a sublayer's input, after its norm, that was seen when the model was opened."""
+        branch = self.placements[layer].branches.get(sublayer)
+        return 1.0 if branch is None else branch.factor
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run."""
+        return tuple(self.placements[layer].branches)
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified."""
+        return self.placements[layer].unclear
+
     def _missing(self, name: str, layer: int) -> str:
         """Why a layer has no value of this name."""
         placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
