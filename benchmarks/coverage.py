@@ -83,13 +83,14 @@ def rows_of(mapping: str, model_type: str) -> list[Row]:
 
     began, row = time.perf_counter(), Row(mapping, model_type)
     try:
-        model = tiny_model(model_type, mapping)
+        model: Any = tiny_model(model_type, mapping)
         inputs = tiny_inputs(model)
+        cache = {"use_cache": False} if hasattr(model.config.get_text_config(), "use_cache") else {}
         with torch.no_grad():
-            model(**inputs)
+            model(**inputs, **cache)
     except Exception as error:
         return [Row(mapping, model_type, built=_first_line(error))]
-    plain = reference(model, lambda: model(**inputs))
+    plain = reference(model, lambda: model(**inputs, **cache))
     softmax = bool(plain.attentions)
     from normscope.errors import InputError
     from normscope.models import open_model
@@ -163,21 +164,21 @@ def _sample(view: Any, inputs: dict[str, Any]) -> Any:
 
 def _matching(states: dict[int, Any], layers: int, lists: dict[str, list[Any]]) -> tuple[list[Any], float]:
     """The calls of blocks whose states are those of the view, and the largest error; blocks may be in several lists."""
-    from reference import error_between
+    from reference import states_error
 
     calls = [call for block in lists.values() for call in block if call.inputs and call.outputs]
-    blocks, errors = [], []
+    blocks, errors = [], [0.0]
     for layer in range(layers):
         x, y = states.get(layer), states.get(layer + 1)
         if x is None or y is None:
             return [], float("inf")
-        scored = [
-            (min(error_between(t, x) for t in call.inputs) + min(error_between(t, y) for t in call.outputs), call.ended, call)
-            for call in calls
-        ]
-        error, _, call = min(scored, key=lambda item: (round(item[0], 7), -item[1]))
+        scored = []
+        for call in calls:
+            before, after = (min(states_error(t, s) for t in tensors) for tensors, s in ((call.inputs, x), (call.outputs, y)))
+            scored.append((round(before, 6), round(after, 6), -call.ended, before, after, call))
+        *_, before, after, call = min(scored, key=lambda item: item[:3])
         blocks.append(call)
-        errors.append(error)
+        errors += [before, after] if layer == layers - 1 else [before]  # what a model adds between blocks is no block's output
     return blocks, max(errors)
 
 

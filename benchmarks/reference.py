@@ -5,9 +5,10 @@ Forward hooks on the members of module lists give hidden states; a torch functio
 output does not change when its input grows: norm(30 x) = norm(10 x).
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import Any
 
 import torch
@@ -134,6 +135,17 @@ def error_between(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
+def states_error(a: Tensor, x: Tensor) -> float:
+    """The error of states x (rows, positions, dim) against a tensor of any layout of positions and channels."""
+    layouts = [a]
+    if a.ndim == 3:
+        layouts.append(a.transpose(0, 1))
+    if a.ndim >= 4:
+        layouts += [a.flatten(2), a.flatten(2).mT, a.flatten(1, -2), a.movedim(0, 2).flatten(2)]
+    errors = [error_between(layout, x) for layout in layouts if layout.numel() == x.numel()]
+    return min(errors, default=float("inf"))
+
+
 def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, layers: int, further: bool) -> str:
     """What a block does that its scheme does not say; empty if they agree.
 
@@ -145,7 +157,7 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
     """
     x, y = block.inputs[0], block.outputs[0]
     inside = [call for call in found.inside(block) if call.inputs and call.outputs]
-    attentions = tuple(f"{attention.module}." for attention in found.attentions_of(block))
+    attentions = tuple(f"{a.module}." for a in found.attentions_of(block) if a.module != block.name)
     norms = [call for call in inside if not call.name.startswith(attentions) and _is_norm(call, x)]
     attention, feedforward = scheme.attention, scheme.feedforward
     slots = [_norm_slots(attention), _norm_slots(feedforward)]
@@ -176,7 +188,7 @@ def _sum_contradiction(
     made = [call for call in inside if (call in norms) == (slots.output == "norm")]
     updates = [u.flatten().double() for call in made for u in call.outputs if u.numel() == len(flat)]
     both = [u + v for u, v in combinations(updates, 2)]  # parallel sublayers add to the same states
-    sums = (carry * s + step * u for s, u in [*product(states, updates), *product(states[:1], both)])
+    sums = (carry * s + step * u for s, u in chain(product(states, updates), product(states, both)))
     if any(error_between(one, flat) < NEAR for one in sums):
         return ""
     return "the block's output is no sum with these scales"
@@ -189,9 +201,15 @@ def _norm_slots(slots: Slots) -> int:
 def _is_norm(call: Call, x: Tensor) -> bool:
     """Whether a call is of a norm of states like x."""
     read = call.inputs[0]
-    if any(True for _ in call.module.children()) or read.shape[-1] != x.shape[-1] or read.numel() != x.numel():
+    if (
+        any(True for _ in call.module.children())
+        or read.shape[-1] != x.shape[-1]
+        or read.numel() != x.numel()
+        or not read.any()
+    ):
         return False
-    if len(call.inputs) > 1 or call.outputs[0].shape != read.shape:
+    required = [p for p in inspect.signature(call.module.forward).parameters.values() if p.default is p.empty and p.kind < 2]
+    if len(required) != 1 or len(call.inputs) > 1 or call.outputs[0].shape != read.shape:
         return False
     with torch.no_grad():
         ten, thirty = (call.module(factor * read) for factor in (10.0, 30.0))

@@ -19,7 +19,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.on_model import Dtype, ModelDevice, as_source
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
-from normscope.experiments.settings import TokenIds, as_list, setting
+from normscope.experiments.settings import Images, TokenIds, as_list, setting
 from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
@@ -135,6 +135,7 @@ class Compare(Seeded):
     )
     text: Path | None = _shared("text")
     token_ids: TokenIds | None = _shared("token_ids")
+    images: Images | None = _shared("images")
     tokens: int | None = _shared("tokens")
     examples: int | None = _shared("examples")
     sentence: str | None = _shared("sentence")
@@ -183,7 +184,7 @@ class Compare(Seeded):
     def _check_read(self, sides: Sequence[Side]) -> None:
         """Refuse settings of what to read where no model reads it."""
         subjects = [side.audit[1] for side in sides if side.audit]
-        for name in ("text", "token_ids", "tokens", "examples", "sentence", "bos"):
+        for name in ("text", "token_ids", "images", "tokens", "examples", "sentence", "bos"):
             read = any(subject.sentence for subject in subjects) if name == "sentence" else bool(subjects)
             if getattr(self, name) is not None and not read:
                 raise InputError(f"{name}= is not used: no model among these reads it, and runs are compared as they are")

@@ -16,13 +16,15 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import TextFile, TokenIds, ids_of, setting, text_of
+from normscope.experiments.settings import Images, TextFile, TokenIds, ids_of, setting, text_of
 from normscope.machine.memory import require_memory
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from normscope.measures.base import Measure, Subject
     from normscope.models import Model
 
@@ -126,12 +128,20 @@ class OnModel(WithModel):
         None, "A file of token ids to read instead of a text: numbers, a JSON list, or an .npy array.", shown="none"
     )
     tokens: int | None = setting(None, "Number of tokens to read.", shown="all of text=; up to 512 of the bundled text", ge=3)
-    examples: int | None = setting(None, "Number of examples to read, for a model that was trained to add.", shown="256", ge=2)
+    images: Images | None = setting(
+        None, "An image file or a folder of images to read, for a model of pixels.", shown="the bundled pictures", several=True
+    )
+    examples: int | None = setting(
+        None, "Number of examples to read, for a model that was trained to add; of pictures.", shown="256; all pictures", ge=2
+    )
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
-        if self.text is not None and self.token_ids is not None:
-            raise InputError("text= and token_ids= exclude each other: give one of them")
+        given = [name for name in ("text", "token_ids", "images") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{given[0]}= and {given[1]}= exclude each other: give one of them")
+        if self.bos is not None and self.token_ids is not None:
+            raise InputError(f"bos={self.bos} has no meaning with token_ids= : they are read as they are")
         return self
 
     @property
@@ -144,7 +154,19 @@ class OnModel(WithModel):
         """What is behind the names of the model and the text; None for what is not a file here."""
         content = self.content
         digest = None if content is None else hashlib.sha256(str(content).encode()).hexdigest()
-        return {**super().digests, "text_digest": digest}
+        pixels = b"".join(str(image.size).encode() + image.tobytes() for image in self.pictures or ())
+        return {
+            **super().digests,
+            "text_digest": digest,
+            "images_digest": None if self.images is None else hashlib.sha256(pixels).hexdigest(),
+        }
+
+    @property
+    def pictures(self) -> "list[Image] | None":
+        """The pictures that were given."""
+        from normscope.models.pictures import read_pictures
+
+        return None if self.images is None else read_pictures(self.images)
 
     def subject(self, progress: Progress = SILENT) -> "Subject":
         """The model with its sample."""
@@ -153,7 +175,7 @@ class OnModel(WithModel):
 
         content = self.content
         model = self.open(progress)
-        sample = chosen_sample(model, content, self.tokens, self.examples, self.seed, self.bundled_tokens)
+        sample = chosen_sample(model, content, self.tokens, self.examples, self.seed, self.bundled_tokens, self.pictures)
         subject = Subject(model, sample, self.seed)
         require_memory(subject.memory(*self.copies), str(model.device))
         return subject
@@ -183,10 +205,12 @@ class OnModel(WithModel):
         about = {**subject.about, **reading_of(tables)}
         cards = findings_of(measures, tables, about)
         found = pd.DataFrame([finding.record for finding in cards], columns=list(Finding("").record))
-        read = {name: None if getattr(self, name) is None else str(getattr(self, name)) for name in ("text", "token_ids")}
+        read = {
+            name: None if getattr(self, name) is None else str(getattr(self, name)) for name in ("text", "token_ids", "images")
+        }
         return Result(
             type(self),
-            {**about, **settings, **read, **self.digests},
+            {**about, **settings, **read, "bos": self.bos, **self.digests},
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from normscope.core.devices import chosen_device
 from normscope.errors import InputError, require_known
-from normscope.machine.files import read_text, read_token_ids
+from normscope.machine.files import image_files, read_text, read_token_ids
 from normscope.schemes import Scheme, find_scheme
 
 SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
@@ -110,6 +110,15 @@ def ids_of(value: Any) -> list[list[int]] | None:
     return rows
 
 
+def _image_paths(value: Any) -> tuple[str, ...]:
+    """Paths of image files and folders, each of which exists."""
+    places = tuple(str(item) for item in ([value] if isinstance(value, str | Path) else value))
+    for place in places:
+        image_files(place)
+    return places
+
+
+Images = Annotated[tuple[str, ...], BeforeValidator(_image_paths)]
 TokenIds = Annotated[Any, AfterValidator(_token_ids)]
 TextFile = Annotated[Path, AfterValidator(_readable)]
 Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]

@@ -107,7 +107,11 @@ class Subspaces(OnModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Subspaces":
-        refused = ("text", "token_ids", "tokens", "examples", "bos", "measures") if self.constructed else ("schemes", "types")
+        refused = (
+            ("text", "token_ids", "images", "tokens", "examples", "bos", "measures")
+            if self.constructed
+            else ("schemes", "types")
+        )
         why = "a constructed world has its own tokens" if self.constructed else "it is for a world; a model has its own scheme"
         for name in refused:
             if getattr(self, name) is not None:

@@ -1,7 +1,7 @@
 """Files that a user names: regular files of a sensible size, read as text, TOML or JSON; all else is refused in one line.
 
 A FIFO would block, a link to a device would fill the memory, and deep nesting or long integers would end in an error of the
-parser: ``read_text``, ``read_toml``, ``read_json`` and ``regular_file`` raise ``InputError`` instead.
+parser: ``read_text``, ``read_toml``, ``read_json``, ``read_image`` and ``regular_file`` raise ``InputError`` instead.
 """
 
 import errno
@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +20,15 @@ from normscope.errors import InputError, visible
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from PIL.Image import Image
 
 MOST_SETTINGS = 16 << 20  # bytes of a scheme, recipe or plan
 MOST_TEXT = 256 << 20
 MOST_JSON = 256 << 20
+MOST_IMAGE = 64 << 20
+_MOST_PIXELS = 1 << 26  # of an image: 8192 × 8192
+_MOST_IMAGES = 10_000
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 _DEEPEST = 64  # levels of tables and lists
 _LARGEST = 2**63  # the integers of TOML have 64 bits
 _DAMAGED = (OSError, ValueError, EOFError, TypeError, OverflowError, MemoryError, SyntaxError, RecursionError, TokenError)
@@ -127,6 +133,40 @@ def read_token_ids(path: str | Path) -> "npt.NDArray[Any]":
     if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
         raise InputError(f"cannot read the {what} {_shown(path)}: it holds no integers, or rows of different lengths")
     return ids
+
+
+def image_files(path: str | Path) -> list[Path]:
+    """An image file, or the image files of a folder in the order of their names."""
+    place = user_path(path, "image")
+    if not place.is_dir():
+        return [regular_file(path, "image", MOST_IMAGE)]
+    found = sorted(file for file in place.iterdir() if file.suffix.lower() in _IMAGES)
+    if not found:
+        raise InputError(f"there are no images in the folder {_shown(path)}: files that end in {', '.join(_IMAGES)} are read")
+    if len(found) > _MOST_IMAGES:
+        raise InputError(f"the folder {_shown(path)} has {len(found):,} images, at most {_MOST_IMAGES:,} are read")
+    return found
+
+
+def read_image(path: str | Path) -> "Image":
+    """An image file in RGB, upright; one that is damaged, or whose header announces too many pixels, is refused."""
+    from PIL import Image, ImageOps
+
+    place = regular_file(path, "image", MOST_IMAGE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of many pixels, which are refused below before they are decoded
+            with Image.open(place) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise InputError(
+                        f"cannot read the image {_shown(path)}: it has {image.width:,} × {image.height:,} pixels, "
+                        f"at most {_MOST_PIXELS:,} are read"
+                    )
+                return ImageOps.exif_transpose(image).convert("RGB")
+    except InputError:
+        raise
+    except (Image.DecompressionBombError, *_DAMAGED) as error:
+        raise InputError(f"cannot read the image {_shown(path)}: {_reason(error)}") from error
 
 
 @contextmanager

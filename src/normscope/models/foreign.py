@@ -215,6 +215,17 @@ def read_tokenizer(name: str, where: str | Path, config: Any, trust_remote_code:
         return with_flags(tokenizer, flags)
 
 
+def read_image_processor(name: str, where: str | Path, options: dict[str, Any]) -> Any:
+    """The image processor beside the weights, which resizes and normalises pictures; None if there is none."""
+    from transformers import AutoImageProcessor
+
+    with library_errors(f"cannot read the image processor of '{name}': "):
+        if _file(where, "preprocessor_config.json", options) is None:
+            return None
+        kind: Any = AutoImageProcessor
+        return kind.from_pretrained(where, trust_remote_code=False, **options)
+
+
 def _content(vocabulary: Path) -> str:
     """What reads a ``.model`` file: sentencepiece a protocol buffer, tiktoken lines of text."""
     with vocabulary.open("rb") as file:

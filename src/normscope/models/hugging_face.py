@@ -12,21 +12,26 @@ from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum
 from normscope.models.describe import scheme_text
+from normscope.models.foreign import library_errors
 from normscope.models.head_reader import HeadReader
 from normscope.models.hooks import Running, suspended
 from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
-from normscope.models.inputs import call, reads_tokens, results, tokens_known
-from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
+from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, results, tokens_known
+from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.offload import tensors_of, weight_of
+from normscope.models.pictures import features_of, position_names
 from normscope.models.placement import Placement
 from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
+from normscope.models.tokenizing import special_ends
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
+_DECODED = 16  # tokens that the decoder reads of an encoder-decoder whose encoder reads none
+_FEATURES = {"image": "pictures", "sound": "sound or a spectrogram"}
 _FEWEST = 3
 _SUBLAYERS = {
     "resid_mid": "attention",
@@ -55,9 +60,10 @@ class HuggingFaceModel(Model):
         *,
         stream: str | None = None,
         blocks: str | None = None,
-        example: Tensor | None = None,
+        example: "Tensor | Sample | None" = None,
+        processor: Any = None,
     ) -> None:
-        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, processor
         with observable(model), in_float32(model):
             probe = Probe(model, stream, blocks, example)
         with ExitStack() as stack:
@@ -81,12 +87,15 @@ class HuggingFaceModel(Model):
         self._head_dims = [0 if each is None else each.attention.q.shape[-1] for each in probe.attended]
         self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
         self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
-        self._sample = probe.sample
+        self._sample, self._reads_tokens = probe.sample, probe.reads_tokens
+        self._positions = probe.stream.blocks[0].input.shape[1]
+        if not self._reads_tokens:
+            given, self.tokenizer = self.tokenizer, None
+            self.processor = given if hasattr(given, "preprocess") else self.processor
         self._tested: dict[tuple[Any, ...], str] = {}
         self._reader = HeadReader(self.model, {place.module for place in self.attentions if place is not None}, self._shortest)
         positioned = {each.within.module for each in probe.attended if each is not None and each.within.positioned}
         self.positioned = {module for module in positioned if self._reader.takes_positions(module)}
-        self._reads_tokens = reads_tokens(self.model) and probe.sample.features is None
         self._embedding = self._find_embedding(probe)
         rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
@@ -171,7 +180,61 @@ class HuggingFaceModel(Model):
                 AttentionHooks(self, running, observer.attention, observer.cross).install(stack)
             running.install(stack)
             stack.enter_context(observable(self.model))
-            return results(call(self.model, sample, self._decoded(sample)))
+            return results(call(self.model, self._complete(sample), self._decoded(sample)))
+
+    def _complete(self, sample: Sample) -> Sample:
+        """The sample with what else the model needs: where streams read tokens and pixels, a small input for the other one."""
+        probed, rows, (features, both) = self._sample, len(sample.tokens), (sample.features, self._reads_both)
+        if both and self._reads_tokens and features is None and probed.features is not None:
+            features = probed.features[:1].expand(rows, *probed.features.shape[1:])
+        if both and not self._reads_tokens:
+            sample = replace(Sample.of(probed.tokens[:1].expand(rows, -1)), features=features)
+        return sample if features is None else replace(sample, features=features.to(self.device, precision_of(self.model)))
+
+    @property
+    def _reads_both(self) -> bool:
+        """Whether the model reads tokens and features, in two streams of which none reads the other."""
+        return self._sample.features is not None and main_input(self.model) == TOKEN_INPUT
+
+    @property
+    def modality(self) -> str:
+        """What the stream reads: ``text``, ``image`` or ``sound``."""
+        if self._reads_tokens:
+            return "text"
+        return "image" if len(self.feature_shape) > 2 or "pixel" in (main_input(self.model) or "") else "sound"
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of what the model reads besides tokens, for one row; empty if it reads tokens alone."""
+        return () if self._sample.features is None else tuple(self._sample.features.shape[1:])
+
+    def batch(self, x: Any) -> Sample:
+        """A text or token ids, pictures or other features that the model reads, or a sample, as a sample on its device."""
+        if isinstance(x, Sample) or self._reads_tokens:
+            return super().batch(x)
+        features = features_of(x, self.feature_shape, self.processor).to(self.device)
+        if self._is_decoder:
+            known = max(tokens_known(self.model) or 2, 2)
+            tokens = 1 + torch.arange(_DECODED, device=self.device) % (known - 1)
+        else:
+            tokens = torch.arange(self._count_positions(features), device=self.device)
+        return replace(Sample.of(tokens.expand(len(features), -1)), features=features)
+
+    @property
+    def _is_decoder(self) -> bool:
+        """Whether the stream is that of the decoder of an encoder-decoder."""
+        return is_encoder_decoder(self.model) and self.stream == self.streams[-1]
+
+    def _count_positions(self, features: Tensor) -> int:
+        """How many positions the stream has before its first layer."""
+        if tuple(features.shape[1:]) == self.feature_shape:
+            return self._positions
+        counts: list[int] = []
+        start = replace(Sample.of(torch.zeros(1, 1, dtype=torch.long, device=self.device)), features=features[:1])
+        refused = f"'{self.name}' cannot read features of the shape {list(features.shape[1:])}: "
+        with library_errors(refused):
+            self.forward(start, Observer(state=lambda layer, x: None if layer else counts.append(x.shape[1])))
+        return counts[0]
 
     def _decoded(self, sample: Sample) -> Tensor | None:
         """What the decoder of an encoder-decoder reads while its encoder is viewed, if that reads no tokens: one token."""
@@ -188,6 +251,19 @@ class HuggingFaceModel(Model):
         """The residual scale that fitted the states when the model was opened."""
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.carry
+
+    def input_scale(self, layer: int, sublayer: str) -> float:
+        """The factor of a sublayer's input, after its norm, that was seen when the model was opened."""
+        branch = self.placements[layer].branches.get(sublayer)
+        return 1.0 if branch is None else branch.factor
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run."""
+        return tuple(self.placements[layer].branches)
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified."""
+        return self.placements[layer].unclear
 
     def _missing(self, name: str, layer: int) -> str:
         """Why a layer has no value of this name."""
@@ -243,7 +319,8 @@ class HuggingFaceModel(Model):
         tokens = sample.tokens[:1, : None if sample.features is not None else 1].expand(rows, -1)
         features = None if sample.features is None else sample.features[:1].expand(rows, *sample.features.shape[1:])
         shortest = replace(Sample.of(tokens), features=features)
-        call(self.model, shortest, self._decoded(shortest))
+        with library_errors("unsupported architecture: the model does not run on one token: "):
+            call(self.model, shortest, self._decoded(shortest))
 
     def attention_module(self, layer: int) -> nn.Module:
         """The module of a layer's attention."""
@@ -312,14 +389,14 @@ class HuggingFaceModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
-        norms = []
+        norms, device = [], self.device
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                norms.append(norm_of(module, width_of(module) or self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, width_of(module) or self.dim, device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
-                norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        outside = [known_norm(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+                norms.append(norm_of(module, width, device, letter, layer, "attention"))
+        outside = [known_norm(module, self.dim, device, slot) for slot, module in self._outside.items()]
         return norms + [norm for norm in outside if norm is not None]
 
     @property
@@ -357,9 +434,18 @@ class HuggingFaceModel(Model):
         """Whether the model gives logits of its tokens."""
         return self._predicts
 
-    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
-        """The first ``size`` tokens of a text or of token ids; for an encoder some of them are masked, to be predicted."""
-        tokens = self._ids(text or "" if isinstance(text, str | None) else text)[:, :size]
+    def sample(self, text: Any, size: int | None, seed: int) -> Sample:
+        """The first ``size`` tokens of a text or of token ids; for an encoder some of them are masked, to be predicted.
+
+        For a model of images or sound: the first ``size`` pictures or rows of features.
+        """
+        if not self._reads_tokens:
+            if text is None:
+                raise InputError(f"'{self.name}' reads {_FEATURES[self.modality]}: give some")
+            sample = self.batch(text)
+            features = None if sample.features is None else sample.features[:size]
+            return replace(Sample.of(sample.tokens[:size]), features=features)
+        tokens = self._first(self._ids(text or "" if isinstance(text, str | None) else text), size)
         count = tokens.shape[1]
         if count < _FEWEST:
             raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
@@ -372,6 +458,13 @@ class HuggingFaceModel(Model):
             return Sample.continued(tokens)
         masks = self.predicts and getattr(self.tokenizer, "mask_token_id", None) is not None
         return self._masked(Sample.of(tokens), seed) if masks else Sample.of(tokens)
+
+    def _first(self, tokens: Int[Tensor, "rows tokens"], size: int | None) -> Int[Tensor, "rows first"]:
+        """The first tokens; an encoder keeps the special tokens at the end of what is cut short."""
+        if size is None or size >= tokens.shape[1] or self.causal or self.tokenizer is None:
+            return tokens[:, :size]
+        end = len(special_ends(self.tokenizer, tokens[0].tolist())[1])
+        return torch.cat((tokens[:, : max(size - end, 0)], tokens[:, tokens.shape[1] - end :]), 1)
 
     def _masked(self, sample: Sample, seed: int) -> Sample:
         """A sample some of whose tokens are masked, to be predicted."""
@@ -386,7 +479,9 @@ class HuggingFaceModel(Model):
         )
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
-        """Tokens as texts; their numbers without a tokenizer."""
+        """Tokens as texts; their numbers without a tokenizer; patches and frames by their place."""
+        if not self._reads_tokens and not self._is_decoder:
+            return position_names(tokens.tolist(), self._positions, self.feature_shape)
         if self.tokenizer is None:
             return super().words(tokens)
         return [self.tokenizer.decode([number]) for number in tokens.tolist()]

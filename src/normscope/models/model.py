@@ -231,10 +231,10 @@ class Model(ABC):
 
     def with_bos(self, bos: bool | None) -> "Model":
         """The model whose texts begin with BOS, or do not; itself if that is left to the tokenizer (None)."""
-        if bos is None:
+        if bos is None or (self.tokenizer is None and not bos):
             return self
         if self.tokenizer is None:
-            raise InputError(f"bos={bos}: '{self.name}' has no tokenizer that could add BOS")
+            raise InputError(f"bos=True: '{self.name}' has no tokenizer that could add BOS")
         changed = copy(self)
         changed.bos = bos
         changed.encode("")  # a tokenizer may have no BOS
@@ -266,6 +266,18 @@ class Model(ABC):
         """The realised factor of a sublayer's input, after the input norm if there is one."""
         return 1.0
 
+    def depth_factor(self, layer: int, sublayer: str) -> Tensor | float:
+        """The factor of a sublayer's input that a scheme states, such as 1/√layer: ``input_scale`` without calibration."""
+        return self.input_scale(layer, sublayer)
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run; none if they are unclear."""
+        return "attention", "feedforward"
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified; empty if they are."""
+        return ""
+
     def norm_at(self, layer: int, sublayer: str, slot: str) -> BlockNorm | None:
         """The norm in a slot of a sublayer."""
         place = (layer, sublayer, slot)
@@ -281,6 +293,16 @@ class Model(ABC):
         norms = {slot: self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream")}
         factor, reads = self.input_scale(layer, sublayer), norms.pop("input")
         return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
+
+    @property
+    def modality(self) -> str:
+        """What it reads: ``text`` (token ids), ``image`` or ``sound``."""
+        return "text"
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        """The shape of what it reads besides tokens, for one row, such as (channels, height, width); empty if nothing."""
+        return ()
 
     @property
     def offers(self) -> frozenset[str]:
@@ -344,8 +366,8 @@ class Model(ABC):
         """Whether the model gives logits."""
 
     @abstractmethod
-    def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
-        """A batch to read: the first ``size`` tokens of a text or of token ids, or ``size`` examples of the model's task."""
+    def sample(self, text: Any, size: int | None, seed: int) -> Sample:
+        """A batch to read: the first ``size`` tokens of a text or of token ids, pictures, or examples of the model's task."""
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their ids where there is no tokenizer."""

@@ -20,9 +20,11 @@ from normscope.models.foreign import (
     model_options,
     pickled_file,
     quietly,
+    read_image_processor,
     read_tokenizer,
 )
 from normscope.models.gguf_reading import need_gguf, read_once
+from normscope.models.inputs import accepted, probe_sample
 from normscope.models.loading import DISK, DTYPES, planned
 from normscope.models.model import Model
 from normscope.models.tokenizing import is_made_up
@@ -59,7 +61,8 @@ def open_model(
             ``transformers.PreTrainedModel``, a ``Transformer`` of normscope, or a ``Model``, which is returned as it is.
         device: where it runs; by default the CPU for a name, and where it is for a model in memory. ``cuda`` takes all GPUs
             for a model that does not fit on the first; ``disk`` reads the weights of every layer when it runs.
-        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none.
+        tokenizer: for a ``PreTrainedModel`` in memory, or in place of the one that belongs to a name; False for none. For a
+            model of images, the image processor.
         trust_remote_code: whether code that comes with a model of the ``transformers`` library is run. It can do everything
             that you can: only for models whose authors you trust.
         dtype: the precision of its weights, ``bfloat16``, ``float16`` or ``float32``; ``auto`` is as stored on a GPU and
@@ -251,6 +254,8 @@ def _from_library(
         raise InputError(f"the weights of '{name}' are not whole: {missing[0]} and {len(missing) - 1} others are missing")
     if tokenizer is None:
         tokenizer = read_tokenizer(name, where, config, trust_remote_code, options)
+    if not file and "pixel_values" in accepted(model):
+        view = {**view, "processor": read_image_processor(name, where, options)}
     model = model if plan.placed else model.to(device)
     return _module(name, model.eval().requires_grad_(False), tokenizer, **view)
 
@@ -259,14 +264,13 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     """A model in memory; one that does not run on a small input is refused."""
     from normscope.models.attention_interface import observable
     from normscope.models.hugging_face import HuggingFaceModel
-    from normscope.models.inputs import call, probe_sample
 
     zeros = check_finite(name, model)
-    tokenizer = None if not tokenizer or is_made_up(tokenizer) else tokenizer
+    tokenizer = None if not tokenizer or (not hasattr(tokenizer, "preprocess") and is_made_up(tokenizer)) else tokenizer
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
     if view.get("example") is None:
-        with library_errors(refused), torch.no_grad(), observable(model):
-            call(model, probe_sample(model))
+        with observable(model):
+            view["example"] = probe_sample(model, refused)
     with quietly():
         opened = HuggingFaceModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros

@@ -238,6 +238,19 @@ class _Anatomy:
         return value
 
     @property
+    def has_second_stream(self) -> bool:
+        """Whether the block returns other states, of the same shape, that it did not receive."""
+        call, y = self.block.call, self.y
+        others = (
+            value
+            for x in call.outputs
+            if x.shape == call.outputs[self.block.site.returned].shape
+            for value in [self.value_of(x)]
+        )
+        received = [self.value_of(x) for x in call.inputs]
+        return any(value is not y and value not in received for value in others)
+
+    @property
     def before_attention(self) -> list[Call]:
         """The calls that ended before the last attention."""
         last = max((attended.time for attended in self.attended), default=0)
@@ -245,8 +258,9 @@ class _Anatomy:
 
     def is_read(self, norm: Call) -> bool:
         """Whether a product receives what a norm returned."""
-        made = norm.outputs[0]
-        return any(_computes(call) and any(x is made for x in call.inputs) for call in self.calls)
+        made = norm.outputs[0].flatten()
+        inputs = (x for call in self.calls if _computes(call) for x in call.inputs if x.numel() == made.numel())
+        return any(torch.equal(x.flatten(), made) for x in inputs)
 
     def sums(self) -> list[_Sum] | None:
         """The sums that lead from the block's input to its output; None if there are none."""
@@ -376,6 +390,8 @@ def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
     changed = out is not None and attention is not None and not _same(out.inputs[0], attention.mixed)
     plain = Placement({}, heads, None if out is None else out.module, changed)
     sums = anatomy.sums()
+    if anatomy.has_second_stream:
+        return replace(plain, unclear="the block returns a second stream of hidden states"), Evidence({}, {})
     if not sums:
         added = "adds nothing that can be seen to its input" if sums == [] else "returns no sum of its input and of updates"
         return replace(plain, unclear=f"the block {added}"), Evidence({}, {})
@@ -392,9 +408,12 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     began = anatomy.block.call.began
     for total in sums:
         for number, (update, step) in enumerate(total.updates):
-            result, norm, scale = _result(anatomy, update, total.before)
-            if norm is None and _is_unknown(result):
-                return replace(plain, unclear=f"what a {type(result.module).__name__} makes of an update is unknown"), nothing
+            made = _result(anatomy, update, total.before)
+            if made is None or (made[1] is None and _is_unknown(made[0])):
+                return replace(
+                    plain, unclear="what a block adds is not what a module computed, nor a scale or norm of it"
+                ), nothing
+            result, norm, scale = made
             window = (began, result.ended)
             reading = _reading(anatomy, total.before, window)
             if isinstance(reading, str):
@@ -509,26 +528,45 @@ def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequ
     return names
 
 
-def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor]:
-    """The call that computed an update, the output norm after it, and the scale of each channel that a module applied.
+def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor] | None:
+    """The call that computed an update, the output norm after it, and the scale of each channel between.
 
-    Where no call returned what the output norm receives, the call is the norm.
+    Where no call returned what the output norm receives, the call is the norm. None if the update passes through a module
+    without parts, such as dropout, and is neither what a module computed nor a scale of that.
     """
     scale, norm = update.states.new_ones((), dtype=torch.float32), None
     while True:
         call = min(update.returned, key=lambda call: (call.ended, -call.began))
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
-        if source is None or source in (anatomy.x, before, update) or not call.is_leaf or norm is not None:
+        if _computes(call) or not call.is_leaf or norm is not None:
             return call, norm, scale
+        if source is None or source in (anatomy.x, before):
+            return None
         if call.is_norm:
             norm, update = call, source
             if not source.returned:
                 return norm, norm, scale
             continue
-        factor = _channel_scale(source.states, update.states) if source.returned else None
-        if factor is None:
-            return call, norm, scale
-        scale, update = scale * factor, source
+        if source is not update:
+            factor = _channel_scale(source.states, update.states)
+            if factor is None:
+                return (call, norm, scale) if source.returned else None
+            scale, update = scale * factor, source
+        if not update.returned or call in update.returned:
+            scaled = _scaled_from(anatomy, update, call)
+            if scaled is None:
+                return None
+            scale, update = scale * scaled[0], scaled[1]
+
+
+def _scaled_from(anatomy: _Anatomy, value: _Value, receiver: Call) -> tuple[Tensor, _Value] | None:
+    """The scale and the value of a computed result that a module received times that scale; None if there is none."""
+    for other in sorted(anatomy.values, key=lambda v: -v.first):
+        if other is not value and other.computed and other.first < receiver.began:
+            factor = _channel_scale(other.states, value.states)
+            if factor is not None:
+                return factor, other
+    return None
 
 
 def _computed(anatomy: _Anatomy, call: Call, received: bool) -> _Value:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from normscope.core.norms import factor_between, same
 from normscope.errors import InputError, did_you_mean
 from normscope.models.blocks import Stream, streams_of
-from normscope.models.hooks import Site
-from normscope.models.inputs import call, is_encoder_decoder, probe_sample, results
+from normscope.models.hooks import Site, before
+from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, probe_sample, results
 from normscope.models.observe import Sample
-from normscope.models.placement import placement_of
+from normscope.models.placement import Placement, placement_of
 from normscope.models.proof import proved_again, proved_heads
 from normscope.models.record import Attended, Record, Recorder, is_norm
+from normscope.models.states import floats
 
 _NEAR = 1e-5
 
@@ -31,11 +33,16 @@ class Probe:
         attentions: the same as its module and its number among the attentions of the layer.
         crossings: the same for the attention to the encoder's states.
         sample: what the model read.
+        reads_tokens: whether the stream is that of token ids, not of pixels or sound.
         output: its logits or last states.
     """
 
-    def __init__(self, model: Any, stream: str | None = None, blocks: str | None = None, example: Tensor | None = None) -> None:
+    def __init__(
+        self, model: Any, stream: str | None = None, blocks: str | None = None, example: "Tensor | Sample | None" = None
+    ) -> None:
         self.model, self.sample = model, probe_sample(model) if example is None else _sample_of(example)
+        if self.sample.features is not None:
+            self.sample = replace(self.sample, features=self.sample.features.to(precision_of(model)))
         rows, tokens = self.sample.tokens.shape
         shape = (rows,) if self.sample.features is not None else (rows, tokens, tokens - 1)
         recorder = Recorder(model)
@@ -56,14 +63,33 @@ class Probe:
         crossing = [next(((n, a) for n, a in enumerate(several) if a.crosses), None) for several in inside]
         self.crossings = [None if one is None else Site(one[1].within.module, one[0]) for one in crossing]
         self.dim = self.stream.blocks[-1].output.shape[-1]
+        self.reads_tokens = self._reads_tokens()
+        self.placements = self._placements()
 
+    def _placements(self) -> list[Placement]:
+        """The slots of every layer, as far as other states prove them."""
         seen = [placement_of(block, self.record) for block in self.stream.blocks]
-        evidence = [each for _, each in seen]
         placements = proved_again(self.stream.blocks, seen, self._run)
-        if any(self.attended):
-            again = list(zip(placements, evidence, strict=True))
-            placements = proved_heads(model, self.stream.blocks, again, self.attended, self.attentions, self._run)
-        self.placements = placements
+        if not any(self.attended):
+            return placements
+        again = [(placement, evidence) for placement, (_, evidence) in zip(placements, seen, strict=True)]
+        return proved_heads(self.model, self.stream.blocks, again, self.attended, self.attentions, self._run)
+
+    def _reads_tokens(self) -> bool:
+        """Whether the stream is that of token ids: its first states do not change with pixels."""
+        if self.sample.features is None or main_input(self.model) != TOKEN_INPUT:
+            return self.sample.features is None
+        seen: list[Tensor] = []
+        first = self.stream.blocks[0]
+
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen.append(list(floats((args, kwargs)))[first.site.received])
+
+        with ExitStack() as stack:
+            before(stack, first.site.module, keep)
+            stack.enter_context(torch.no_grad())
+            call(self.model, replace(self.sample, features=-self.sample.features), self.sample.tokens[:, :-1])
+        return torch.equal(first.site.layout.states(seen[0]), first.input)
 
     def _run(self) -> Any:
         """What the model returns for the sample; a decoder reads fewer tokens than its encoder, so that shapes differ."""
@@ -137,8 +163,10 @@ def _of_stream(attended: Attended, rows: int, positions: int) -> bool:
     return (len(q), q.shape[-2], k.shape[-2]) == (rows, positions, positions)
 
 
-def _sample_of(example: Tensor) -> Sample:
+def _sample_of(example: Tensor | Sample) -> Sample:
     """An input that a user gave: token ids, or anything else that the model reads."""
+    if isinstance(example, Sample):
+        return example
     if not example.is_floating_point():
         return Sample.of(example)
     numbers = torch.arange(2, device=example.device).expand(len(example), 2)

@@ -27,6 +27,7 @@ from normscope.models.placement import Evidence, Placement, proved
 from normscope.models.record import Attended
 
 _NEAR = 1e-4
+_CUT = 0.2  # the share of numbers that are equal in size where they are cut off
 _LARGER = 1e4  # the factor of what attention reads, far above what biases of projections may be worth
 
 
@@ -103,6 +104,10 @@ def _attention_read(placement: Placement, evidence: Evidence) -> tuple[Site, Ten
 
 
 def _ratio(now: Tensor, before: Tensor) -> float:
+    """How much larger numbers became; infinitely, if they are cut off at some number, which is no norm."""
+    largest = now.abs().max()
+    if float((now.abs() == largest).double().mean()) > _CUT:
+        return float("inf")
     return float(length(now.double().flatten()) / length(before.double().flatten()))
 
 
