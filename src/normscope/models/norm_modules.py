@@ -94,7 +94,9 @@ def _measured_eps(module: nn.Module, parameters: dict[str, Tensor], x: Float[Ten
 def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:
     """The norm of the given vectors with other parameters. A copy of the module would copy what its hooks refer to."""
     with torch.no_grad():
-        values: Tensor = torch.func.functional_call(module, parameters, (given[:, None],))
+        values = torch.func.functional_call(module, parameters, (given[:, None],))
+    if not isinstance(values, Tensor):
+        raise TypeError("a norm returns a tensor")
     return values.double().cpu().squeeze(1)
 
 

@@ -7,7 +7,8 @@ returned before, and then
 - a sublayer that reads a norm of the states must compute what it computed before, and
 - the updates with the slots that were seen must give the block's output.
 
-Which of q, k and v are normalised shows when attention reads much larger states: the others become as much larger.
+Which of q, k and v are normalised shows when attention reads much larger states in one row, and smaller ones in another: the
+others become as much larger or smaller.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from normscope.models.placement import Evidence, Placement, proved
 from normscope.models.record import Attended
 
 _NEAR = 1e-4
-_CUT = 0.2  # the share of numbers that are equal in size where they are cut off
 _LARGER = 1e4  # the factor of what attention reads, far above what biases of projections may be worth
+_SMALLER = 0.05
+_KEPT = 0.3  # of the size of what is normalised remains at least so much, if it is made of smaller numbers
 
 
 def proved_again(
@@ -69,22 +71,23 @@ def proved_heads(
     """The placements with the norms of q, k and v that have an effect, and those that are no modules."""
     running = Running([block.site for block in blocks], blocks[0].input.shape[0])
     larger, nth = SiteHooks(running), [-1]
-    ratios: dict[int, dict[str, float]] = {}
+    ratios: dict[int, dict[str, tuple[float, ...]]] = {}
     reads = [_attention_read(placement, evidence) for placement, evidence in seen]
     for layer, read in enumerate(reads):
         if read is not None:
-            larger.at(layer, read[0], partial(_given, _LARGER * read[1]))
+            larger.at(layer, read[0], partial(_given, _rescaled(read[1])))
 
     def enter(layer: int, x: Tensor) -> Tensor:
         nth[0] = -1
-        return blocks[layer].input.to(x) * (_LARGER if reads[layer] is None else 1)
+        given = blocks[layer].input
+        return (_rescaled(given) if reads[layer] is None else given).to(x)
 
     def attend(call: AttentionCall) -> Tensor:
         layer, nth[0] = running.layer, nth[0] + 1
         site, known = (None, None) if layer is None else (sites[layer], attended[layer])
         if layer is not None and site is not None and known is not None and site.nth == nth[0]:
             before, pairs = known.attention, (("q", call.q), ("k", call.k), ("v", call.v))
-            ratios[layer] = {letter: _ratio(now, getattr(before, letter)) for letter, now in pairs}
+            ratios[layer] = {letter: _ratios(now, getattr(before, letter)) for letter, now in pairs}
         return call.mixed()
 
     running.entering(enter)
@@ -103,18 +106,25 @@ def _attention_read(placement: Placement, evidence: Evidence) -> tuple[Site, Ten
     return None if site is None or site not in evidence.reads else (site, evidence.reads[site])
 
 
-def _ratio(now: Tensor, before: Tensor) -> float:
-    """How much larger numbers became; infinitely, if they are cut off at some number, which is no norm."""
-    largest = now.abs().max()
-    if float((now.abs() == largest).double().mean()) > _CUT:
-        return float("inf")
-    return float(length(now.double().flatten()) / length(before.double().flatten()))
+def _rescaled(states: Tensor) -> Tensor:
+    """Larger states in the first row, smaller ones in the second, and so on."""
+    factors = torch.tensor([_LARGER, _SMALLER], dtype=states.dtype, device=states.device)
+    return states * factors.repeat(len(states))[: len(states), None, None]
 
 
-def _with_heads(placement: Placement, ratios: dict[str, float], evidence: Evidence) -> Placement:
+def _ratios(now: Tensor, before: Tensor) -> tuple[float, ...]:
+    """How much larger the numbers of the first row became, and of the second if there is one."""
+    return tuple(
+        float(length(a.double().flatten()) / length(b.double().flatten())) for a, b in zip(now[:2], before[:2], strict=True)
+    )
+
+
+def _with_heads(placement: Placement, ratios: dict[str, tuple[float, ...]], evidence: Evidence) -> Placement:
     if not ratios:
         return placement
-    normalised = [letter for letter, ratio in ratios.items() if ratio < _LARGER**0.5]
+    normalised = [
+        letter for letter, (up, *down) in ratios.items() if up < _LARGER**0.5 and all(ratio > _KEPT for ratio in down)
+    ]
     modules = {letter: norm for letter, norm in placement.head_norms.items() if letter in normalised}
     others = "".join(letter for letter in normalised if letter not in modules)
     return replace(placement, head_norms=modules, unnamed_heads="" if evidence.latent else others)
