@@ -16,7 +16,7 @@ from normscope.measures.base import Subject
 from normscope.models import NOTHING, Model, Sample, open_model
 
 STREAM = {"degenerate", "growth", "updates", "rotation", "clustering", "massive"}
-ATTENTION = {"spread", "collapse", "sparsity"}
+ATTENTION = {"first_token", "spread", "collapse", "sparsity"}
 MATRICES = {"interference", "spheres", "angles", "rank"}
 
 

@@ -71,7 +71,7 @@ class Stability(OnModel):
         >>> import normscope as ns
         >>> found = ns.stability("builtin:addition-small-pre", examples=8, measures="spread", progress=False)
         >>> list(found.tables)
-        ['findings', 'spread']
+        ['findings', 'reading', 'spread']
     """
 
     command: ClassVar[str] = "stability"

@@ -75,7 +75,6 @@ class Subject:
             "dim": model.dim,
             "vocabulary": model.vocabulary,
             "attention_layers": list(model.attention_layers),
-            "offers": sorted(model.offers),
             "rows": sample.tokens.shape[0],
             "tokens": int(sample.attention_mask.sum()),
             "reads": "tokens" if sample.features is None else "positions",
@@ -105,11 +104,18 @@ class Subject:
         return self.model.checksum
 
     @cached_property
+    def lacking(self) -> dict[str, str]:
+        """The capabilities that the model does not offer, with the reasons."""
+        from normscope.models.describe import why_missing
+
+        return why_missing(self.model)
+
+    @cached_property
     def present(self) -> "Tensor":
         """Tokens (rows, tokens) that have hidden states: all but padding, and those whose embedding is 0."""
         mask = self.sample.attention_mask
         # what a position adds is not 0
-        if self.model.position_kind in ("learned", "cyclic") or "vocabulary" not in self.model.offers:
+        if self.model.position_kind in ("learned", "cyclic") or "vocabulary" in self.lacking:
             return mask
         return mask & self.model.embeddings[self.sample.tokens].any(-1)
 
@@ -293,9 +299,8 @@ class Measure(ABC):
     def missing(self, subject: Subject) -> str:
         """Why the subject cannot be measured, such as ``needs attention: no layer has softmax attention``; empty if it can."""
         from normscope.models import NOTHING
-        from normscope.models.describe import why_missing
 
-        lacking = [f"needs {name}: {why}" for name, why in why_missing(subject.model).items() if name in self.needs]
+        lacking = [f"needs {name}: {why}" for name, why in subject.lacking.items() if name in self.needs]
         if lacking:
             return lacking[0]
         if "sentence" in self.asks and subject.sentence is None:

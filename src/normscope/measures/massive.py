@@ -27,6 +27,7 @@ class _Observer(PassObserver):
         self.multiple, self.subject = measure.multiple, subject
         self.layers: list[dict[str, Any]] = []
         self.massive: list[dict[str, Any]] = []
+        self.reads_tokens, self.texts = "vocabulary" not in subject.lacking, dict[int, str]()
 
     def state(self, layer: int, x: Tensor) -> None:
         """The median magnitude of the state, the largest value, and those above the multiple of the median."""
@@ -54,10 +55,13 @@ class _Observer(PassObserver):
 
     def _text(self, x: Tensor, row: int, position: int) -> str | None:
         """The token at a position; None where positions are not those of a text."""
-        model, tokens = self.subject.model, self.subject.sample.tokens
-        if "vocabulary" not in model.offers or tokens.shape != x.shape[:2]:
+        tokens = self.subject.sample.tokens
+        if not self.reads_tokens or tokens.shape != x.shape[:2]:
             return None
-        return model.words(tokens[row, position][None])[0]
+        token = int(tokens[row, position])
+        if token not in self.texts:
+            self.texts[token] = self.subject.model.words(tokens[row, position][None])[0]
+        return self.texts[token]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import banded, floats, plain_rows, table_of
 
-_LOGITS = 2**26  # of the runs that share a forward pass, at most
+_HELD = 2**25  # numbers in the largest tensor of the runs that share a forward pass: logits, attention weights or states
 _NEEDLESS = 0.01  # share of the loss: blocks that cost less can be left out for a start
 _NAMED = 3
 
@@ -59,7 +59,7 @@ class Removal(Measure):
     name: ClassVar[str] = "removal"
     title: ClassVar[str] = "Loss without a block"
     needs: ClassVar[frozenset[str]] = frozenset({"stream", "predictions"})
-    passes: ClassVar[str] = "1 + layers, several of them as one batch while their logits are at most 2²⁶ numbers"
+    passes: ClassVar[str] = "1 + layers, several of them as one batch while their logits are at most 2²⁵ numbers"
     order: ClassVar[int | None] = 47
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
@@ -78,7 +78,8 @@ class Removal(Measure):
             return {}
         rows: list[dict[str, Any]] = [{"layer": None, **score_means(clean, clean, sample)}]
         layers = [layer for layer in range(model.layers) if shapes[layer] == shapes[layer + 1]]
-        together = max(1, _LOGITS // (sample.tokens.numel() * model.vocabulary))
+        largest = max(model.vocabulary, model.heads * sample.tokens.shape[1], 8 * model.dim)
+        together = max(1, _HELD // (sample.tokens.numel() * largest))
         for first in range(0, len(layers), together):
             some = layers[first : first + together]
             for layer, scores in zip(some, removal_scores(model, sample, some), strict=True):

@@ -137,9 +137,7 @@ class Spread(Measure):
             "warning" if ratio > _WIDE else "notice",
             ratio,
             f"{comparison[0].upper()}{comparison[1:]}",
-            "List the tokens with the largest norms (massive activations?) before you quantise activations."
-            if ratio > _WIDE
-            else "",
+            "Look at the massive activations before you quantise activations." if ratio > _WIDE else "",
             weight=100,
         )
 

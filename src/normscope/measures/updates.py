@@ -69,7 +69,9 @@ class Updates(Measure):
     def columns(self, tables: Mapping[str, pd.DataFrame]) -> dict[str, dict[int, str]]:
         """The block, then its sublayers."""
         table, shown = table_of(tables, "updates"), dict[str, dict[int, str]]()
-        for row in () if table is None else plain_rows(table.sort_values("sublayer", key=lambda names: names != BLOCK)):
+        for row in (
+            () if table is None else plain_rows(table.sort_values("sublayer", key=lambda names: names != BLOCK, kind="stable"))
+        ):
             heading = "update / norm" if row["sublayer"] == BLOCK else f"update of {_title(row['sublayer'])} / norm"
             shown.setdefault(heading, {})[row["layer"]] = f"{row['size']:.3g}"
         return shown

@@ -76,7 +76,8 @@ def why_missing(model: "Model") -> dict[str, str]:
         "vocabulary": "it has no token embeddings as wide as its stream" if model.vocabulary else "it reads no tokens",
         "predictions": "it predicts no tokens",
     }
-    return {name: reason for name, reason in reasons.items() if name not in model.offers}
+    offers = model.offers
+    return {name: reason for name, reason in reasons.items() if name not in offers}
 
 
 def as_text(model: "Model") -> str:

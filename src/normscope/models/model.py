@@ -233,10 +233,10 @@ class Model(ABC):
 
     def with_bos(self, bos: bool | None) -> "Model":
         """The model whose texts begin with BOS, or do not; itself if that is left to the tokenizer (None)."""
-        if bos is None:
+        if bos is None or (self.tokenizer is None and not bos):
             return self
         if self.tokenizer is None:
-            raise InputError(f"bos={bos}: '{self.name}' has no tokenizer that could add BOS")
+            raise InputError(f"bos=True: '{self.name}' has no tokenizer that could add BOS")
         changed = copy(self)
         changed.bos = bos
         changed.encode("")  # a tokenizer may have no BOS
