@@ -268,6 +268,18 @@ class Model(ABC):
         """The realised factor of a sublayer's input, after the input norm if there is one."""
         return 1.0
 
+    def depth_factor(self, layer: int, sublayer: str) -> Tensor | float:
+        """The factor of a sublayer's input that a scheme states, such as 1/√layer: ``input_scale`` without calibration."""
+        return self.input_scale(layer, sublayer)
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run; none if they are unclear."""
+        return "attention", "feedforward"
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified; empty if they are."""
+        return ""
+
     def norm_at(self, layer: int, sublayer: str, slot: str) -> BlockNorm | None:
         """The norm in a slot of a sublayer."""
         place = (layer, sublayer, slot)
