@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as library
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import normscope as ns
 from helpers.gguf_files import write_llama
@@ -51,6 +51,14 @@ def test_a_gguf_file_states_its_special_tokens(
     assert model.with_bos(True).encode("the man") == [0, *bare, *after]
     assert model.with_bos(False).encode("the man") == [*bare, *after]
     assert model.bos is None
+
+
+def test_a_sentencepiece_vocabulary_in_a_gguf_file_gets_bos_unless_the_file_states_otherwise(tmp_path: Path) -> None:
+    first = [
+        open_model(write_llama(tmp_path / f"{i}.gguf", "llama", **flags)).encode("the man")[0]
+        for i, flags in enumerate(({}, {"add_bos_token": True}, {"add_bos_token": False}))
+    ]
+    assert [token == 0 for token in first] == [True, True, False]
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -166,3 +174,16 @@ def test_the_first_token_is_called_a_sink_where_heads_rest_on_it(first: list[flo
     table = pd.DataFrame({"layer": 0, "head": range(4), "first": first, "uniform": 0.1})
     (finding,) = FirstToken().findings({"first_token": table}, {})
     assert ("no attention sink" not in finding.text) == sink
+
+
+def test_an_encoder_keeps_the_special_token_at_the_end_of_a_text_that_is_cut() -> None:
+    tokenizer = words_tokenizer(cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]")
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", first), ("[SEP]", last)]
+    )
+    view = open_model(library.BertForMaskedLM(library.BertConfig(**COMMON)).eval(), tokenizer=tokenizer)
+    sample = view.sample(TEXT, 10, 0)
+    ids = torch.where(sample.targets == NOTHING, sample.tokens, sample.targets)[0].tolist()
+    assert ids == [first, *tokenizer(TEXT, add_special_tokens=False)["input_ids"][:8], last]
+    assert view.special_ends(sample.tokens[0]) == (["[CLS]"], ["[SEP]"])

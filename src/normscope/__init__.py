@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     else:
         from normscope.experiments import function_of, summaries
 
-        command = _EXPERIMENTS.get(name, name)
+        command = _EXPERIMENTS.get(name, name.replace("_", "-"))
         if command not in summaries():
             raise AttributeError(f"module 'normscope' has no attribute {name!r}")
         value = function_of(command)
@@ -56,4 +56,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from normscope.experiments import summaries
 
-    return sorted({*__all__, *_NAMES, *summaries(), *_EXPERIMENTS})
+    return sorted({*__all__, *_NAMES, *(command.replace("-", "_") for command in summaries()), *_EXPERIMENTS})

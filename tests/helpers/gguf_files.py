@@ -14,11 +14,13 @@ def byte_tokens() -> list[str]:
     return [*SPECIAL, *map(chr, range(33, 127)), "Ġ", "Ċ", "th", "an"]
 
 
-def write_llama(path: Path, **flags: bool) -> Path:
-    """A GGUF file whose tokenizer has the given flags, such as ``add_bos_token=True``."""
+def write_llama(path: Path, kind: str = "gpt2", **flags: bool) -> Path:
+    """A GGUF file whose tokenizer, byte-level or SentencePiece (``llama``), has flags such as ``add_bos_token=True``."""
     from gguf import GGUFWriter
 
     tokens, drawn = byte_tokens(), np.random.default_rng(0)
+    if kind == "llama":
+        tokens = [token.replace("Ġ", "▁") for token in tokens]
     writer: Any = GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(WIDTH)
@@ -28,10 +30,12 @@ def write_llama(path: Path, **flags: bool) -> Path:
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(kind)
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-    writer.add_token_merges(["t h", "a n"])
+    if kind == "gpt2":
+        writer.add_token_merges(["t h", "a n"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(2)

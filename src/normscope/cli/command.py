@@ -92,8 +92,9 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     except (KeyboardInterrupt, Terminated) as error:
         say(("interrupted" if isinstance(error, KeyboardInterrupt) else "terminated") + left)
         raise
-    if result.problems:
-        raise typer.Exit(1)
+    code = 1 if result.problems else result.kind.exit_code(result)
+    if code:
+        raise typer.Exit(code)
 
 
 def show(result: "Result") -> None:

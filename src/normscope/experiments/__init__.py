@@ -24,6 +24,7 @@ _FIRST = (
     "words",
     "verify",
     "audit",
+    "check-scheme",
     "compare",
     "advise",
     "sweep",
@@ -52,8 +53,8 @@ def _modules() -> dict[str, tuple[str, str]]:
         for file in sorted((root / package).glob("*.py")):
             with file.open(encoding="utf-8") as lines:
                 name, colon, summary = next(lines).strip().strip('"').partition(": ")
-            if colon and name == file.stem:
-                modules[name] = (f"normscope.{package}.{name}", summary)
+            if colon and name == file.stem.replace("_", "-"):
+                modules[name] = (f"normscope.{package}.{file.stem}", summary)
     return modules
 
 

@@ -102,6 +102,11 @@ class Experiment(BaseModel):
         raise NotImplementedError
 
     @classmethod
+    def exit_code(cls, result: "Result") -> int:
+        """The exit status of the command, once the result is printed."""
+        return 0
+
+    @classmethod
     def records(cls, result: "Result") -> list[dict[str, Any]]:
         """What ``--json`` prints."""
         return [{"table": name, **row} for name, table in result.tables.items() for row in plain_rows(table)]

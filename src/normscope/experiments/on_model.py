@@ -140,6 +140,8 @@ class OnModel(WithModel):
         given = [name for name in ("text", "token_ids", "images") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InputError(f"{given[0]}= and {given[1]}= exclude each other: give one of them")
+        if self.bos is not None and self.token_ids is not None:
+            raise InputError(f"bos={self.bos} has no meaning with token_ids= : they are read as they are")
         return self
 
     @property
@@ -208,7 +210,7 @@ class OnModel(WithModel):
         }
         return Result(
             type(self),
-            {**about, **settings, **read, **self.digests},
+            {**about, **settings, **read, "bos": self.bos, **self.digests},
             {"findings": found, **tables},
             f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,

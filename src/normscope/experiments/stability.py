@@ -25,6 +25,7 @@ from normscope.experiments.on_model import (
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, Numbers, one_of, setting
+from normscope.results.conventions import NOISE
 from normscope.results.findings import card_text
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -45,9 +46,11 @@ _LEVELS = 0.005, 0.3, 25
 
 
 def _default_levels() -> tuple[float, ...]:
-    """The noise levels of a collapse curve, equally spaced by their logarithms."""
+    """The noise levels of a collapse curve, equally spaced by their logarithms but for the one at which models are compared."""
     low, high, count = _LEVELS
-    return tuple(round(low * (high / low) ** (i / (count - 1)), 6) for i in range(count))
+    levels = [round(low * (high / low) ** (i / (count - 1)), 6) for i in range(count)]
+    nearest = min(levels, key=lambda level: abs(level - NOISE))
+    return tuple(NOISE if level == nearest else level for level in levels)
 
 
 def _levels(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -71,7 +74,7 @@ class Stability(OnModel):
         >>> import normscope as ns
         >>> found = ns.stability("builtin:addition-small-pre", examples=8, measures="spread", progress=False)
         >>> list(found.tables)
-        ['findings', 'spread']
+        ['findings', 'reading', 'spread']
     """
 
     command: ClassVar[str] = "stability"

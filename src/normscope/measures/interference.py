@@ -35,7 +35,7 @@ RESAMPLED = ("queries", "keys", "both")
 ROUNDING = 1e-4  # a change of logits that float32 rounding may cause; what a norm causes is far larger
 MANY = 1 / 3  # of the queries of a layer's median head: a change worth a warning
 _NAMED = 3  # heads that a finding lists
-_HELD = 1 << 24  # numbers in the ablated queries or keys that are held at once
+_HELD = {"cpu": 1 << 24, "cuda": 1 << 26}  # numbers in the ablated queries or keys that are held at once
 _TEXT = (
     "All heads share one divisor, the residual norm; they are independent only if it does not depend on what other heads "
     "read. The test is a resample ablation: the part of every token that a head cannot read is replaced by that of another "
@@ -254,7 +254,7 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
 def _chunks(q: Float[Tensor, "rows heads tokens head"], shared: int) -> Iterator[slice]:
     """Ranges of heads whose ablations and logits are held at once, whole groups of those that share their keys."""
     rows, heads, tokens, width = q.shape
-    held = _HELD // (rows * tokens * max(heads * width, tokens))
+    held = _HELD[q.device.type] // (rows * tokens * max(heads * width, tokens))
     chunk = max(1, held // shared) * shared
     for first in range(0, heads, chunk):
         yield slice(first, min(heads, first + chunk))

@@ -85,7 +85,7 @@ class Journey(TokenMeasure):
         return {"journey": trajectory.table, "places": places(subject.model, trajectory, self.map, subject.seed)}
 
     def facts(self, subject: Subject, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-        """The token, the model's final prediction, and the target token."""
+        """The token, the model's final prediction, the target token, and the special tokens around the text."""
         model = subject.model
         assert subject.sentence is not None
         last, (sample, place) = plain_rows(tables["journey"])[-1], _read(model, subject.sentence, self.token)
@@ -93,6 +93,7 @@ class Journey(TokenMeasure):
             "word": model.words(sample.tokens[0, place][None])[0],
             "predicted": last.get("predicted_text", ""),
             "following": "",
+            "special": " … ".join(" ".join(end) or "none" for end in model.special_ends(sample.tokens[0])),
         }
         if last.get("predicted_token") is not None:
             following = _following(sample, place, last["predicted_token"], model.causal)

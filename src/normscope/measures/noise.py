@@ -27,7 +27,7 @@ PLACES = ("all", "sparse", "non-sparse")
 PARTS = ("qkm", "qk")
 _CLEAR = 2.0  # standard errors
 _FEWEST_DRAWS, _MOST_DRAWS = 4, 16  # of the noise, without a number of draws
-_TARGET = 0.2  # of a change in loss: the error over draws at which no more are drawn
+_TARGET, _NEGLIGIBLE = 0.2, 0.005  # of a change in loss, and in nats: the error over draws at which no more are drawn
 _NAMED = 5
 _PUBLISHED = 0.01, 0.10  # RMS noise in all layers, and the accuracy that it costs the published Pre-LN model
 _LABELS = {"accuracy": "accuracy in %", "loss": "loss"}
@@ -133,8 +133,8 @@ def _enough(drawn: list[Tensor], clean: Tensor, sample: Sample, draws: int | Non
     """Whether so many draws have been taken; without a number, whether more of them would not help.
 
     One draw where errors are taken over rows, each of which has noise of its own. Else ``_FEWEST_DRAWS``, then until the
-    error over draws of the change in loss is at most ``_TARGET`` of that change, or of the error over tokens, which draws do
-    not reduce; at most ``_MOST_DRAWS``.
+    error over draws of the change in loss is at most ``_TARGET`` of that change, or of the error over tokens, or
+    ``_NEGLIGIBLE``; at most ``_MOST_DRAWS``.
     """
     if draws is not None or independent_rows(sample):
         return len(drawn) >= (draws or 1)
@@ -142,7 +142,7 @@ def _enough(drawn: list[Tensor], clean: Tensor, sample: Sample, draws: int | Non
         return False
     changes = (torch.stack(drawn) - clean)[:, 1]
     over_draws, over_tokens = standard_errors(changes, sample)
-    target = _TARGET * max(abs(float(changes.mean())), over_tokens)
+    target = max(_TARGET * max(abs(float(changes.mean())), over_tokens), _NEGLIGIBLE)
     return len(drawn) >= _MOST_DRAWS or not over_draws > target
 
 
@@ -284,7 +284,9 @@ def _cost(rows: list[dict[str, Any]]) -> Finding:
     return Finding(
         f"{percent(row['noise'])} RMS noise on the norms of q, k and value outputs in all layers: {_changes(row)}.",
         "noise-accuracy",
-        f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy",
+        f"Norm noise of {percent(row['noise'])} costs {100 * max(lost, 0):.2g} points of accuracy"
+        if clear
+        else f"Norm noise of {percent(row['noise'])} has no measurable cost",
         severity,
         row["accuracy_change"],
         f"Published Pre-LN model: {percent(published)} RMS noise costs {100 * drop:g} points or more."

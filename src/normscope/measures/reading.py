@@ -66,7 +66,7 @@ class _Observer(PassObserver):
             return
         right, losses = token_scores(logits, sample)
         self.row |= {
-            "predicted": len(losses),
+            "predictions": len(losses),
             "loss": float(losses.mean()),
             "loss_stderr": float(losses.std()) / math.sqrt(len(losses)) if len(losses) > 1 else math.nan,
             "accuracy": float(right.double().mean()),
@@ -136,7 +136,7 @@ class Reading(Measure):
 def _implausible(row: dict[str, Any]) -> Iterator[Finding]:
     """The rule: no better than guessing, or, with enough predictions, worse than the frequencies of the sample's tokens."""
     bounds = {"guessing (the log of the vocabulary)": row["uniform_loss"]}
-    if row["predicted"] >= _FEWEST:
+    if row["predictions"] >= _FEWEST:
         bounds["the frequencies of the sample's own tokens, without any context"] = row["unigram_loss"]
     beaten = {name: bound for name, bound in bounds.items() if row["loss"] >= bound}
     if beaten:

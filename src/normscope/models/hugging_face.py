@@ -26,6 +26,7 @@ from normscope.models.placement import Placement
 from normscope.models.precision import in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
+from normscope.models.tokenizing import special_ends
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -251,6 +252,19 @@ class HuggingFaceModel(Model):
         branch = self.placements[layer].branches.get(sublayer)
         return None if branch is None else branch.scales.carry
 
+    def input_scale(self, layer: int, sublayer: str) -> float:
+        """The factor of a sublayer's input, after its norm, that was seen when the model was opened."""
+        branch = self.placements[layer].branches.get(sublayer)
+        return 1.0 if branch is None else branch.factor
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run."""
+        return tuple(self.placements[layer].branches)
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified."""
+        return self.placements[layer].unclear
+
     def _missing(self, name: str, layer: int) -> str:
         """Why a layer has no value of this name."""
         placement, sublayer = self.placements[layer], _SUBLAYERS.get(name)
@@ -374,14 +388,14 @@ class HuggingFaceModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
-        norms = []
+        norms, device = [], self.device
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():
-                norms.append(norm_of(module, width_of(module) or self.dim, self.device, slot, layer, sublayer))
+                norms.append(norm_of(module, width_of(module) or self.dim, device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
-                norms.append(norm_of(module, width, self.device, letter, layer, "attention"))
-        outside = [known_norm(module, self.dim, self.device, slot) for slot, module in self._outside.items()]
+                norms.append(norm_of(module, width, device, letter, layer, "attention"))
+        outside = [known_norm(module, self.dim, device, slot) for slot, module in self._outside.items()]
         return norms + [norm for norm in outside if norm is not None]
 
     @property
@@ -430,7 +444,7 @@ class HuggingFaceModel(Model):
             sample = self.batch(text)
             features = None if sample.features is None else sample.features[:size]
             return replace(Sample.of(sample.tokens[:size]), features=features)
-        tokens = self._ids(text or "" if isinstance(text, str | None) else text)[:, :size]
+        tokens = self._first(self._ids(text or "" if isinstance(text, str | None) else text), size)
         count = tokens.shape[1]
         if count < _FEWEST:
             raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
@@ -443,6 +457,13 @@ class HuggingFaceModel(Model):
             return Sample.continued(tokens)
         masks = self.predicts and getattr(self.tokenizer, "mask_token_id", None) is not None
         return self._masked(Sample.of(tokens), seed) if masks else Sample.of(tokens)
+
+    def _first(self, tokens: Int[Tensor, "rows tokens"], size: int | None) -> Int[Tensor, "rows first"]:
+        """The first tokens; an encoder keeps the special tokens at the end of what is cut short."""
+        if size is None or size >= tokens.shape[1] or self.causal or self.tokenizer is None:
+            return tokens[:, :size]
+        end = len(special_ends(self.tokenizer, tokens[0].tolist())[1])
+        return torch.cat((tokens[:, : max(size - end, 0)], tokens[:, tokens.shape[1] - end :]), 1)
 
     def _masked(self, sample: Sample, seed: int) -> Sample:
         """A sample some of whose tokens are masked, to be predicted."""

@@ -61,8 +61,7 @@ def tokens_known(model: Any) -> int | None:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where a model expects its inputs: the first device of its weights that is not ``meta``."""
-    devices = [parameter.device for parameter in model.parameters() if not parameter.is_meta]
-    return devices[0] if devices else torch.device("cpu")
+    return next((parameter.device for parameter in model.parameters() if not parameter.is_meta), torch.device("cpu"))
 
 
 def precision_of(model: nn.Module) -> torch.dtype:

@@ -30,7 +30,9 @@ TextOrIds = str | Sequence[int] | Sequence[Sequence[int]] | Tensor
 class HeadProjections:
     """Per-head weights of an attention layer as they act on its input: q = x W_Q + b_Q, and the output Σ a v W_O + b_O.
 
-    Gains before the matrices are multiplied into them; key and value heads are repeated for the ``shared`` queries of each.
+    The input x is what attention reads, ``AttentionStep.input``: the gain of a norm before attention is in x and not in the
+    matrices. Gains inside attention are in them, such as those of the norms in the factors of latent attention; norms of q, k
+    and v act after them. Key and value heads are repeated for the ``shared`` queries of each.
     """
 
     W_Q: Float[Tensor, "heads dim head"]
@@ -231,10 +233,10 @@ class Model(ABC):
 
     def with_bos(self, bos: bool | None) -> "Model":
         """The model whose texts begin with BOS, or do not; itself if that is left to the tokenizer (None)."""
-        if bos is None:
+        if bos is None or (self.tokenizer is None and not bos):
             return self
         if self.tokenizer is None:
-            raise InputError(f"bos={bos}: '{self.name}' has no tokenizer that could add BOS")
+            raise InputError(f"bos=True: '{self.name}' has no tokenizer that could add BOS")
         changed = copy(self)
         changed.bos = bos
         changed.encode("")  # a tokenizer may have no BOS
@@ -265,6 +267,18 @@ class Model(ABC):
     def input_scale(self, layer: int, sublayer: str) -> Tensor | float:
         """The realised factor of a sublayer's input, after the input norm if there is one."""
         return 1.0
+
+    def depth_factor(self, layer: int, sublayer: str) -> Tensor | float:
+        """The factor of a sublayer's input that a scheme states, such as 1/√layer: ``input_scale`` without calibration."""
+        return self.input_scale(layer, sublayer)
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """The names of a layer's sublayers, as they run; none if they are unclear."""
+        return "attention", "feedforward"
+
+    def unclear(self, layer: int) -> str:
+        """Why the sublayers of a layer are not identified; empty if they are."""
+        return ""
 
     def norm_at(self, layer: int, sublayer: str, slot: str) -> BlockNorm | None:
         """The norm in a slot of a sublayer."""

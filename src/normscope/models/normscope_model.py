@@ -80,6 +80,10 @@ class NormscopeModel(Model):
         """The factor of depth times the calibrated scale of the input."""
         return self._sublayer(layer, sublayer).read_scale.factor * self._scales(layer, sublayer)[2]
 
+    def depth_factor(self, layer: int, sublayer: str) -> Tensor:
+        """The factor of depth alone."""
+        return self._scales(layer, sublayer)[2]
+
     @torch.no_grad()
     def _scales(self, layer: int, sublayer: str) -> tuple[Tensor, Tensor, Tensor]:
         """Step, carry and input factor."""

@@ -36,6 +36,8 @@ def config_flags(path: Path | None) -> dict[str, bool]:
 
 def with_flags(tokenizer: Any, flags: Mapping[str, bool]) -> Any:
     """A tokenizer that nobody else has, adding BOS and EOS as its file states."""
+    if not flags:
+        return tokenizer
     ids = tokenizer("a", verbose=False)["input_ids"]
     ends = dict(zip(FLAGS, ((tokenizer.bos_token_id, ids[:1]), (tokenizer.eos_token_id, ids[-1:])), strict=True))
     added = {name: token is not None and end == [token] for name, (token, end) in ends.items()}
