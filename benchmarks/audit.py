@@ -1,7 +1,7 @@
 """What an audit costs, in forward passes of the same model and sample, on random Llamas of 0.1, 1 and 7 billion weights.
 
     python benchmarks/audit.py --sizes 0.02                  # one small model; about a minute on two cores
-    python benchmarks/audit.py --write docs/results          # all sizes, in bfloat16 on a GPU; writes data/audit.csv
+    python benchmarks/audit.py --write docs/results          # all sizes, bfloat16 on a GPU; writes audit.md, data/audit.csv
 
 A model is built in memory from its configuration, its queries four times as large as they are drawn: attention is then near
 one-hot in places, as in trained models. Its tokenizer knows the words of the bundled text. "Forward pass" is the library's, the
@@ -38,6 +38,7 @@ SIZES = {  # billions of weights: width, layers, heads, width of the feed-forwar
     "7": (4096, 32, 32, 11008),
 }
 GOALS = {"1": 10.0, "7": 60.0}  # seconds on one H200
+MEASURED = "## What was measured"  # the last section of the page
 SLOWEST = 12  # functions of a profile
 
 
@@ -129,6 +130,11 @@ def print_profile(work: Callable[[], object]) -> None:
     pstats.Stats(profile).sort_stats("tottime").print_stats(SLOWEST)
 
 
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
 def as_markdown(table: pd.DataFrame, machine: str) -> str:
     """The tables of docs/results/audit.md."""
     lines = [f"Measured on {machine}, {TOKENS} tokens.", ""]
@@ -139,7 +145,7 @@ def as_markdown(table: pd.DataFrame, machine: str) -> str:
         cells = []
         for size in sizes:
             row = table[(table["part"] == part) & (table["billions"] == size)]
-            cells += ["", ""] if row.empty else [f"{row['seconds'].iloc[0]:.3g}", f"{row['passes'].iloc[0]:.3g}"]
+            cells += ["", ""] if row.empty else [number(row["seconds"].iloc[0]), number(row["passes"].iloc[0])]
         lines.append(f"| {part} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -174,7 +180,9 @@ def main() -> None:
     if chosen.write is not None:
         (chosen.write / "data").mkdir(parents=True, exist_ok=True)
         table.to_csv(chosen.write / "data" / "audit.csv", index=False)
-        (chosen.write / "data" / "audit-table.md").write_text(text, encoding="utf-8")
+        page = chosen.write / "audit.md"
+        before = page.read_text(encoding="utf-8").partition(MEASURED)[0] if page.exists() else ""
+        page.write_text(f"{before}{MEASURED}\n\n{text}", encoding="utf-8")
 
 
 if __name__ == "__main__":

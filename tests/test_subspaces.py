@@ -470,6 +470,7 @@ SPECTRA = torch.stack(
         torch.logspace(0, -6, 24),
         torch.cat((torch.ones(12), torch.zeros(12))),
         3e5 * (1 - 1e-9 * torch.arange(24)),
+        torch.linspace(1, 1 - 1e-7, 24),
         torch.zeros(24),
     )
 ).double()
@@ -487,9 +488,9 @@ def test_products_give_the_sum_of_singular_values_the_largest_and_a_root(rows: i
 
 def test_cholesky_bases_are_trusted_where_they_are_orthonormal() -> None:
     bases, trusted = orthonormal(spread_matrices(SPECTRA, 60), 1e-4)
-    assert trusted.tolist() == [True, False, False, True, False]
-    ones = torch.eye(24).double().expand(2, -1, -1)
+    assert trusted.tolist() == [True, False, False, True, True, False]
+    ones = torch.eye(24).double().expand(3, -1, -1)
     assert torch.allclose(bases[trusted].mT @ bases[trusted], ones, rtol=0, atol=1e-13)
     read = spread_matrices(SPECTRA, 60)[trusted]
     assert torch.allclose(bases[trusted] @ bases[trusted].mT @ read, read, rtol=1e-12, atol=1e-12)
-    assert span(spread_matrices(SPECTRA, 60)).any(1).sum(1).tolist() == [24, 24, 12, 24, 0]
+    assert span(spread_matrices(SPECTRA, 60)).any(1).sum(1).tolist() == [24, 24, 12, 24, 24, 0]

@@ -827,7 +827,8 @@ def test_an_audit_follows_a_token_of_its_sentence(name: str) -> None:
     tables = Journey().measure(subject)
     found = follow(view, "the cat sat on a mat", -2)
     facts = Journey().facts(subject, tables)
-    assert facts == {"word": found.word, "predicted": found.predicted, "following": found.following}
+    followed = {"word": found.word, "predicted": found.predicted, "following": found.following}
+    assert facts == {**followed, "special": "[CLS] … [SEP]"}
     findings = list(Journey().findings(tables, {"sentence": subject.sentence}))
     assert len(findings) == (2 if view.predicts else 1)
     section = Journey().section(tables, "")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 _SQUARINGS = 30  # which leave a relative error of 1e-9 at most: eigenvalues that near are not separated
 _LEAST = 1e-8  # of the largest singular value: smaller ones count less than they are in a sum
+_MARGIN = 1 + 1e-6  # a singular value above 1 would change its sign in the first step
 _CONDITION = 1e7  # up to which two Cholesky factors orthonormalise in float64
 
 
@@ -93,12 +94,12 @@ def largest_by_squaring(A: Float[Tensor, "*batch rows columns"]) -> Float[Tensor
 
 
 def polar(A: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch rows columns"]:
-    """U of A = U H with orthonormal columns and H = (AᵀA)^½, by products alone.
+    """U of A = U H with orthonormal columns and H = (AᵀA)^½, by products alone, in float64.
 
     Newton–Schulz steps X ← ρX(3 − ρ²XᵀX)/2 raise singular values in [l, 1] to [l', 1], with ρ² = 3/(1 + l + l²) the fastest
     such step. Those below 1e-8 of the largest do not reach 1, so that tr UᵀA is below Σσ by less than their sum.
     """
-    size = largest_singular(A)[..., None, None]
+    size = _MARGIN * largest_singular(A)[..., None, None]
     X, least = A / torch.where(size > 0, size, 1.0), _LEAST
     while 1 - least > torch.finfo(A.dtype).eps:
         factor = (3 / (1 + least + least**2)) ** 0.5

@@ -5,7 +5,7 @@ columns end up: products that return their own column numbers show which column 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from normscope.models.foreign import library_errors
 from normscope.models.hooks import before, rotation_of, suspended
 from normscope.models.inputs import device_of
 from normscope.models.model import HeadProjections
-from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.norm_modules import known_norm, width_of
 from normscope.models.observe import AttentionStep, Rotation
 from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
@@ -60,6 +60,8 @@ class HeadReader:
 
         def filled(values: Tensor) -> Tensor:
             """(..., rows, tokens, width) in as many rows as the module is run with."""
+            if not (values.ndim > 1 and values.shape[-2] in (1, x.shape[1])):
+                raise InputError(f"unsupported architecture: {type(module).__name__} does not rotate every token")
             flat = values.expand(*values.shape[:-3], *x.shape[:2], values.shape[-1]).flatten(-3, -2)
             more = flat[..., :1, :].expand(*flat.shape[:-2], rows * tokens - count, flat.shape[-1])
             return torch.cat((flat, more), -2).view(*flat.shape[:-2], rows, tokens, flat.shape[-1])
@@ -68,7 +70,8 @@ class HeadReader:
         if rotation is not None and rotation_of(kwargs) is None:
             kwargs[_POSITIONS] = filled(rotation[0][..., None])[..., 0]
         elif rotation is not None:
-            kwargs[_ROTATION] = tuple(map(filled, rotation)) if len(rotation) > 1 else filled(rotation[0])
+            given = rotation if x.shape[1] == tokens > 1 else tuple(map(filled, rotation))
+            kwargs[_ROTATION] = given if len(given) > 1 else given[0]
         call = _intercepted(self.model, module, args, kwargs)
         if (call.q.shape[0], call.q.shape[2]) != (rows, tokens) or call.k.shape[2] != tokens:
             raise InputError(f"unsupported architecture: {type(module).__name__} does not make one q and k of every token")
@@ -114,6 +117,7 @@ class HeadReader:
             stack.enter_context(suspended())
             for module in self._modules:
                 before(stack, module, keep)
+            stack.enter_context(library_errors("unsupported architecture: the model does not run on its shortest input: "))
             stack.enter_context(observable(self.model))
             stack.enter_context(torch.no_grad())
             self._run(rows)
@@ -153,15 +157,18 @@ class HeadReader:
         assert states is not None
         norms = {part: _gain(part) for part in module.modules() if is_norm(part) and part not in head_norms}
         with _replaced({**norms, **dict.fromkeys(head_norms, _unchanged)}):
-            try:
-                parts, kv_heads = self._columns(module, states)
-            except InputError:
-                parts, kv_heads = self._images(module, states)
             x = torch.randn(1, 3, states.shape[-1], generator=torch.Generator().manual_seed(0)).to(states)
             heads = self.heads(module, x)
-        for letter, (W, b), y in zip("qkv", parts, heads, strict=True):
-            if not _near(x.to(W)[:, None] @ W + b[:, None], y):
-                raise InputError(f"unsupported architecture: {letter} of {type(module).__name__} is no product of its input")
+            for method in (self._columns, self._images):
+                with suppress(InputError):
+                    parts, kv_heads = method(module, states)
+                    products = (x.to(W)[:, None] @ W + b[:, None] for W, b in parts)
+                    if all(map(_near, products, heads)):
+                        break
+            else:
+                raise InputError(
+                    f"unsupported architecture: q, k and v of {type(module).__name__} are no products of its input"
+                )
         (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
         W_O = wide(messages_matrix(out, len(W_V)))
         return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, matrix_of(out)[1], len(W_Q) // kv_heads)
@@ -352,8 +359,10 @@ def _gain(norm: nn.Module) -> Callable[..., Tensor]:
     width = width_of(norm)
     if width is None:
         return _unchanged
-    gain = norm_of(norm, width, device_of(norm)).gain
-    return lambda x, *_, **__: x * gain.to(x)
+    known = known_norm(norm, width, device_of(norm))
+    if known is None:
+        raise InputError(f"unsupported architecture: the {type(norm).__name__} inside attention is no norm of single vectors")
+    return lambda x, *_, **__: x * known.gain.to(x)
 
 
 def _is_product(module: nn.Module) -> bool:
