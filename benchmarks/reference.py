@@ -159,8 +159,14 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
     if x.ndim != 3:
         return None
     inside = [call for call in found.inside(block) if call.inputs and call.outputs]
-    attentions = tuple(f"{a.module}." for a in found.attentions_of(block) if a.module != block.name)
-    norms = [call for call in inside if not call.name.startswith(attentions) and _is_norm(call, x)]
+    names = {a.module for a in found.attentions_of(block)} - {block.name}
+    returned = [call.outputs[0] for call in inside if call.name in names]  # by attention: a norm that made it is no part of it
+    norms = [call for call in inside if _is_norm(call, x)]
+    norms = [
+        norm
+        for norm in norms
+        if not norm.name.startswith(tuple(f"{name}." for name in names)) or any(_near(norm.outputs[0], y) for y in returned)
+    ]
     norms = [norm for norm in norms if not _is_between(norm, [call for call in inside if call not in norms])]
     attention, feedforward = scheme.attention, scheme.feedforward
     slots = [_norm_slots(attention), *([_norm_slots(feedforward)] if sublayers > 1 else [])]
