@@ -146,32 +146,48 @@ def states_error(a: Tensor, x: Tensor) -> float:
     return min(errors, default=float("inf"))
 
 
-def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, layers: int, further: bool) -> str:
-    """What a block does that its scheme does not say; empty if they agree.
+def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, layers: int, sublayers: int) -> str | None:
+    """What a block does that its scheme does not say; empty if they agree, None for states that are no rows of vectors.
 
-    The norms of the block's states, those inside attention aside, are counted and compared with the slots: a norm reads the
-    block's input if and only if attention has an input norm, the block returns what a norm made if and only if there is a
-    stream norm at its end. Then the arithmetic: some carry·s + step·u with the scheme's numbers, a state s and the output u of
-    a module, a norm for an output norm, is what the block returns, or what its last norm reads. ``further`` is for blocks with
-    more sublayers than two.
+    The norms of the block's states are counted and compared with the slots of its sublayers, one, two or more: a norm reads
+    the block's input if and only if there is an input norm, the block returns what a norm made if and only if there is a
+    stream norm at its end. Norms inside attention, or between two modules, are parts of sublayers. Then the arithmetic: some
+    carry·s + step·u with the scheme's numbers, a state s and the output u of a module, a norm for an output norm, is what
+    the block returns, or what its last norm reads.
     """
     x, y = block.inputs[0], block.outputs[0]
+    if x.ndim != 3:
+        return None
     inside = [call for call in found.inside(block) if call.inputs and call.outputs]
-    attentions = tuple(f"{a.module}." for a in found.attentions_of(block) if a.module != block.name)
-    norms = [call for call in inside if not call.name.startswith(attentions) and _is_norm(call, x)]
+    names = {a.module for a in found.attentions_of(block)} - {block.name}
+    returned = [call.outputs[0] for call in inside if call.name in names]  # by attention: a norm that made it is no part of it
+    norms = [call for call in inside if _is_norm(call, x)]
+    norms = [
+        norm
+        for norm in norms
+        if not norm.name.startswith(tuple(f"{name}." for name in names)) or any(_near(norm.outputs[0], y) for y in returned)
+    ]
+    norms = [norm for norm in norms if not _is_between(norm, [call for call in inside if call not in norms])]
     attention, feedforward = scheme.attention, scheme.feedforward
-    slots = [_norm_slots(attention), _norm_slots(feedforward)]
-    alone = attention.texts | {"heads": ""} == feedforward.texts | {"heads": ""} and len(norms) == slots[0]
-    shared = attention.reads_norm and feedforward.reads_norm and len(norms) == sum(slots) - 1
-    if not (len(norms) == sum(slots) or alone or shared or further):
+    slots = [_norm_slots(attention), *([_norm_slots(feedforward)] if sublayers > 1 else [])]
+    shared = sublayers > 1 and attention.reads_norm and feedforward.reads_norm and len(norms) == sum(slots) - 1
+    if len(norms) != sum(slots) and not shared and sublayers < 3:
         return f"{len(norms)} norms act on the states, and the scheme has {sum(slots)}"
     reads = any(_near(call.inputs[0], x) for call in norms)
-    if reads != attention.reads_norm and not feedforward.reads_norm:
+    if reads != attention.reads_norm and not (reads and feedforward.reads_norm):
         return "a norm reads the block's input" if reads else "no norm reads the block's input"
     last = next((call for call in norms if _near(call.outputs[0], y)), None)
-    if (last is not None) != (feedforward.stream == "norm"):
+    final = feedforward if sublayers > 1 else attention
+    if (last is not None) != (final.stream == "norm"):
         return "a norm makes the block's output" if last is not None else "no norm makes the block's output"
-    return _sum_contradiction(feedforward, y if last is None else last.inputs[0], x, inside, norms, layer, layers)
+    return _sum_contradiction(final, y if last is None else last.inputs[0], x, inside, norms, layer, layers)
+
+
+def _is_between(norm: Call, others: Sequence[Call]) -> bool:
+    """Whether a norm reads what a module without parts made, and another reads what it makes: nothing is added."""
+    leaves = [call for call in others if not any(True for _ in call.module.children())]
+    read = any(_near(call.outputs[0], norm.inputs[0]) for call in leaves if call.ended < norm.began)
+    return read and any(_near(call.inputs[0], norm.outputs[0]) for call in leaves if call.began > norm.ended)
 
 
 def _sum_contradiction(

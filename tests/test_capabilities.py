@@ -40,13 +40,39 @@ class Mixer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Reader(nn.Module):
-    """A language model without attention."""
+class Attention(nn.Module):
+    """Causal attention of ``heads`` queries with ``groups`` keys."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__()
+        self.size, self.shared = width // heads, heads // groups
+        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.k_proj, self.v_proj = nn.Linear(width, groups * self.size), nn.Linear(width, groups * self.size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (
+            project(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k, v = (part.repeat_interleave(times, 1) for part, times in zip(parts, (1, self.shared, self.shared), strict=True))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Attending(Mixer):
+    """The same with attention."""
+
+    def __init__(self, width: int, heads: int, groups: int) -> None:
+        super().__init__(width)
+        self.mix = Attention(width, heads, groups)  # type: ignore[assignment]
+
+
+class Reader(nn.Module):
+    """A language model of some blocks."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
         super().__init__()
         self.embed, self.out = nn.Embedding(40, 16), nn.Linear(16, 40)
-        self.blocks = nn.ModuleList(Mixer(16) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed(input_ids)
@@ -72,7 +98,11 @@ def opened(name: str) -> Model:
     mapping = {"swin": "image", "vit": "image", "t5": "seq2seq"}.get(name, "causal")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return open_model(Reader().eval() if name == "module" else tiny_model(name, mapping))
+        made = {
+            "module": lambda: Reader(*(Mixer(16) for _ in range(3))).eval(),
+            "heads differ": lambda: Reader(Attending(16, 2, 1), Mixer(16), Attending(16, 4, 2)).eval(),
+        }
+        return open_model(made[name]() if name in made else tiny_model(name, mapping))
 
 
 @cache
@@ -147,9 +177,27 @@ def test_layers_without_attention_have_no_rows_of_it_and_are_listed() -> None:
         assert set(found.tables[table]["layer"].dropna()) == set(model.attention_layers) == {1, 3}
     table = found.tables["skipped"]
     assert set(table[table["measure"] == "spread"]["layer"]) == {0, 2}
-    assert any("Not measured in layers 0, 2: spread, " in str(shown) for shown in Audit.terminal(found))
+    listed = next(str(shown) for shown in Audit.terminal(found) if str(shown).startswith("Not measured in layers 0, 2: "))
+    assert "spread, collapse" in listed
     drawn = found.tables["blocks"]
     assert drawn["sublayer"].tolist() == ["attention or mixer", "feedforward"]
+
+
+def test_heads_may_differ_between_layers() -> None:
+    found, model = audited("heads differ"), opened("heads differ")
+    assert model.attention_layers == (0, 2)
+    assert found.tables["rank"].groupby("layer")["head"].max().to_dict() == {0: 1, 2: 3}
+    assert found.tables["rank"].groupby("layer")["width"].first().to_dict() == {0: 8, 2: 4}
+    spheres = found.tables["spheres"].query("place == 'before' and side == 'keys'")
+    keys = next(finding for finding in found.findings if finding.figure == "spheres-keys")
+    assert spheres.groupby("layer")["shared"].first().to_dict() == {0: 2, 2: 2}
+    assert "of 3 KV heads" in keys.text
+    attention = model.model.blocks[2].mix
+    W_QK = attention.q_proj.weight[:4].T.double() @ attention.k_proj.weight[:4].double()
+    largest = found.tables["rank"].query("layer == 2 and head == 0")["largest"].item()
+    assert largest == pytest.approx(float(torch.linalg.matrix_norm(W_QK.detach(), 2)), rel=1e-4)
+    drawn = {figure.title for figure in found.figures.values()}
+    assert "Participation ratio of W_QK" in drawn
 
 
 def test_a_pyramid_is_measured_in_every_stage() -> None:

@@ -93,8 +93,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {  # where a default is None or belongs t
     "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 48]},
     "xlstm": {"hidden_size": 128},
     "xmod": {"default_language": "en_XX"},
+    "vibevoice_acoustic_tokenizer": {"num_filters": 4, "depths": [1, 1, 1, 1, 1, 1, 2]},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4, "depths": [1, 1, 1, 1, 1, 1, 2]},
     "voxtral_realtime_encoder": {"sliding_window": 64},
+    "yolos": {"image_size": [32, 32]},
     "zamba": {"num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
 }
 

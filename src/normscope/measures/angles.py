@@ -89,6 +89,7 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
         for head, other in combinations(range(len(bases)), 2):
             if head // shared != other // shared:
                 row = {"layer": attention.layer, "head": head, "other": other, "side": side, "shared": shared}
+                row["width"] = min(bases.shape[1:])
                 yield row | values[head // shared, other // shared]
 
 
@@ -126,7 +127,8 @@ def _overlaps(angles: pd.DataFrame) -> pd.DataFrame:
 def _finding(side: str, rows: pd.DataFrame, about: Mapping[str, Any]) -> Finding:
     """The mean cosine beside chance; heads that share their keys are named by their KV head."""
     matrix = {"queries": "W_Q", "keys": "W_K"}[side]
-    mean, chance = rows["mean_cosine"].mean(), chance_cosine(about["dim"], min(about["head_dim"], about["dim"]))
+    mean, widths = rows["mean_cosine"].mean(), rows["width"].value_counts(normalize=True)
+    chance = sum(share * chance_cosine(about["dim"], int(str(width))) for width, share in widths.items())
     weighted = rows["weighted_cosine"]
     closest = plain_rows(rows[weighted == weighted.max()])[0]
     shared = closest["shared"]

@@ -42,7 +42,7 @@ class Geometry(TokenMeasure):
 
     name: ClassVar[str] = "geometry"
     title: ClassVar[str] = "The geometry of a norm"
-    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "matrices"})
+    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ("seed",)
     passes: ClassVar[str] = "0"
 

@@ -56,7 +56,7 @@ class HeadProbe(TokenMeasure):
         scores: whether heads are scored over all words; None if there are enough words.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "matrices"})
+    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "attention", "matrices"})
     asks: ClassVar[tuple[str, ...]] = ("seed",)
     passes: ClassVar[str] = "with scores, one for each of the returned tokens, of a few tokens each"
     lead: ClassVar[str]  # what the nearest tokens are

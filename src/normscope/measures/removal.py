@@ -21,7 +21,7 @@ from normscope.results.sections import Section
 from normscope.results.tables import banded, floats, plain_rows, table_of
 
 _HELD = 2**25  # numbers in the largest tensor of the runs that share a forward pass: logits, attention weights or states
-_NEEDLESS = 0.01  # share of the loss: blocks that cost less can be left out for a start
+_NEEDLESS = 0.01  # share of what a model gains over a uniform guess: blocks that cost less are the first to leave out
 _NAMED = 3
 
 
@@ -104,13 +104,13 @@ class Removal(Measure):
             return
         falling = sorted(rows, key=lambda row: -float(row["loss_change"]))
         most, least = (", ".join(map(_cost, some)) for some in (falling[:named], falling[: -named - 1 : -1]))
-        needless = [row["layer"] for row in rows if row["loss_change"] < _NEEDLESS * clean]
-        few = (
-            f" {layers_named(needless).capitalize()} cost less than {percent(_NEEDLESS)} of the loss each." if needless else ""
-        )
+        needless = [row["layer"] for row in rows if row["loss_change"] < _NEEDLESS * (guess - clean)]
+        each = "costs" if len(needless) == 1 else "each cost"
+        few = f" {layers_named(needless).capitalize()} {each} less than {percent(_NEEDLESS)} of the gain over a uniform guess."
         median = float(table["loss_change"].iloc[1:].median())
         yield Finding(
-            f"Skipping a block raises the loss of {clean:.3g} most in layer {most}, and least in layer {least}.{few}",
+            f"Skipping a block raises the loss of {clean:.3g} most in layer {most}, and least in layer {least}."
+            f"{few if needless else ''}",
             "removal",
             "Blocks that can be skipped" if needless else "Every block is needed",
             "notice" if needless else "ok",

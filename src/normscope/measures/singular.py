@@ -45,7 +45,7 @@ class SingularVectors(TokenMeasure):
 
     name: ClassVar[str] = "singular"
     title: ClassVar[str] = "Singular vectors"
-    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "matrices"})
+    needs: ClassVar[frozenset[str]] = frozenset({"vocabulary", "attention", "matrices"})
     passes: ClassVar[str] = "0"
 
     layer: tuple[int, ...] | None = (-1,)

@@ -87,7 +87,11 @@ def _rows(subject: Subject, attention: LayerAttention) -> Iterator[dict[str, Any
         spaces = found.spaces[place]
         for side, bases, shared in zip(SIDES, (spaces.queries, spaces.keys), (1, spaces.shared), strict=True):
             for head, values in enumerate(_spreads(states[place], bases)):
-                yield {"layer": attention.layer, "head": head, "place": place, "side": side, "shared": shared} | values
+                yield (
+                    {"layer": attention.layer, "head": head, "place": place, "side": side, "shared": shared}
+                    | values
+                    | {"width": bases.shape[-1]}
+                )
 
 
 def _spreads(x: Float[Tensor, "tokens dim"], bases: Float[Tensor, "heads dim width"]) -> Iterator[dict[str, float]]:
@@ -110,7 +114,7 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
     where = f", in {layers_named(constant['layer'])}" if len(constant) else ""
     ratio = before["high90"] / before["low90"]
     widest = plain_rows(before[ratio == ratio.max()])[0]
-    chance, fine = about["head_dim"] / about["dim"], bool(needless(side, about)) or len(constant) == len(before)
+    width, fine = int(before["width"].median()), bool(needless(side, about)) or len(constant) == len(before)
     return Finding(
         f"Projected onto what {matrix} reads, token norms are nearly constant (90 % within ±20 %) in {len(constant)} of "
         f"{len(before)} {kind}{where}.",
@@ -122,7 +126,7 @@ def _finding(side: str, rows: pd.DataFrame, kind: str, about: Mapping[str, Any])
             f"{needless(side, about)}{normed}Widest: {_name(widest, kind)}, a factor of {_factor(ratio.max())} between the "
             "ends of the 90 % interval. "
             f"In the median head {matrix} reads {100 * before['share'].median():.3g} % of the squared norm; chance is "
-            f"{100 * chance:.3g} % ({about['head_dim']}/{about['dim']})."
+            f"{100 * width / about['dim']:.3g} % ({width}/{about['dim']})."
         ),
     )
 

@@ -5,7 +5,7 @@ columns end up: products that return their own column numbers show which column 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from normscope.models.foreign import library_errors
 from normscope.models.hooks import before, rotation_of, suspended
 from normscope.models.inputs import device_of
 from normscope.models.model import HeadProjections
-from normscope.models.norm_modules import norm_of, width_of
+from normscope.models.norm_modules import known_norm, width_of
 from normscope.models.observe import AttentionStep, Rotation
 from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
@@ -60,6 +60,8 @@ class HeadReader:
 
         def filled(values: Tensor) -> Tensor:
             """(..., rows, tokens, width) in as many rows as the module is run with."""
+            if not (values.ndim > 1 and values.shape[-2] in (1, x.shape[1])):
+                raise InputError(f"unsupported architecture: {type(module).__name__} does not rotate every token")
             flat = values.expand(*values.shape[:-3], *x.shape[:2], values.shape[-1]).flatten(-3, -2)
             more = flat[..., :1, :].expand(*flat.shape[:-2], rows * tokens - count, flat.shape[-1])
             return torch.cat((flat, more), -2).view(*flat.shape[:-2], rows, tokens, flat.shape[-1])
@@ -68,7 +70,8 @@ class HeadReader:
         if rotation is not None and rotation_of(kwargs) is None:
             kwargs[_POSITIONS] = filled(rotation[0][..., None])[..., 0]
         elif rotation is not None:
-            kwargs[_ROTATION] = tuple(map(filled, rotation)) if len(rotation) > 1 else filled(rotation[0])
+            given = rotation if x.shape[1] == tokens > 1 else tuple(map(filled, rotation))
+            kwargs[_ROTATION] = given if len(given) > 1 else given[0]
         call = _intercepted(self.model, module, args, kwargs)
         if (call.q.shape[0], call.q.shape[2]) != (rows, tokens) or call.k.shape[2] != tokens:
             raise InputError(f"unsupported architecture: {type(module).__name__} does not make one q and k of every token")
@@ -114,6 +117,7 @@ class HeadReader:
             stack.enter_context(suspended())
             for module in self._modules:
                 before(stack, module, keep)
+            stack.enter_context(library_errors("unsupported architecture: the model does not run on its shortest input: "))
             stack.enter_context(observable(self.model))
             stack.enter_context(torch.no_grad())
             self._run(rows)
@@ -153,18 +157,21 @@ class HeadReader:
         assert states is not None
         norms = {part: _gain(part) for part in module.modules() if is_norm(part) and part not in head_norms}
         with _replaced({**norms, **dict.fromkeys(head_norms, _unchanged)}):
-            try:
-                parts, kv_heads = self._columns(module, states)
-            except InputError:
-                parts, kv_heads = self._images(module, states)
             x = torch.randn(1, 3, states.shape[-1], generator=torch.Generator().manual_seed(0)).to(states)
             heads = self.heads(module, x)
-        for letter, (W, b), y in zip("qkv", parts, heads, strict=True):
-            if not _near(x.to(W)[:, None] @ W + b[:, None], y):
-                raise InputError(f"unsupported architecture: {letter} of {type(module).__name__} is no product of its input")
+            for method in (self._columns, self._images):
+                with suppress(InputError):
+                    parts, kv_heads = method(module, states)
+                    products = (x.to(W)[:, None] @ W + b[:, None] for W, b in parts)
+                    if all(map(_near, products, heads)):
+                        break
+            else:
+                raise InputError(
+                    f"unsupported architecture: q, k and v of {type(module).__name__} are no products of its input"
+                )
         (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
         W_O = wide(messages_matrix(out, len(W_V)))
-        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, matrix_of(out)[1], len(W_Q) // kv_heads)
+        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out), len(W_Q) // kv_heads)
 
     def _columns(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Matrices and biases, from runs with products that return 0, 1, and their column numbers; number of KV heads."""
@@ -244,27 +251,34 @@ class _Columns:
     def of(self, letter: str) -> tuple[Float[Tensor, "heads dim head"], Float[Tensor, "heads head"]]:
         """Matrix and bias of q, k or v by head."""
         shape = self._heads[letter].seen[0].shape
-        W, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
-        return W.view(-1, *shape).transpose(0, 1).contiguous(), b.view(shape)
+        rows, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
+        return rows.view(*shape, -1).mT, b.view(shape)
 
     def _resolved(self, factor: Tensor, number: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix (dim, components) and bias of components, from the input of the attention module."""
+        """The transposed matrix (components, dim) and the bias of components, from the input of the attention module."""
         used = number * (factor != 0)
-        dtype = matrix_of(next(iter(self._before)))[1].dtype
-        W, b = torch.zeros(self.dim, len(number), dtype=dtype, device=self.device), constant.to(dtype)
+        of_input = (used > 0) & (used <= self.dim)
+        places = number[of_input, None] - 1
+        axes = torch.zeros(len(places), self.dim, device=self.device).scatter_(1, places, 1.0)
+        parts = [(of_input, axes, constant.new_zeros(()))]
         for product, last in self._before.items():
             chosen = (used > last) & (used <= last + _shape(product)[1])
             if bool(chosen.any()):
-                weight, bias = (x[..., number[chosen] - last - 1] for x in matrix_of(product))
+                columns = number[chosen] - last - 1
+                rows, bias = wide(_taken(_weight(product).T, columns)), bias_of(product)[columns]
                 inner = self._inputs[product].terms
                 if not self._is_input(*inner):
-                    before_W, before_b = self._resolved(*inner)
-                    weight, bias = before_W @ weight, before_b @ weight + bias
-                W[:, chosen] = factor[chosen].to(weight) * weight
-                b[chosen] += factor[chosen].to(bias) * bias
-        own = (used > 0) & (used <= self.dim)
-        W[number[own] - 1, own.nonzero().squeeze(1)] = factor[own].to(W)
-        return W, b
+                    before, before_bias = self._resolved(*inner)
+                    rows, bias = rows @ before, bias + rows @ before_bias
+                parts.append((chosen, rows, bias))
+        if bool((factor == 1).all()) and bool(parts[-1][0].all()):
+            return parts[-1][1], constant.to(parts[-1][1]) + parts[-1][2]
+        dtype = parts[-1][1].dtype
+        matrix, b = torch.zeros(len(number), self.dim, dtype=dtype, device=self.device), constant.to(dtype)
+        for chosen, rows, bias in parts:
+            matrix[chosen] = factor[chosen, None].to(dtype) * rows.to(dtype)
+            b[chosen] += factor[chosen].to(dtype) * bias.to(dtype)
+        return matrix, b
 
     def _is_input(self, factor: Tensor, number: Tensor, constant: Tensor) -> bool:
         """Whether a product reads the input of the attention module as it is."""
@@ -352,8 +366,10 @@ def _gain(norm: nn.Module) -> Callable[..., Tensor]:
     width = width_of(norm)
     if width is None:
         return _unchanged
-    gain = norm_of(norm, width, device_of(norm)).gain
-    return lambda x, *_, **__: x * gain.to(x)
+    known = known_norm(norm, width, device_of(norm))
+    if known is None:
+        raise InputError(f"unsupported architecture: the {type(norm).__name__} inside attention is no norm of single vectors")
+    return lambda x, *_, **__: x * known.gain.to(x)
 
 
 def _is_product(module: nn.Module) -> bool:
@@ -370,10 +386,17 @@ def _shape(product: Any) -> tuple[int, int]:
     return (outputs, inputs) if type(product).__name__ == "Conv1D" else (inputs, outputs)
 
 
-def matrix_of(product: nn.Module) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
-    """Weight and bias of a product, in float32 at least."""
-    weight, bias = wide(_weight(product)), weight_of(product, "bias")
-    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)
+def _taken(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Some rows of a matrix; without a copy where they follow each other."""
+    first, count = int(numbers[0]), len(numbers)
+    plain = torch.equal(numbers, torch.arange(first, first + count, device=numbers.device))
+    return rows[first : first + count] if plain else rows[numbers]
+
+
+def bias_of(product: nn.Module) -> Float[Tensor, " outputs"]:
+    """The bias of a product, in float32 at least; zeros where it has none."""
+    bias, weight = weight_of(product, "bias"), _weight(product)
+    return wide(weight.new_zeros(weight.shape[1]) if bias is None else bias)
 
 
 def messages_matrix(out: nn.Module, heads: int) -> Float[Tensor, "heads value dim"]:

@@ -30,8 +30,8 @@ def rotation_of(kwargs: dict[str, Any], positions: bool = False) -> Rotation | N
     The numbers of positions instead, if ``positions``: some modules compute cosines and sines themselves.
     """
     rotation = kwargs.get("position_embeddings")
-    if isinstance(rotation, tuple) and len(rotation) == 2:
-        return rotation
+    if isinstance(rotation, tuple | list) and len(rotation) == 2:
+        return tuple(rotation)
     given = kwargs.get("position_ids") if positions else rotation
     return (given,) if isinstance(given, Tensor) and (positions or given.is_complex()) else None
 

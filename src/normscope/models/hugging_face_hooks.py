@@ -43,7 +43,9 @@ class AttentionHooks:
         self.stream, self.nth = x, -1
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.input, self.rotation = given_states(args, kwargs), rotation_of(kwargs, module in self.model.positioned)
+        given, layer = given_states(args, kwargs), self.running.layer
+        self.input = given if layer is None or given.ndim != 3 else self.running.layouts[layer].states(given)
+        self.rotation = rotation_of(kwargs, module in self.model.positioned)
 
     def _attend(self, call: AttentionCall) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""

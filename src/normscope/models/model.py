@@ -30,7 +30,9 @@ TextOrIds = str | Sequence[int] | Sequence[Sequence[int]] | Tensor
 class HeadProjections:
     """Per-head weights of an attention layer as they act on its input: q = x W_Q + b_Q, and the output Σ a v W_O + b_O.
 
-    Gains before the matrices are multiplied into them; key and value heads are repeated for the ``shared`` queries of each.
+    The input x is what attention reads, ``AttentionStep.input``: the gain of a norm before attention is in x and not in the
+    matrices. Gains inside attention are in them, such as those of the norms in the factors of latent attention; norms of q, k
+    and v act after them. Key and value heads are repeated for the ``shared`` queries of each.
     """
 
     W_Q: Float[Tensor, "heads dim head"]

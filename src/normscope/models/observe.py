@@ -123,12 +123,12 @@ class AttentionStep:
     q: Float[Tensor, "rows heads tokens head"]
     k: Float[Tensor, "rows heads keys head"]
     v: Float[Tensor, "rows heads keys value"]
-    scale: "float | Float[Tensor, 'rows_or_one heads_or_one tokens_or_one 1']"
-    mask: Bool[Tensor, "rows_or_one heads_or_one tokens keys"]
+    scale: "float | Float[Tensor, 'scale_rows scale_heads scale_tokens 1']"
+    mask: Bool[Tensor, "mask_rows mask_heads tokens keys"]
     output_matrix: Float[Tensor, "heads value dim"] | None
     softcap: float | None = None
     rotation: Rotation | None = None
-    bias: Float[Tensor, "rows_or_one heads_or_one tokens keys"] | None = None
+    bias: Float[Tensor, "bias_rows bias_heads tokens keys"] | None = None
     sink: Float[Tensor, " heads"] | None = None
 
     @property
