@@ -73,6 +73,7 @@ def observable(model: nn.Module) -> Iterator[None]:
     """
     replaced = [(config, config._attn_implementation_internal) for config in _configs(model)]
     training = [module for module in model.modules() if module.training]
+    buffers = [(part, name, x, x.clone()) for part in model.modules() for name, x in part.named_buffers(recurse=False)]
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     try:
         if replaced:
@@ -81,13 +82,16 @@ def observable(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = IMPLEMENTATION
         for module in training:
             module.training = False
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation
         for module in training:
             module.training = True
+        for part, name, x, before in buffers:
+            if part._buffers.get(name) is not x or not torch.equal(x, before):
+                part._buffers[name] = x.copy_(before)
 
 
 def _register() -> None:

@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from normscope.core.norms import cosine
 from normscope.errors import InputError
 from normscope.models.hooks import BlockSite
 from normscope.models.record import Call, Record, members
 from normscope.models.states import Layout
 
+_CORRELATED = 0.2
 _SMALL = 0.05  # of the parameters of the largest list: less is no stream
 _NAMES = ("vision", "visual", "audio", "speech", "text", "language", "encoder", "decoder")
 
@@ -61,14 +63,14 @@ def streams_of(model: nn.Module, record: Record, shape: tuple[int, ...], blocks:
     by_path: dict[str, list[Call]] = {}
     for call in sorted(chosen, key=lambda call: call.began):
         by_path.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+", "*", call.name), []).append(call)
-    sizes = {path: _parameters(calls) for path, calls in by_path.items()}
+    sizes = {path: _parameters(calls) for path, calls in by_path.items() if blocks is not None or _carries(calls)}
     if not sizes:
         given = "" if blocks is None else f" in '{blocks}'"
         raise InputError(
             f"no blocks with a residual stream{given}: no module of a list returns hidden states of the shape "
             "that it receives; name the list of blocks, blocks='transformer.h'"
         )
-    largest = {path: calls for path, calls in by_path.items() if sizes[path] >= _SMALL * max(sizes.values())}
+    largest = {path: by_path[path] for path, size in sizes.items() if size >= _SMALL * max(sizes.values())}
     names = _names(list(largest))
     return tuple(Stream(name, path, _blocks(largest[path], shape), sizes[path]) for path, name in names.items())
 
@@ -85,6 +87,15 @@ def _unstaged(call: Call, candidates: Sequence[Call]) -> list[Call]:
     if not all(a.shape == b.shape and torch.equal(a, b) for a, b in links):
         return [call]
     return [block for other in inner for block in _unstaged(other, candidates)]
+
+
+def _carries(calls: Sequence[Call]) -> bool:
+    """Whether blocks hand on hidden states: one returns what the next receives, or its output is correlated with its input."""
+    kept = [pair for call in calls if (pair := call.kept) is not None]
+    if any(one[1].shape == other[0].shape and torch.equal(one[1], other[0]) for one, other in pairwise(kept)):
+        return True
+    near = [float(cosine(x.double().flatten(), y.double().flatten())) > _CORRELATED for x, y in kept]
+    return sum(near) > len(near) / 2
 
 
 def _parameters(calls: Sequence[Call]) -> int:

@@ -66,6 +66,7 @@ class Captured:
             cross=partial(self._attention, _CROSS) if names & set(_CROSS) else None,
             sublayer=self._sublayer if names & {"resid_mid", *_UPDATES.values()} else None,
             state=self._state,
+            left=self._left if "resid_post" in names else None,
         )
 
     def _keep(self, name: str, layer: int, value: Tensor) -> None:
@@ -75,12 +76,11 @@ class Captured:
     def _state(self, layer: int, x: Tensor) -> None:
         if layer == 0:
             self._values, self._ran = {}, True
-        if {"resid_pre", "resid_post"} & set(self.names):
-            x = x.clone()
-            if layer < self.layers:
-                self._keep("resid_pre", layer, x)
-            if layer > 0:
-                self._keep("resid_post", layer - 1, x)
+        if layer < self.layers and "resid_pre" in self.names:
+            self._keep("resid_pre", layer, x.clone())
+
+    def _left(self, layer: int, x: Tensor) -> None:
+        self._keep("resid_post", layer, x.clone())
 
     def _attention(self, values: dict[str, Callable[[AttentionStep], Tensor]], step: AttentionStep) -> None:
         for name in self.names:

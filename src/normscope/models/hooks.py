@@ -14,6 +14,7 @@ from normscope.models.states import ROWS_FIRST, Layout, floats
 
 _PLAIN = Layout(ROWS_FIRST, 1)
 OnState = Callable[[int, Tensor], Tensor | None]
+OnSite = Callable[[Tensor], Tensor | None]
 
 
 def given_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -106,12 +107,13 @@ class BlockSite:
 class Site:
     """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0.
 
-    ``received`` means what it is called with, not what it returns.
+    ``received`` means what it is called with, not what it returns; ``place`` is which of those tensors of real numbers.
     """
 
     module: nn.Module
     nth: int = 0
     received: bool = False
+    place: int = 0
 
 
 class Running:
@@ -125,11 +127,17 @@ class Running:
         self._entering: list[OnState] = []
         self._leaving: list[OnState] = []
 
-    def observe(self, state: OnState) -> None:
-        """Pass the states before every layer and after the last one to a function; what it returns replaces them."""
+    def observe(self, state: OnState | None, left: Callable[[int, Tensor], None] | None) -> None:
+        """Pass the states before every layer and after the last one to a function, whose result replaces them.
+
+        ``left`` receives what every layer returns.
+        """
         last = len(self.blocks) - 1
-        self.entering(state)
-        self.leaving(lambda layer, x: state(last + 1, x) if layer == last else None)
+        if state is not None:
+            self.entering(state)
+            self.leaving(lambda layer, x: state(last + 1, x) if layer == last else None)
+        if left is not None:
+            self.leaving(left)
 
     def entering(self, call: OnState) -> None:
         """Call a function with every layer and the states that enter it; what it returns replaces them."""
@@ -176,15 +184,15 @@ class SiteHooks:
 
     def __init__(self, running: Running) -> None:
         self.running = running
-        self._wanted: dict[tuple[int, int, int, bool], list[Callable[[Tensor], Tensor | None]]] = {}
+        self._wanted: dict[tuple[int, int, int, bool], list[tuple[int, OnSite]]] = {}
         self._modules: dict[int, nn.Module] = {}
         self._calls: dict[int, int] = {}
         self._shape: Sequence[int] = ()
 
-    def at(self, layer: int, site: Site, call: Callable[[Tensor], Tensor | None]) -> None:
+    def at(self, layer: int, site: Site, call: OnSite) -> None:
         """Call a function with the states (rows, positions, dim) at a site of a layer."""
         self._modules[id(site.module)] = site.module
-        self._wanted.setdefault((layer, id(site.module), site.nth, site.received), []).append(call)
+        self._wanted.setdefault((layer, id(site.module), site.nth, site.received), []).append((site.place, call))
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: follow the sites."""
@@ -198,8 +206,7 @@ class SiteHooks:
 
     def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._calls[id(module)] = self._calls.get(id(module), -1) + 1
-        changed = self._passed(module, True, (args, dict(kwargs)))
-        return changed
+        return self._passed(module, True, (args, dict(kwargs)))
 
     def _on_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         return self._passed(module, False, output)
@@ -209,10 +216,11 @@ class SiteHooks:
         layer = self.running.layer
         key = (-1 if layer is None else layer, id(module), self._calls.get(id(module), 0), received)
         changed = None
-        for call in self._wanted.get(key, ()):
-            layout = self.running.layouts[key[0]]
+        for place, call in self._wanted.get(key, ()):
             given = values if changed is None else changed
-            x, states = next((x, seen) for x in floats(given) if (seen := layout.seen(x, self._shape)) is not None)
+            x = list(floats(given))[place]
+            states = self.running.layouts[key[0]].seen(x, self._shape)
+            assert states is not None
             others = call(states)
             changed = changed if others is None else replaced(given, x, others.reshape(x.shape).to(x))
         return changed

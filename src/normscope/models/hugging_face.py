@@ -23,7 +23,7 @@ from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation,
 from normscope.models.offload import tensors_of, weight_of
 from normscope.models.pictures import features_of, position_names
 from normscope.models.placement import Placement
-from normscope.models.precision import in_float32, wide
+from normscope.models.precision import HALF, all_in_float32, in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
 from normscope.models.tokenizing import special_ends
@@ -64,14 +64,25 @@ class HuggingFaceModel(Model):
         processor: Any = None,
     ) -> None:
         self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, processor
-        with observable(model), in_float32(model):
-            probe = Probe(model, stream, blocks, example)
+        with observable(model):
+            probe = self._probed_as(stream, blocks, example)
         with ExitStack() as stack:
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
-                with observable(model), in_float32(model):
-                    probe = Probe(model, stream, blocks, example)
+                with observable(model):
+                    probe = self._probed_as(stream, blocks, example)
             self._take_structure(probe)
+
+    def _probed_as(self, *view: Any) -> Probe:
+        """The structure, in float32; modules that use the weights of others need the whole model in that precision."""
+        try:
+            with in_float32(self.model):
+                return Probe(self.model, *view)
+        except RuntimeError:
+            if self.dtype not in HALF:
+                raise
+            with all_in_float32(self.model):
+                return Probe(self.model, *view)
 
     def _take_structure(self, probe: Probe) -> None:
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""
@@ -171,8 +182,7 @@ class HuggingFaceModel(Model):
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         """The forward pass of the module, with hooks for the observer."""
         running = Running(self._sites, len(sample.tokens))
-        if observer.state is not None:
-            running.observe(observer.state)
+        running.observe(observer.state, observer.left)
         with ExitStack() as stack:
             if observer.sublayer is not None:
                 SublayerHooks(self, running, observer.sublayer).install(stack)
@@ -516,6 +526,8 @@ class HuggingFaceModel(Model):
             return None, unclear or scales or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
         notes += [first.note] if first.note else []
+        kinds = {norm.kind for norm in self.norms if norm.layer is not None}
+        notes += ["some norms are LayerNorm, some RMSNorm"] if len(kinds) > 1 else []
         if first.changed:
             notes.append("a norm or gate changes the mixed values of attention before W_O")
         if first.parallel:

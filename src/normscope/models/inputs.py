@@ -18,7 +18,7 @@ _TOKENS, _ROWS = 8, 2
 TOKEN_INPUT = "input_ids"
 _INPUTS = (TOKEN_INPUT, "pixel_values", "input_features", "input_values")
 _DECODER = "decoder_input_ids"
-_PIXELS = "pixel_values"
+_PIXELS, _MASK = "pixel_values", "attention_mask"
 _PATCHES = "spatial_shapes"  # the argument of models that read rows of patches
 _SIDE = 4  # of a small square of patches
 _FRAMES = 64  # of a small spectrogram
@@ -28,15 +28,20 @@ _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim
 
 def main_input(model: nn.Module) -> str | None:
     """The name of the input that a model of the ``transformers`` library reads; None for other modules."""
-    if not hasattr(model, "config"):
+    if not is_of_library(model):
         return None
     stated, names = getattr(model, "main_input_name", "input_ids"), accepted(model)
     return stated if stated in _INPUTS else next((name for name in _INPUTS if name in names), stated)
 
 
+def is_of_library(model: Any) -> bool:
+    """Whether a module has a configuration of the ``transformers`` library."""
+    return hasattr(getattr(model, "config", None), "get_text_config")
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """Whether a model of the ``transformers`` library has an encoder and a decoder."""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return is_of_library(model) and bool(getattr(model.config, "is_encoder_decoder", False))
 
 
 def accepted(model: nn.Module) -> set[str]:
@@ -51,7 +56,7 @@ def text_config(model: Any) -> Any:
 
 def tokens_known(model: Any) -> int | None:
     """How many token ids there are, by the configuration or the first embedding; None if the model reads none."""
-    if hasattr(model, "config") and hasattr(model.config, "get_text_config"):
+    if is_of_library(model):
         known = getattr(text_config(model), "vocab_size", None)
         if known is not None:
             return int(known)
@@ -139,14 +144,19 @@ def _stated(configs: list[Any], name: str) -> Any:
 def call(model: Any, sample: Sample, decoded: Tensor | None = None) -> Any:
     """What the model returns for a sample; the decoder of an encoder-decoder reads ``decoded``, by default the same tokens."""
     name, features = main_input(model), sample.features
+    names, padded = accepted(model), not bool(sample.attention_mask.all())
     if name is None:
-        return model(sample.tokens if features is None else features)
-    names = accepted(model)
+        if padded and _MASK not in names:
+            raise InputError(f"a {type(model).__name__} takes no {_MASK}, and some rows are padded: give rows of one length")
+        masks = {_MASK: sample.attention_mask} if padded else {}
+        return model(sample.tokens if features is None else features, **masks)
     given: dict[str, Any] = {name: sample.tokens if name == TOKEN_INPUT or features is None else features}
     if name == TOKEN_INPUT and features is not None:
         given[_PIXELS] = features
-    if name == TOKEN_INPUT and not bool(sample.attention_mask.all()):
-        given["attention_mask"] = sample.attention_mask.long()
+    if name == TOKEN_INPUT and padded:
+        given[_MASK] = sample.attention_mask.long()
+    if sample.positions is not None and "position_ids" in names:
+        given["position_ids"] = sample.positions
     if is_encoder_decoder(model) and _DECODER in names:
         given[_DECODER] = sample.tokens if decoded is None else decoded
     if hasattr(text_config(model), "use_cache") and ("use_cache" in names or "kwargs" in names):
@@ -173,6 +183,13 @@ def results(given: Any) -> Tensor:
         value = given.get(key) if isinstance(given, dict) else getattr(given, key, None)
         if isinstance(value, Tensor):
             return value
-    values = given.values() if isinstance(given, dict) else given
-    result: Tensor = next(value for value in values if isinstance(value, Tensor))
+    values = given.values() if isinstance(given, dict) else given if isinstance(given, tuple | list) else vars_of(given)
+    result = next((value for value in values if isinstance(value, Tensor)), None)
+    if result is None:
+        raise InputError(f"unsupported architecture: the model returns no tensor but {type(given).__name__}")
     return result
+
+
+def vars_of(given: Any) -> list[Any]:
+    """The fields of an object, such as a dataclass."""
+    return list(vars(given).values()) if hasattr(given, "__dict__") else []

@@ -54,8 +54,8 @@ class NormscopeModel(Model):
         mask: AttentionMask = CausalMask()
         with ExitStack() as stack:
             running = Running([BlockSite(block) for block in self.model.decoder], len(sample.tokens))
-            if observer.state is not None:
-                running.observe(observer.state)
+            if observer.state is not None or observer.left is not None:
+                running.observe(observer.state, observer.left)
                 running.install(stack)
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)

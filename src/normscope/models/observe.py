@@ -75,7 +75,8 @@ class Softmax:
         """Attention weights; with a sink they sum to less than 1."""
         logits = self.logits(raw_scores)
         if self.sink is None:
-            return logits.softmax(-1)
+            nowhere = logits.amax(-1, keepdim=True).isneginf()  # padding, whose window holds padding alone
+            return logits.softmax(-1).masked_fill_(nowhere, 0.0)
         sink = self.sink.to(logits).expand(*logits.shape[:-1], 1)
         return torch.cat((logits, sink), -1).softmax(-1)[..., :-1]
 
@@ -205,6 +206,7 @@ class Observer:
         sublayer: called with every sublayer whose update the model identifies, in order, at the end of its block.
         state: called with layer and hidden states before every layer, and with the number of layers and the states after the
             last; returned states replace them.
+        left: called with layer and hidden states that the layer returns.
         cross: as ``attention``, for the attention of a decoder to the states of its encoder; the keys are theirs.
     """
 
@@ -212,6 +214,7 @@ class Observer:
     sublayer: Callable[[SublayerStep], None] | None = None
     state: Callable[[int, Tensor], Tensor | None] | None = None
     cross: OnAttention | None = None
+    left: Callable[[int, Tensor], None] | None = None
 
 
 def combine(observers: Iterable[Observer]) -> Observer:
@@ -219,6 +222,11 @@ def combine(observers: Iterable[Observer]) -> Observer:
     observers = list(observers)
     sublayer = [o.sublayer for o in observers if o.sublayer is not None]
     state = [o.state for o in observers if o.state is not None]
+    left = [o.left for o in observers if o.left is not None]
+
+    def on_left(layer: int, x: Tensor) -> None:
+        for call in left:
+            call(layer, x)
 
     def on_sublayer(step: SublayerStep) -> None:
         for call in sublayer:
@@ -236,6 +244,7 @@ def combine(observers: Iterable[Observer]) -> Observer:
         on_sublayer if sublayer else None,
         on_state if state else None,
         _in_turn([o.cross for o in observers if o.cross is not None]),
+        on_left if left else None,
     )
 
 

@@ -171,6 +171,16 @@ class _Value:
         """Whether a product or a module with parts returned it."""
         return any(call.is_product or not call.is_leaf for call in self.returned)
 
+    @property
+    def is_state(self) -> bool:
+        """Whether a norm received or returned it."""
+        return any(call.is_norm for call in (*self.received, *self.returned))
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it may be what a sublayer adds, up to scales: what was computed, or a norm of it."""
+        return self.computed or any(call.is_norm for call in self.returned)
+
 
 _Updates = tuple[tuple[_Value, Tensor], ...]
 
@@ -297,7 +307,7 @@ class _Terms:
 
     def pairs(self, fewer: bool = False) -> Iterator[tuple[_Value, Tensor]]:
         """Every start, and which updates came after it; or only what norms receive, and the block's input."""
-        starts = [v for v in self.starts if v.first < 0 or any(call.is_norm for call in v.received)] if fewer else self.starts
+        starts = [v for v in self.starts if v.first < 0 or v.is_state] if fewer else self.starts
         for start in starts:
             yield start, torch.tensor([v.first > start.first for v in self.updates], dtype=torch.bool, device=self.t.device)
 
@@ -355,7 +365,7 @@ def _parallel(terms: _Terms) -> _Found:
                         start, start.states + update.states + other.states, exact=True
                     ):
                         yield start, ((update, one), (other, one)), one
-    ends = [index for index, update in enumerate(terms.updates) if update.computed][:_MOST_ENDS]
+    ends = [index for index, update in enumerate(terms.updates) if update.is_result][:_MOST_ENDS]
     for start, later in terms.pairs(fewer=True):
         for pair in combinations(reversed([index for index in ends if bool(later[index])]), 2):
             U = terms.U[list(pair)]
@@ -373,7 +383,7 @@ def _channels(terms: _Terms) -> _Found:
     if rows * positions < _FEWEST:
         return
     for start, later in terms.pairs(fewer=True):
-        allowed = [update for update, after in zip(terms.updates, later, strict=True) if bool(after) and update.computed]
+        allowed = [update for update, after in zip(terms.updates, later, strict=True) if bool(after) and update.is_result]
         for update in allowed[:_MOST_ENDS]:
             step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
             small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
@@ -409,23 +419,23 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     for total in sums:
         for number, (update, step) in enumerate(total.updates):
             made = _result(anatomy, update, total.before)
-            if made is None or (made[1] is None and _is_unknown(made[0])):
+            if made is None or (made[2] is None and _is_unknown(made[0])):
                 return replace(
                     plain, unclear="what a block adds is not what a module computed, nor a scale or norm of it"
                 ), nothing
-            result, norm, scale = made
+            result, computed, norm, scale = made
             window = (began, result.ended)
             reading = _reading(anatomy, total.before, window)
             if isinstance(reading, str):
                 return replace(plain, unclear=reading), nothing
             calls = {"input": reading[0], "output": norm, "stream": total.stream}
-            sites = {slot: _site(anatomy, call) for slot, call in calls.items() if call is not None}
+            sites = {slot: _site(anatomy, call, None) for slot, call in calls.items() if call is not None}
             last = number == len(total.updates) - 1
             reader = _reader(anatomy, total.after, window[1]) if last else None
             scales = Scales(step * scale, total.carry)
-            site = replace(_site(anatomy, result), received=result is norm)
+            site = _site(anatomy, result, computed, received=result is norm)
             branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0))
-            outputs.append(_computed(anatomy, result, result is norm))
+            outputs.append(computed)
             if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
                 reads[sites["input"]] = read.states
                 known = known_norm(reading[0].module, read.states.shape[-1], read.states.device)
@@ -528,8 +538,8 @@ def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequ
     return names
 
 
-def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor] | None:
-    """The call that computed an update, the output norm after it, and the scale of each channel between.
+def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _Value, Call | None, Tensor] | None:
+    """The call that computed an update, what it computed, the output norm after it, and the scale of each channel between.
 
     Where no call returned what the output norm receives, the call is the norm. None if the update passes through a module
     without parts, such as dropout, and is neither what a module computed nor a scale of that.
@@ -539,18 +549,18 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Ca
         call = min(update.returned, key=lambda call: (call.ended, -call.began))
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
         if _computes(call) or not call.is_leaf or norm is not None:
-            return call, norm, scale
+            return call, update, norm, scale
         if source is None or source in (anatomy.x, before):
             return None
         if call.is_norm:
             norm, update = call, source
             if not source.returned:
-                return norm, norm, scale
+                return norm, source, norm, scale
             continue
         if source is not update:
             factor = _channel_scale(source.states, update.states)
             if factor is None:
-                return (call, norm, scale) if source.returned else None
+                return (call, update, norm, scale) if source.returned else None
             scale, update = scale * factor, source
         if not update.returned or call in update.returned:
             scaled = _scaled_from(anatomy, update, call)
@@ -567,12 +577,6 @@ def _scaled_from(anatomy: _Anatomy, value: _Value, receiver: Call) -> tuple[Tens
             if factor is not None:
                 return factor, other
     return None
-
-
-def _computed(anatomy: _Anatomy, call: Call, received: bool) -> _Value:
-    """What a sublayer computed: what a call returned, or received."""
-    tensors = call.inputs if received else call.outputs
-    return next(value for x in tensors if (value := anatomy.value_of(x)) is not None)
 
 
 def _channel_scale(x: States, y: States) -> Tensor | None:
@@ -637,12 +641,15 @@ def _computes(call: Call) -> bool:
 def _reader(anatomy: _Anatomy, after: _Value, time: int) -> Site | None:
     """The first call after a time that reads some states."""
     call = min((call for call in after.received if call.began >= time), key=lambda call: call.began, default=None)
-    return None if call is None else replace(_site(anatomy, call), received=True)
+    return None if call is None else _site(anatomy, call, after, received=True)
 
 
-def _site(anatomy: _Anatomy, call: Call) -> Site:
-    """A call by its module and its number among the calls of that module in the block."""
-    return Site(call.module, sum(other.module is call.module and other.began < call.began for other in anatomy.calls))
+def _site(anatomy: _Anatomy, call: Call, value: _Value | None, received: bool = False) -> Site:
+    """A call by its module and its number among the calls of that module in the block, and which of its tensors is a value."""
+    nth = sum(other.module is call.module and other.began < call.began for other in anatomy.calls)
+    tensors = call.inputs if received else call.outputs
+    place = 0 if value is None else next(n for n, x in enumerate(tensors) if anatomy.value_of(x) is value)
+    return Site(call.module, nth, received, place)
 
 
 def _output_projection(anatomy: _Anatomy, attended: Attended) -> Call | None:

@@ -32,7 +32,7 @@ def widened(observer: Observer, device: torch.device) -> Observer:
 
     What it returns is rounded and moved back.
     """
-    on_sublayer, on_state = observer.sublayer, observer.state
+    on_sublayer, on_state, on_left = observer.sublayer, observer.state, observer.left
 
     def sublayer(step: SublayerStep) -> None:
         if on_sublayer is not None:
@@ -47,6 +47,7 @@ def widened(observer: Observer, device: torch.device) -> Observer:
         None if on_sublayer is None else sublayer,
         None if on_state is None else state,
         _widened(observer.cross, device),
+        None if on_left is None else lambda layer, x: on_left(layer, wide(x, device)),
     )
 
 
@@ -60,6 +61,19 @@ def _widened(observe: OnAttention | None, device: torch.device) -> OnAttention |
         return None if changed is None else changed.to(step.v)
 
     return attention
+
+
+@contextmanager
+def all_in_float32(model: nn.Module) -> Iterator[None]:
+    """Until the block ends, the whole model is in float32: for modules that use the weights of others without calling them."""
+    stored = [(tensor, tensor.data) for module in model.modules() for _, tensor in _own(module) if tensor.dtype in HALF]
+    try:
+        for tensor, data in stored:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in stored:
+            tensor.data = data
 
 
 @contextmanager

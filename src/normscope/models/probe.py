@@ -55,7 +55,7 @@ class Probe:
         inside = [self.record.attended_inside(block.call) for block in self.stream.blocks]
         shapes = [block.input.shape[:2] for block in self.stream.blocks]
         chosen = [
-            next(((n, a) for n, a in enumerate(several) if not a.crosses and _of_stream(a, *shape)), None)
+            _only([(n, a) for n, a in enumerate(several) if not a.crosses and _of_stream(a, *shape)])
             for several, shape in zip(inside, shapes, strict=True)
         ]
         self.attended = [None if one is None else one[1] for one in chosen]
@@ -155,6 +155,11 @@ class Probe:
             return 1.0
         factor = factor_between(entered, made)
         return factor if same(factor * made, entered, _NEAR) else 1.0
+
+
+def _only(several: "list[tuple[int, Attended]]") -> "tuple[int, Attended] | None":
+    """The attention of a layer, if it has one: heads that are computed one by one, or subtracted, are not those of one."""
+    return several[0] if len(several) == 1 else None
 
 
 def _of_stream(attended: Attended, rows: int, positions: int) -> bool:

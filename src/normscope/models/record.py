@@ -167,9 +167,9 @@ class Recorder:
         return tuple(self._copy(x) for x in floats(values))
 
     def _copy(self, x: Tensor) -> Tensor:
-        known = self._copies.get(id(x))
-        if known is None or known[0] is not x or known[1] != x._version:
-            known = self._copies[id(x)] = (x, x._version, x.clone())
+        known, version = self._copies.get(id(x)), -1 if x.is_inference() else x._version
+        if known is None or known[0] is not x or known[1] != version or x.is_inference():
+            known = self._copies[id(x)] = (x, version, x.clone())
         return known[2]
 
 

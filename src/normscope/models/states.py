@@ -1,7 +1,7 @@
 """Hidden states as (rows, positions, dim), however a module lays them out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from jaxtyping import Float
@@ -22,6 +22,8 @@ def floats(values: Any) -> Iterator[Tensor]:
     elif isinstance(values, tuple | list):
         for value in values:
             yield from floats(value)
+    elif is_dataclass(values) and not isinstance(values, type):
+        yield from floats(tuple(vars(values).values()))
 
 
 @dataclass(frozen=True)
