@@ -219,8 +219,9 @@ class SiteHooks:
         for place, call in self._wanted.get(key, ()):
             given = values if changed is None else changed
             x = list(floats(given))[place]
-            states = self.running.layouts[key[0]].seen(x, self._shape)
+            layout = self.running.layouts[key[0]]
+            states = layout.seen(x, self._shape)
             assert states is not None
             others = call(states)
-            changed = changed if others is None else replaced(given, x, others.reshape(x.shape).to(x))
+            changed = changed if others is None else replaced(given, x, layout.unseen(others, x).to(x))
         return changed

@@ -102,6 +102,9 @@ class Probe:
         if name is None:
             largest = max(self.streams, key=lambda stream: stream.parameters)
             return by_name.get("decoder", largest) if is_encoder_decoder(self.model) else largest
+        alike = [stream for stream in by_name if name in stream]
+        if name not in by_name and len(alike) == 1:
+            return by_name[alike[0]]
         if name not in by_name:
             raise InputError(f"stream={name!r}: the model has {', '.join(by_name)}{did_you_mean(name, by_name)}")
         return by_name[name]

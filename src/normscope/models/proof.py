@@ -48,7 +48,7 @@ def proved_again(
             sites.at(layer, branch.result, partial(_keep, results[layer], name))
         for site, states in evidence.reads.items():
             sites.at(layer, site, partial(_given, states))
-    running.entering(lambda layer, x: others[layer].to(x))
+    running.entering(lambda layer, x: others[layer].to(x, copy=True))  # a block may change its states in place
     running.leaving(lambda layer, x: left.update({layer: x.clone()}))
     with ExitStack() as stack:
         running.install(stack)
@@ -80,7 +80,7 @@ def proved_heads(
     def enter(layer: int, x: Tensor) -> Tensor:
         nth[0] = -1
         given = blocks[layer].input
-        return (_rescaled(given) if reads[layer] is None else given).to(x)
+        return (_rescaled(given) if reads[layer] is None else given).to(x, copy=True)
 
     def attend(call: AttentionCall) -> Tensor:
         layer, nth[0] = running.layer, nth[0] + 1
@@ -141,7 +141,7 @@ def _keep(kept: dict[str, Tensor], name: str, states: Tensor) -> None:
 
 
 def _given(states: Tensor, x: Tensor) -> Tensor:
-    return states
+    return states.clone()
 
 
 def _proved(placement: Placement, evidence: Evidence, x: Tensor, results: dict[str, Tensor], y: Tensor) -> Placement:

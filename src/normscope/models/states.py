@@ -83,6 +83,16 @@ class Layout:
             return states.reshape(*states.shape[:2], len(like), -1).permute(2, 0, 1, 3)
         return states.reshape(like.shape)
 
+    def unseen(self, states: Float[Tensor, "rows positions dim"], like: Tensor) -> Tensor:
+        """States in place of a tensor inside a block; the inverse of ``seen``."""
+        rows, positions, dim = states.shape
+        if self.kind == POSITIONS_FIRST and (like.ndim == 2 or like.shape[:2] == (positions, rows)):
+            return states.transpose(0, 1).reshape(like.shape)
+        first = self.kind == CHANNELS_FIRST and like.ndim == 4 and like.shape[:2] == (rows, dim)
+        if first or (self.kind == LANES_FIRST and like.ndim == 4 and like.shape[1:3] == (rows, positions)):
+            return self.restored(states, like)
+        return states.reshape(like.shape)
+
     def seen(self, x: Tensor, shape: Sequence[int]) -> Float[Tensor, "rows positions dim"] | None:
         """A tensor inside a block as states of a shape (rows, positions, dim); None if it is not one of as many channels."""
         rows, positions, dim = shape
