@@ -96,7 +96,7 @@ def test_a_model_shows_what_it_is(html: bool) -> None:
     shown = model._repr_html_() if html else repr(model)
     for part in ("LlamaForCausalLM", "layers 0–1: pre", "RMSNorm", "2 layers, 4 heads (2 KV heads) of 8, width 32", "float32"):
         assert part in shown
-    assert "attention, predictions, stream, sublayers, vocabulary" in shown
+    assert "attention, matrices, predictions, stream, sublayers, vocabulary" in shown
 
 
 def test_names_are_escaped_in_html() -> None:
