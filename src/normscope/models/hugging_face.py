@@ -327,7 +327,8 @@ class HuggingFaceModel(Model):
         tokens = sample.tokens[:1, : None if sample.features is not None else 1].expand(rows, -1)
         features = None if sample.features is None else sample.features[:1].expand(rows, *sample.features.shape[1:])
         shortest = replace(Sample.of(tokens), features=features)
-        call(self.model, shortest, self._decoded(shortest))
+        with library_errors("unsupported architecture: the model does not run on one token: "):
+            call(self.model, shortest, self._decoded(shortest))
 
     def attention_module(self, layer: int) -> nn.Module:
         """The module of a layer's attention."""
@@ -519,7 +520,8 @@ class HuggingFaceModel(Model):
         """The scheme of all layers with remarks on it, or why there is none."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
         if scheme is None:
-            return None, unclear or f"the layers differ: {scheme_text(self.schemes)}"
+            scales = "a residual scale with a number for each channel has no slot" if None in self.schemes else ""
+            return None, unclear or scales or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
         notes += [first.note] if first.note else []
         if first.changed:
