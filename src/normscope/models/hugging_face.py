@@ -99,6 +99,7 @@ class HuggingFaceModel(Model):
         self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
         self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
         self._sample, self._reads_tokens = probe.sample, probe.reads_tokens
+        self._followed = probe.record.unclear
         self._positions = probe.stream.blocks[0].input.shape[1]
         if not self._reads_tokens:
             given, self.tokenizer = self.tokenizer, None
@@ -155,6 +156,13 @@ class HuggingFaceModel(Model):
             "predictions": self.predicts,
         }
         return frozenset(name for name, has in offered.items() if has)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """What modules do that is neither softmax attention nor a product of matrices."""
+        matrices = map(self._unclear_matrices, self.attention_layers)
+        first = {"attention": next(iter(self._followed.values()), ""), "matrices": next(filter(None, matrices), "")}
+        return {name: reason.removeprefix("unsupported architecture: ") for name, reason in first.items() if reason}
 
     def _find_embedding(self, probe: Probe) -> nn.Module | None:
         """The table of token embeddings, whose rows are as wide as the stream; None if there is none."""

@@ -99,6 +99,7 @@ class Record:
     calls: list[Call] = field(default_factory=list)
     attended: list[Attended] = field(default_factory=list)
     rotary: bool = False
+    unclear: dict[nn.Module, str] = field(default_factory=dict)
     output: Any = None
 
     def inside(self, call: Call) -> list[Call]:
@@ -137,7 +138,7 @@ class Recorder:
         for module in self.model.modules():
             before(stack, module, self._before)
             after(stack, module, self._after)
-        stack.enter_context(observing_attention(self.model, self._attend))
+        self.record.unclear = stack.enter_context(observing_attention(self.model, self._attend))
 
     def _tick(self) -> int:
         self._clock += 1
