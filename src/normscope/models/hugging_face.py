@@ -112,13 +112,9 @@ class HuggingFaceModel(Model):
         rows = (tokens_known(self.model) or 0) if self._reads_tokens else 0  # which may be padded to a round number
         self.vocabulary = rows if self.tokenizer is None else min(rows, len(self.tokenizer))
         states = probe.stream.blocks[-1].output
-        self._predicts = (
-            bool(rows)
-            and probe.output.ndim == 3
-            and probe.output.shape[:2] == states.shape[:2]
-            and probe.output.shape[-1] >= self.vocabulary
-        )
-        self._predicts &= probe.output.shape[-1] != self.dim or self._has_output_layer()
+        given = tuple(probe.output.shape)
+        wide_enough = len(given) == 3 and given[:2] == states.shape[:2] and given[2] >= self.vocabulary
+        self._predicts = bool(rows) and wide_enough and (given[2] != self.dim or self._has_output_layer())
         context = getattr(_text_config(self.model), "max_position_embeddings", None)
         self.context = context if context is not None and context > 0 else None
         if self.positions is not None:

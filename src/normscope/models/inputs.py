@@ -55,13 +55,12 @@ def text_config(model: Any) -> Any:
 
 
 def tokens_known(model: Any) -> int | None:
-    """How many token ids there are, by the configuration or the first embedding; None if the model reads none."""
+    """How many token ids there are, by the configuration or the largest embedding; None if the model reads none."""
     if is_of_library(model):
         known = getattr(text_config(model), "vocab_size", None)
         if known is not None:
             return int(known)
-    table = next((part for part in model.modules() if isinstance(part, nn.Embedding)), None)
-    return None if table is None else table.num_embeddings
+    return max((part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)), default=None)
 
 
 def device_of(model: nn.Module) -> torch.device:

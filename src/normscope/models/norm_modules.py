@@ -13,6 +13,7 @@ from normscope.core.norms import NORMS
 from normscope.models.model import BlockNorm
 from normscope.models.offload import weights_of
 
+_MOST_EPS = 10.0
 _SHORT = 1e-3  # the root mean square of a vector that shows eps
 _known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
 
@@ -54,6 +55,8 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
     eps = next((getattr(module, name) for name in ("eps", "variance_epsilon", "epsilon") if hasattr(module, name)), None)
     if not isinstance(eps, float):
         eps = _measured_eps(module, stored, given[0], kind)
+        if eps > _MOST_EPS:
+            raise ValueError("a map that keeps the norms of its vectors is no norm")
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(device, wide), bias.to(device, wide)
     return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))

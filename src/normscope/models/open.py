@@ -70,7 +70,7 @@ def open_model(
         stream: which residual stream is viewed, where a model has several, such as ``encoder`` and ``decoder``; by default
             the decoder, or the stream with the most parameters.
         blocks: the name of the list of blocks, such as ``transformer.h``, where it is not found.
-        example: for a module in memory that does not run on token ids of its first embedding: an input that it runs on.
+        example: for a module in memory that does not run on token ids: an input that it runs on.
 
     A model of the ``transformers`` library that does not fit in memory stays on disk. A model in memory keeps its precision,
     its mode and its gradients.

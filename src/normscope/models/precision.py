@@ -96,12 +96,16 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             if (module, name) in stored:
                 tensor.data = stored.pop((module, name))
 
-    with ExitStack() as stack:
-        for module in model.modules():
-            if any(tensor.dtype in HALF for _, tensor in _own(module)):
-                stack.callback(module.register_forward_pre_hook(widen, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(restore, always_call=True).remove)
-        yield
+    try:
+        with ExitStack() as stack:
+            for module in model.modules():
+                if any(tensor.dtype in HALF for _, tensor in _own(module)):
+                    stack.callback(module.register_forward_pre_hook(widen, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(restore, always_call=True).remove)
+            yield
+    finally:  # an interrupt in a module leaves its weights widened
+        for module, _ in list(stored):
+            restore(module)
 
 
 def _own(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -23,12 +23,13 @@ from normscope.core.norms import length, same
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.blocks import Block
+from normscope.models.foreign import in_one_line
 from normscope.models.hooks import Running, Site, SiteHooks
 from normscope.models.placement import Evidence, Placement, proved
 from normscope.models.record import Attended
 
 _NEAR = 1e-4
-_LARGER = 1e4  # the factor of what attention reads, far above what biases of projections may be worth
+_LARGER = 1e8  # the factor of what attention reads, far above what biases of projections may be worth
 _SMALLER = 0.05
 _KEPT = 0.3  # of the size of what is normalised remains at least so much, if it is made of smaller numbers
 
@@ -53,11 +54,23 @@ def proved_again(
     with ExitStack() as stack:
         running.install(stack)
         sites.install(stack)
-        run()
+        refused = _refusal(run)
+    if refused or len(left) < len(blocks):
+        unclear = f"the model does not run on other states{f': {refused}' if refused else ''}"
+        return [replace(placement, branches={}, unclear=placement.unclear or unclear, error=None) for placement, _ in seen]
     return [
         _proved(placement, evidence, others[layer], results[layer], left[layer])
         for layer, (placement, evidence) in enumerate(seen)
     ]
+
+
+def _refusal(run: Callable[[], object]) -> str:
+    """Why a model does not run; empty if it does."""
+    try:
+        run()
+    except Exception as error:  # of a module that got states which it did not expect
+        return in_one_line(error)
+    return ""
 
 
 def proved_heads(
@@ -95,7 +108,7 @@ def proved_heads(
         running.install(stack)
         larger.install(stack)
         stack.enter_context(observing_attention(model, attend))
-        run()
+        _refusal(run)  # layers that did not run keep what was seen
     return [_with_heads(placement, ratios.get(layer, {}), evidence) for layer, (placement, evidence) in enumerate(seen)]
 
 

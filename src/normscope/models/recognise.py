@@ -22,7 +22,7 @@ def scheme_of(placement: Placement, kind: str) -> Scheme | None:
     feedforward = feedforward or mixing
     if not (mixing.has_slots and feedforward.has_slots):
         return None
-    learned = [branch.scales.step.mean() for branch in (mixing, feedforward) if branch.scales.step.ndim]
+    learned = [branch.scales.step.square().mean().sqrt() for branch in (mixing, feedforward) if branch.scales.step.ndim]
     scheme = _named(mixing.slots(placement.letters), feedforward.slots(), kind)
     return replace(scheme, alpha=rounded(learned[0])) if learned else scheme
 
