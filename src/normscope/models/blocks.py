@@ -92,7 +92,10 @@ def _unstaged(call: Call, candidates: Sequence[Call]) -> list[Call]:
 def _carries(calls: Sequence[Call]) -> bool:
     """Whether blocks hand on hidden states: one returns what the next receives, or its output is correlated with its input."""
     kept = [pair for call in calls if (pair := call.kept) is not None]
-    if any(one[1].shape == other[0].shape and torch.equal(one[1], other[0]) for one, other in pairwise(kept)):
+    if not all(bool(y.isfinite().all()) and bool(y.any()) for pair in kept for y in pair):
+        return True  # weights that hide it
+    links = ((y, x) for one, other in pairwise(calls) for y in one.outputs for x in other.inputs if y.shape == x.shape)
+    if any(torch.equal(y, x) for y, x in links):
         return True
     near = [float(cosine(x.double().flatten(), y.double().flatten())) > _CORRELATED for x, y in kept]
     return sum(near) > len(near) / 2

@@ -36,6 +36,7 @@ _ROUNDING = 8  # of one tensor to another that is called equal, in units of the 
 _EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
 _SEEN = 512  # numbers of a tensor that are compared first
 _MOST_SUBLAYERS = 4
+_MOST_VALUES = 60  # of a block among which sums are searched
 _MOST_ENDS = 24  # results among which pairs of scaled updates are searched
 _AFFINE = 1e-3  # of a product whose own arithmetic may be half precision
 _FEWEST = 6  # states to fit two numbers for each channel
@@ -300,9 +301,10 @@ class _Terms:
     def __init__(self, anatomy: _Anatomy, total: _Value) -> None:
         self.total, self.states, self.tolerance = total, total.states, anatomy.tolerance
         self.t = total.picked
-        values = [v for v in anatomy.values if v.first < total.first and bool(v.picked.any())]
-        self.starts = sorted(values, key=lambda v: -v.first)
-        self.updates = [v for v in self.starts if v.returned]
+        values = [v for v in anatomy.values if v.first < total.first and bool(v.picked.any() & v.picked.isfinite().all())]
+        latest = sorted(values, key=lambda v: -v.first)
+        self.starts = [*latest[:_MOST_VALUES], *(v for v in latest[_MOST_VALUES:] if v.first < 0)]
+        self.updates = [v for v in latest if v.returned][:_MOST_VALUES]
         self.U = torch.stack([v.picked for v in self.updates]) if self.updates else self.t.new_zeros(0, len(self.t))
 
     def pairs(self, fewer: bool = False) -> Iterator[tuple[_Value, Tensor]]:
@@ -550,7 +552,9 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _V
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
         if _computes(call) or not call.is_leaf or norm is not None:
             return call, update, norm, scale
-        if source is None or source in (anatomy.x, before):
+        if source is not None and source in (anatomy.x, before):
+            return None if call.is_norm or update is source else (call, update, norm, scale)
+        if source is None:
             return None
         if call.is_norm:
             norm, update = call, source
@@ -565,7 +569,7 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _V
         if not update.returned or call in update.returned:
             scaled = _scaled_from(anatomy, update, call)
             if scaled is None:
-                return None
+                return (call, update, norm, scale) if _is_rearranged(anatomy, update, call) else None
             scale, update = scale * scaled[0], scaled[1]
 
 
@@ -577,6 +581,13 @@ def _scaled_from(anatomy: _Anatomy, value: _Value, receiver: Call) -> tuple[Tens
             if factor is not None:
                 return factor, other
     return None
+
+
+def _is_rearranged(anatomy: _Anatomy, value: _Value, receiver: Call) -> bool:
+    """Whether a value has the numbers of a result in another order, as the windows of an image do."""
+    numbers = value.states.flatten().sort().values
+    results = (x for call in anatomy.calls if call.ended < receiver.began and _computes(call) for x in call.outputs)
+    return any(x.numel() == len(numbers) and torch.equal(x.flatten().sort().values, numbers) for x in results)
 
 
 def _channel_scale(x: States, y: States) -> Tensor | None:

@@ -100,7 +100,8 @@ def proved_heads(
         site, known = (None, None) if layer is None else (sites[layer], attended[layer])
         if layer is not None and site is not None and known is not None and site.nth == nth[0]:
             before, pairs = known.attention, (("q", call.q), ("k", call.k), ("v", call.v))
-            ratios[layer] = {letter: _ratios(now, getattr(before, letter)) for letter, now in pairs}
+            depends = [(letter, now) for letter, now in pairs if not same(now, getattr(before, letter), _NEAR)]
+            ratios[layer] = {letter: _ratios(now, getattr(before, letter)) for letter, now in depends}
         return call.mixed()
 
     running.entering(enter)
@@ -120,9 +121,9 @@ def _attention_read(placement: Placement, evidence: Evidence) -> tuple[Site, Ten
 
 
 def _rescaled(states: Tensor) -> Tensor:
-    """Larger states in the first row, smaller ones in the second, and so on."""
+    """Larger states in the first row, smaller ones in the second, and so on; in other channels, so that directions change."""
     factors = torch.tensor([_LARGER, _SMALLER], dtype=states.dtype, device=states.device)
-    return states * factors.repeat(len(states))[: len(states), None, None]
+    return states.roll(1, -1) * factors.repeat(len(states))[: len(states), None, None]
 
 
 def _ratios(now: Tensor, before: Tensor) -> tuple[float, ...]:
@@ -133,12 +134,12 @@ def _ratios(now: Tensor, before: Tensor) -> tuple[float, ...]:
 
 
 def _with_heads(placement: Placement, ratios: dict[str, tuple[float, ...]], evidence: Evidence) -> Placement:
-    if not ratios:
+    if not ratios:  # weights of zero hide what is normalised
         return placement
     normalised = [
         letter for letter, (up, *down) in ratios.items() if up < _LARGER**0.5 and all(ratio > _KEPT for ratio in down)
     ]
-    modules = {letter: norm for letter, norm in placement.head_norms.items() if letter in normalised}
+    modules = {name: norm for name, norm in placement.head_norms.items() if name in normalised or name not in ratios}
     others = "".join(letter for letter in normalised if letter not in modules)
     return replace(placement, head_norms=modules, unnamed_heads="" if evidence.latent else others)
 
