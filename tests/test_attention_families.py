@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normscope.models import open_model
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
+from normscope.models.describe import why_missing
 from normscope.models.head_reader import HeadReader
 from normscope.models.hooks import rotation_of
 from normscope.models.observe import Softmax
@@ -334,3 +336,36 @@ def test_matrices_of_a_module_without_products() -> None:
         rows = slice(32 * part, 32 * part + 32)
         torch.testing.assert_close(W.transpose(0, 1).flatten(1), model.self_attn.in_proj_weight[rows].T, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(b.flatten(), model.self_attn.in_proj_bias[rows])
+
+
+class Block(nn.Module):
+    """A residual block with one sublayer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(32), Attention(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        updated: Tensor = x + self.attention(self.norm(x))
+        return updated
+
+
+@pytest.mark.parametrize("kind", ["eager", "rescaled"])
+def test_a_users_model_offers_attention_and_matrices_or_says_why_not(kind: str) -> None:
+    torch.manual_seed(0)
+    model = open_model(nn.Sequential(nn.Embedding(60, 32), *(Block(kind) for _ in range(3))).eval())
+    missing = why_missing(model)
+    if kind == "rescaled":
+        assert missing["attention"].startswith("Attention: its mixed values are not those of a softmax")
+        return
+    assert not {"attention", "matrices"} & set(missing)
+    attention = model.model[2].attention
+    W_Q, W_K, W_V = (part.unflatten(0, (HEADS, HEAD)).mT for part in attention.qkv.weight.chunk(3))
+    matrices = model.projections(1)
+    torch.testing.assert_close(matrices.W_QK, W_Q @ W_K.mT)
+    torch.testing.assert_close(matrices.W_V, W_V)
+    with model.capture("q", "pattern") as captured:
+        model(torch.arange(TOKENS))
+    (q,) = model.heads_of(1, model.model[2].norm(model.model[1](model.model[0](torch.arange(TOKENS)[None]))), letters="q")
+    torch.testing.assert_close(captured["q", 1], q, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(captured["pattern", 1].sum(-1), torch.ones(1, HEADS, TOKENS))

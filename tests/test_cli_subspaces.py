@@ -60,10 +60,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_leaves_tables_findings_and_figures(model_run: Run) -> None:
     result, _ = model_run
-    assert sorted(result.tables) == sorted(["findings", "overlaps", *MEASURES])
+    assert sorted(result.tables) == sorted(["findings", "overlaps", "reading", *MEASURES])
     expected = {"model": PRE, "scheme": "pre", "text": None, "rows": 12, "measures": list(MEASURES)}
     assert {name: result.configuration[name] for name in expected} == expected
-    assert [section.name for section in result.sections] == ["interference", "spheres", "angles", "rank"]
+    assert [section.name for section in result.sections] == ["reading", "interference", "spheres", "angles", "rank"]
     maps = ["interference-moved", "interference", "interference-keys", "spheres-queries", "spheres-keys"]
     assert list(result.figures) == [*maps, "angles-keys", "angles-queries", "qk-rank"]
     assert all(isinstance(figure, HeatMap) and figure.heads for figure in result.figures.values())
@@ -81,7 +81,7 @@ def test_records_of_a_model_are_its_tables(model_run: Run) -> None:
         name: [record for record in records if record["measure"] == measure]
         for name, measure in {"rank": "rank", "spheres": "sphere", "angles": "angle", "interference": "interference"}.items()
     }
-    assert sum(map(len, by_measure.values())) == len(records)
+    assert sum(map(len, by_measure.values())) == len(records) - 1  # one for what was read
     for name, rows in by_measure.items():
         table = result.tables[name]
         assert len(rows) == len(table)
@@ -117,7 +117,7 @@ def test_only_the_chosen_measures_are_taken(here: Path, capsys: pytest.CaptureFi
     status, out, err = run(capsys, "subspaces", PRE, *FEW, "--measure", measure)
     assert status == 0, err
     wanted = set(measure.split(",")) | ({"overlaps"} if "angles" in measure else set())
-    assert set(open_run(here / "runs" / "subspaces").tables) == wanted | {"findings"}
+    assert set(open_run(here / "runs" / "subspaces").tables) == wanted | {"findings", "reading"}
     assert "layer" in out
 
 

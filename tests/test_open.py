@@ -1,6 +1,7 @@
 """Models that are already in memory."""
 
 import copy
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_a_model_shows_what_it_is(html: bool) -> None:
     shown = model._repr_html_() if html else repr(model)
     for part in ("LlamaForCausalLM", "layers 0–1: pre", "RMSNorm", "2 layers, 4 heads (2 KV heads) of 8, width 32", "float32"):
         assert part in shown
-    assert "attention, predictions, stream, sublayers, vocabulary" in shown
+    assert "attention, matrices, predictions, stream, sublayers, vocabulary" in shown
 
 
 def test_names_are_escaped_in_html() -> None:
@@ -181,3 +182,17 @@ def test_weights_that_stay_on_disk_are_measured_like_those_in_memory(half_folder
     ]
     assert changes[0].equals(changes[1])
     assert all(parameter.is_meta for parameter in offloaded.model.parameters())
+
+
+def test_weights_that_the_library_converts_stay_readable(tmp_path: Path) -> None:
+    options = {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+    built("MixtralConfig", options).save_pretrained(tmp_path / "experts")
+    whole, offloaded = (open_model(tmp_path / "experts", device) for device in ("cpu", "disk"))
+    gc.collect()
+    folder = Path(offloaded.model.offload_folder.name)
+    assert list(folder.iterdir())
+    sample = Sample.of(some_tokens())
+    assert torch.equal(offloaded.forward(sample), whole.forward(sample))
+    del offloaded
+    gc.collect()
+    assert not folder.exists()

@@ -187,3 +187,16 @@ def test_an_encoder_keeps_the_special_token_at_the_end_of_a_text_that_is_cut() -
     ids = torch.where(sample.targets == NOTHING, sample.tokens, sample.targets)[0].tolist()
     assert ids == [first, *tokenizer(TEXT, add_special_tokens=False)["input_ids"][:8], last]
     assert view.special_ends(sample.tokens[0]) == (["[CLS]"], ["[SEP]"])
+
+
+def test_opening_a_gguf_file_parses_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    parsed, kept = [], (gguf.GGUFReader, gguf.get_tensor_name_map)
+    build = gguf.GGUFReader._build_fields
+    monkeypatch.setattr(gguf.GGUFReader, "_build_fields", lambda self, *a: (parsed.append(type(self.data)), build(self, *a))[1])
+    model = open_model(write_llama(tmp_path / "tiny.gguf"))
+    assert parsed == [np.ndarray]
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == kept
+    plain = library.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    assert all(torch.equal(weight, plain.get_parameter(name)) for name, weight in model.model.named_parameters())
+    assert open_model(tmp_path / "tiny.gguf", dtype="bfloat16").dtype == torch.bfloat16

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
+_OF_MODELS = ("dtype", "stream", "blocks", "bos", "trust_remote_code")  # how models are opened, whatever is measured
 _MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
 
@@ -119,7 +120,7 @@ class Experiment(BaseModel):
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
         """The settings in the order in which they are documented: those that experiments share come last."""
-        common = (*Seeded.model_fields, "trust_remote_code")
+        common = (*Seeded.model_fields, *_OF_MODELS)
         return dict(sorted(cls.model_fields.items(), key=lambda item: item[0] in common))
 
     @property

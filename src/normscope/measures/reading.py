@@ -122,15 +122,15 @@ class Reading(Measure):
 
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """The facts as a table."""
-        row = reading_of(tables)
-        if not row:
-            return None
+        facts = reading_facts(tables)
+        if not facts:
+            return None  # pixels have neither special tokens nor a loss
         text = (
             "Special tokens are those that the tokenizer adds, as its file states (bos=True and bos=False override it). The "
             "clean loss is the mean of −log p(token) in nats. It is implausible if it is no better than guessing (log of the "
             f"vocabulary) or, with {_FEWEST} predictions or more, worse than the frequencies of the sample's own tokens.",
         )
-        return self.page(text, {}, [PageTable("", ("", ""), tuple(reading_facts(tables)))])
+        return self.page(text, {}, [PageTable("", ("", ""), tuple(facts))])
 
 
 def _implausible(row: dict[str, Any]) -> Iterator[Finding]:

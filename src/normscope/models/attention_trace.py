@@ -188,7 +188,7 @@ class AttentionTrace(TorchFunctionMode):
         mixed = mixed if first else mixed.mT
         call = _call(module, shape, weights, v, mixed)
         if isinstance(call, str):
-            self.unclear[module] = call
+            self.unclear[module] = f"{type(module).__name__}: {call}"
             return result
 
         def back(replaced: Tensor) -> Tensor:
@@ -201,7 +201,8 @@ class AttentionTrace(TorchFunctionMode):
         """The result of the model, or what the observer puts in its place."""
         exact = replace(call, result=None).mixed()
         if not same(exact, call.mixed(), max(_EXACT, 4 * torch.finfo(result.dtype).eps)):
-            self.unclear[call.module] = "attention is more than a softmax of q·k with a bias, a cap or a sink"
+            reason = "its mixed values are not those of a softmax of q·k with a bias, a cap or a sink"
+            self.unclear[call.module] = f"{type(call.module).__name__}: {reason}"
             return result
         with suspended():
             mixed = self.observer(call)

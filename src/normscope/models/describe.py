@@ -76,8 +76,8 @@ def why_missing(model: "Model") -> dict[str, str]:
         "vocabulary": "it has no token embeddings as wide as its stream" if model.vocabulary else "it reads no tokens",
         "predictions": "it predicts no tokens",
     }
-    offers = model.offers
-    return {name: reason for name, reason in reasons.items() if name not in offers}
+    offers, known = model.offers, model.reasons
+    return {name: known.get(name, reason) for name, reason in reasons.items() if name not in offers}
 
 
 def as_text(model: "Model") -> str:

@@ -171,7 +171,7 @@ class HeadReader:
                 )
         (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
         W_O = wide(messages_matrix(out, len(W_V)))
-        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, matrix_of(out)[1], len(W_Q) // kv_heads)
+        return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out), len(W_Q) // kv_heads)
 
     def _columns(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Matrices and biases, from runs with products that return 0, 1, and their column numbers; number of KV heads."""
@@ -251,27 +251,34 @@ class _Columns:
     def of(self, letter: str) -> tuple[Float[Tensor, "heads dim head"], Float[Tensor, "heads head"]]:
         """Matrix and bias of q, k or v by head."""
         shape = self._heads[letter].seen[0].shape
-        W, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
-        return W.view(-1, *shape).transpose(0, 1).contiguous(), b.view(shape)
+        rows, b = self._resolved(*(x.flatten() for x in self._heads[letter].terms))
+        return rows.view(*shape, -1).mT, b.view(shape)
 
     def _resolved(self, factor: Tensor, number: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrix (dim, components) and bias of components, from the input of the attention module."""
+        """The transposed matrix (components, dim) and the bias of components, from the input of the attention module."""
         used = number * (factor != 0)
-        dtype = matrix_of(next(iter(self._before)))[1].dtype
-        W, b = torch.zeros(self.dim, len(number), dtype=dtype, device=self.device), constant.to(dtype)
+        of_input = (used > 0) & (used <= self.dim)
+        places = number[of_input, None] - 1
+        axes = torch.zeros(len(places), self.dim, device=self.device).scatter_(1, places, 1.0)
+        parts = [(of_input, axes, constant.new_zeros(()))]
         for product, last in self._before.items():
             chosen = (used > last) & (used <= last + _shape(product)[1])
             if bool(chosen.any()):
-                weight, bias = (x[..., number[chosen] - last - 1] for x in matrix_of(product))
+                columns = number[chosen] - last - 1
+                rows, bias = wide(_taken(_weight(product).T, columns)), bias_of(product)[columns]
                 inner = self._inputs[product].terms
                 if not self._is_input(*inner):
-                    before_W, before_b = self._resolved(*inner)
-                    weight, bias = before_W @ weight, before_b @ weight + bias
-                W[:, chosen] = factor[chosen].to(weight) * weight
-                b[chosen] += factor[chosen].to(bias) * bias
-        own = (used > 0) & (used <= self.dim)
-        W[number[own] - 1, own.nonzero().squeeze(1)] = factor[own].to(W)
-        return W, b
+                    before, before_bias = self._resolved(*inner)
+                    rows, bias = rows @ before, bias + rows @ before_bias
+                parts.append((chosen, rows, bias))
+        if bool((factor == 1).all()) and bool(parts[-1][0].all()):
+            return parts[-1][1], constant.to(parts[-1][1]) + parts[-1][2]
+        dtype = parts[-1][1].dtype
+        matrix, b = torch.zeros(len(number), self.dim, dtype=dtype, device=self.device), constant.to(dtype)
+        for chosen, rows, bias in parts:
+            matrix[chosen] = factor[chosen, None].to(dtype) * rows.to(dtype)
+            b[chosen] += factor[chosen].to(dtype) * bias.to(dtype)
+        return matrix, b
 
     def _is_input(self, factor: Tensor, number: Tensor, constant: Tensor) -> bool:
         """Whether a product reads the input of the attention module as it is."""
@@ -379,10 +386,17 @@ def _shape(product: Any) -> tuple[int, int]:
     return (outputs, inputs) if type(product).__name__ == "Conv1D" else (inputs, outputs)
 
 
-def matrix_of(product: nn.Module) -> tuple[Float[Tensor, "inputs outputs"], Float[Tensor, " outputs"]]:
-    """Weight and bias of a product, in float32 at least."""
-    weight, bias = wide(_weight(product)), weight_of(product, "bias")
-    return weight, weight.new_zeros(weight.shape[1]) if bias is None else bias.to(weight)
+def _taken(rows: Tensor, numbers: Tensor) -> Tensor:
+    """Some rows of a matrix; without a copy where they follow each other."""
+    first, count = int(numbers[0]), len(numbers)
+    plain = torch.equal(numbers, torch.arange(first, first + count, device=numbers.device))
+    return rows[first : first + count] if plain else rows[numbers]
+
+
+def bias_of(product: nn.Module) -> Float[Tensor, " outputs"]:
+    """The bias of a product, in float32 at least; zeros where it has none."""
+    bias, weight = weight_of(product, "bias"), _weight(product)
+    return wide(weight.new_zeros(weight.shape[1]) if bias is None else bias)
 
 
 def messages_matrix(out: nn.Module, heads: int) -> Float[Tensor, "heads value dim"]:

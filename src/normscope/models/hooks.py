@@ -102,6 +102,18 @@ class BlockSite:
     returned: int = 0
 
 
+@dataclass(frozen=True)
+class Site:
+    """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0.
+
+    ``received`` means what it is called with, not what it returns.
+    """
+
+    module: nn.Module
+    nth: int = 0
+    received: bool = False
+
+
 class Running:
     """Which layer runs, while a stream's blocks run in the order in which they were recorded."""
 
@@ -156,4 +168,51 @@ class Running:
         for call in calls:
             others = call(layer, layout.states(x if changed is None else changed))
             changed = changed if others is None else layout.restored(others, x)
+        return changed
+
+
+class SiteHooks:
+    """Functions that are called with the states at sites inside the layers of a stream; what they return replaces them."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self._wanted: dict[tuple[int, int, int, bool], list[Callable[[Tensor], Tensor | None]]] = {}
+        self._modules: dict[int, nn.Module] = {}
+        self._calls: dict[int, int] = {}
+        self._shape: Sequence[int] = ()
+
+    def at(self, layer: int, site: Site, call: Callable[[Tensor], Tensor | None]) -> None:
+        """Call a function with the states (rows, positions, dim) at a site of a layer."""
+        self._modules[id(site.module)] = site.module
+        self._wanted.setdefault((layer, id(site.module), site.nth, site.received), []).append(call)
+
+    def install(self, stack: ExitStack) -> None:
+        """Until the stack unwinds: follow the sites."""
+        self.running.entering(self._on_block)
+        for module in self._modules.values():
+            before(stack, module, self._on_input)
+            after(stack, module, self._on_output)
+
+    def _on_block(self, layer: int, x: Tensor) -> None:
+        self._shape, self._calls = x.shape, {}
+
+    def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._calls[id(module)] = self._calls.get(id(module), -1) + 1
+        changed = self._passed(module, True, (args, dict(kwargs)))
+        return changed
+
+    def _on_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return self._passed(module, False, output)
+
+    def _passed(self, module: nn.Module, received: bool, values: Any) -> Any:
+        """The values with the states that functions made of theirs; None if they leave them."""
+        layer = self.running.layer
+        key = (-1 if layer is None else layer, id(module), self._calls.get(id(module), 0), received)
+        changed = None
+        for call in self._wanted.get(key, ()):
+            layout = self.running.layouts[key[0]]
+            given = values if changed is None else changed
+            x, states = next((x, seen) for x in floats(given) if (seen := layout.seen(x, self._shape)) is not None)
+            others = call(states)
+            changed = changed if others is None else replaced(given, x, others.reshape(x.shape).to(x))
         return changed

@@ -88,6 +88,7 @@ class HuggingFaceModel(Model):
         self._layer_heads = [0 if each is None else each.attention.q.shape[1] for each in probe.attended]
         self.causal, self._outside, self.traced = probe.causal, probe.outside, probe.traced
         self._sample, self._reads_tokens = probe.sample, probe.reads_tokens
+        self._followed = probe.record.unclear
         self._positions = probe.stream.blocks[0].input.shape[1]
         if not self._reads_tokens:
             given, self.tokenizer = self.tokenizer, None
@@ -139,6 +140,13 @@ class HuggingFaceModel(Model):
             "predictions": self.predicts,
         }
         return frozenset(name for name, has in offered.items() if has)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """What modules do that is neither softmax attention nor a product of matrices."""
+        matrices = map(self._unclear_matrices, self.attention_layers)
+        first = {"attention": next(iter(self._followed.values()), ""), "matrices": next(filter(None, matrices), "")}
+        return {name: reason.removeprefix("unsupported architecture: ") for name, reason in first.items() if reason}
 
     def _find_embedding(self, probe: Probe) -> nn.Module | None:
         """The table of token embeddings, whose rows are as wide as the stream; None if there is none."""
@@ -319,7 +327,8 @@ class HuggingFaceModel(Model):
         tokens = sample.tokens[:1, : None if sample.features is not None else 1].expand(rows, -1)
         features = None if sample.features is None else sample.features[:1].expand(rows, *sample.features.shape[1:])
         shortest = replace(Sample.of(tokens), features=features)
-        call(self.model, shortest, self._decoded(shortest))
+        with library_errors("unsupported architecture: the model does not run on one token: "):
+            call(self.model, shortest, self._decoded(shortest))
 
     def attention_module(self, layer: int) -> nn.Module:
         """The module of a layer's attention."""
@@ -511,7 +520,8 @@ class HuggingFaceModel(Model):
         """The scheme of all layers with remarks on it, or why there is none."""
         unclear = next((placement.unclear for placement in self.placements if placement.unclear), "")
         if scheme is None:
-            return None, unclear or f"the layers differ: {scheme_text(self.schemes)}"
+            scales = "a residual scale with a number for each channel has no slot" if None in self.schemes else ""
+            return None, unclear or scales or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
         notes += [first.note] if first.note else []
         if first.changed:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.head_reader import messages_matrix
-from normscope.models.hooks import Running, after, before, given_states, rotation_of
+from normscope.models.hooks import Running, SiteHooks, before, given_states, rotation_of
 from normscope.models.observe import AttentionStep, OnAttention, Rotation, SublayerStep
-from normscope.models.placement import Placement, Site
-from normscope.models.states import floats
+from normscope.models.placement import Placement
 
 if TYPE_CHECKING:
     from normscope.models.hugging_face import HuggingFaceModel
@@ -72,48 +72,27 @@ class SublayerHooks:
     def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[SublayerStep], None]) -> None:
         self.model, self.running, self.observe = model, running, observe
         self.values: dict[str, Tensor] = {}
-        self._calls: dict[int, int] = {}
-        self._wanted: dict[tuple[int, int, int, bool], list[str]] = {}
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe the blocks whose branches are identified."""
         self.running.entering(self._on_block)
-        modules: dict[int, nn.Module] = {}
-
-        def want(layer: int, site: Site, returned: bool, key: str) -> None:
-            modules[id(site.module)] = site.module
-            self._wanted.setdefault((layer, id(site.module), site.nth, returned), []).append(key)
-
+        sites = SiteHooks(self.running)
         for layer, placement in enumerate(self.model.placements):
             for name, branch in placement.sublayers:
-                want(layer, branch.result, not branch.result.received, f"{name} output")
+                sites.at(layer, branch.result, partial(self._keep, f"{name} output"))
                 if "output" in branch.norms:
-                    want(layer, branch.norms["output"], True, f"{name} normalised")
+                    sites.at(layer, branch.norms["output"], partial(self._keep, f"{name} normalised"))
                 if branch.reader is not None:
-                    want(layer, branch.reader, False, f"{name} after")
-        for module in modules.values():
-            before(stack, module, self._on_input)
-            after(stack, module, self._on_output)
+                    sites.at(layer, branch.reader, partial(self._keep, f"{name} after"))
+        sites.install(stack)
         self.running.leaving(self._on_end)
 
     def _on_block(self, layer: int, x: Tensor) -> None:
-        self.values, self._calls = {"before": x.clone()}, {}
+        self.values = {"before": x.clone()}
 
-    def _on_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._calls[id(module)] = self._calls.get(id(module), -1) + 1
-        self._keep(module, False, (args, kwargs))
-
-    def _on_output(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._keep(module, True, output)
-
-    def _keep(self, module: nn.Module, returned: bool, values: Any) -> None:
-        """Copies of the states among values, since a model may change its states in place."""
-        layer = self.running.layer
-        keys = () if layer is None else self._wanted.get((layer, id(module), self._calls[id(module)], returned), ())
-        if keys and layer is not None:
-            shape, layout = self.values["before"].shape, self.running.layouts[layer]
-            states = next(seen for x in floats(values) if (seen := layout.seen(x, shape)) is not None)
-            self.values |= dict.fromkeys(keys, states.clone())
+    def _keep(self, key: str, states: Tensor) -> None:
+        """A copy, since a model may change its states in place."""
+        self.values[key] = states.clone()
 
     def _on_end(self, layer: int, left: Tensor) -> None:
         values, self.values = self.values, {}

@@ -318,6 +318,11 @@ class Model(ABC):
         offered = {"sublayers": inside, "predictions": self.predicts, **dict.fromkeys(_ALWAYS, True)}
         return frozenset(name for name, has in offered.items() if has)
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why capabilities are not offered, as far as the model's modules show more than that they are not."""
+        return {}
+
     @abstractmethod
     def projections(self, layer: int) -> HeadProjections:
         """Weights and biases of a layer's heads."""

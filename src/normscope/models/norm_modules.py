@@ -80,13 +80,12 @@ def known_norm(module: nn.Module, width: int, device: torch.device, slot: str = 
 def _measured_eps(module: nn.Module, parameters: dict[str, Tensor], x: Float[Tensor, " dim"], kind: str) -> float:
     """Eps of a norm that does not state it, from how much shorter it makes the norm of a short vector.
 
-    With s² the mean square of a vector that the norm makes r times as long as its norm is without eps, eps = s²(1/r² − 1).
+    Where the norm makes a vector of mean square s² r times as long as it makes a long one, eps = s²(1/r² − 1).
     """
     ones = {name: torch.ones_like(value) if name == "weight" else torch.zeros_like(value) for name, value in parameters.items()}
     short = x * (_SHORT / float(x.double().square().mean().sqrt()))
-    made = _values(module, ones, short[None])[0]
-    unit = NORMS[kind](short.double().cpu())
-    ratio = float((made * unit).sum() / unit.square().sum())
+    made, longest = _values(module, ones, torch.stack((short, x)))
+    ratio = float(made.norm() / longest.norm()) if bool(longest.any()) else 1.0
     size = float((short.double() - (short.double().mean() if kind == "layer" else 0.0)).square().mean())
     eps = size * (1 / ratio**2 - 1) if ratio else 0.0
     return float(f"{eps:.3g}") if eps > _SHORT**2 * 1e-4 else 0.0
@@ -95,7 +94,9 @@ def _measured_eps(module: nn.Module, parameters: dict[str, Tensor], x: Float[Ten
 def _values(module: nn.Module, parameters: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> Float[Tensor, "three dim"]:
     """The norm of the given vectors with other parameters. A copy of the module would copy what its hooks refer to."""
     with torch.no_grad():
-        values: Tensor = torch.func.functional_call(module, parameters, (given[:, None],))
+        values = torch.func.functional_call(module, parameters, (given[:, None],))
+    if not isinstance(values, Tensor):
+        raise TypeError("a norm returns a tensor")
     return values.double().cpu().squeeze(1)
 
 

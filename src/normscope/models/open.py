@@ -257,6 +257,7 @@ def _from_library(
     if not file and "pixel_values" in accepted(model):
         view = {**view, "processor": read_image_processor(name, where, options)}
     model = model if plan.placed else model.to(device)
+    model.offload_folder = plan.folder  # which is removed with the model
     return _module(name, model.eval().requires_grad_(False), tokenizer, **view)
 
 

@@ -9,7 +9,7 @@ updates with these slots against the block's output.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
@@ -19,7 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, length, same
+from normscope.models.attention_interface import AttentionCall
 from normscope.models.blocks import Block
+from normscope.models.hooks import Site
 from normscope.models.norm_modules import known_norm
 from normscope.models.record import Attended, Call, Record
 from normscope.schemes import Slots
@@ -27,25 +29,18 @@ from normscope.schemes.update import Update
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?(norm|ln)|norm_?(qk|q|k|v)")
 _NEAR = 1e-4
-_SMALLEST = 1e-3
+_SMALLEST = 1e-6  # a step or carry
+_ALIKE = 1e-3  # channels that differ by less have one number
+_ONE = 1e-5  # a fitted number this near to 1 is 1
+_ROUNDING = 8  # of one tensor to another that is called equal, in units of the precision
 _EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
 _SEEN = 512  # numbers of a tensor that are compared first
 _MOST_SUBLAYERS = 4
 _MOST_ENDS = 24  # results among which pairs of scaled updates are searched
+_AFFINE = 1e-3  # of a product whose own arithmetic may be half precision
 _FEWEST = 6  # states to fit two numbers for each channel
+_NEITHER = "a norm is neither LayerNorm nor RMSNorm"
 States = Float[Tensor, "rows positions dim"]
-
-
-@dataclass(frozen=True)
-class Site:
-    """A call of a module inside a block: the ``nth`` call of it since the block began, the first is 0.
-
-    ``received`` means what it is called with, not what it returns.
-    """
-
-    module: nn.Module
-    nth: int = 0
-    received: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,20 @@ class Branch:
     factor: float = 1.0
     parallel: bool = False
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether slots can express its scales: not a carry with a number for each channel, unless it is 1 − step."""
+        step, carry = self.scales.step, self.scales.carry
+        return not carry.ndim or (bool(step.ndim) and _same(carry, 1 - step))
+
     def slots(self, heads: str = "none") -> Slots:
         """Which slots are filled."""
         norms = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "output", "stream")}
         if self.factor != 1 and "input" in self.norms:
-            norms["input"] = f"norm * {self.factor:.4g}"
-        if self.scales.step.ndim or self.scales.carry.ndim:
-            lerp = bool(self.scales.carry.ndim) and _same(self.scales.carry, 1 - self.scales.step)
-            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry.mean()), **norms)
+            norms["input"] = f"norm * {self.factor:.5g}"
+        if self.scales.step.ndim:
+            lerp = bool(self.scales.carry.ndim)
+            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry), **norms)
         return Slots(heads=heads, step=rounded(self.scales.step), carry=rounded(self.scales.carry), **norms)
 
 
@@ -96,6 +97,7 @@ class Placement:
         branches: the sublayers by name, ``attention``, ``cross``, ``mixer`` and ``feedforward``, as they run; empty if they
             could not be identified.
         head_norms: norms of q, k and v by letter.
+        unnamed_heads: those of q, k and v that are normalised by operations that are no module.
         output_projection: the module of W_O.
         changed: whether a norm or gate changes the mixed values of attention before W_O.
         note: what the block does besides.
@@ -110,6 +112,7 @@ class Placement:
     note: str = ""
     unclear: str = ""
     error: float | None = None
+    unnamed_heads: str = ""
 
     @property
     def parallel(self) -> bool:
@@ -121,21 +124,36 @@ class Placement:
         """The sublayers that a block of a scheme has: all but further ones."""
         return [(name, branch) for name, branch in self.branches.items() if name != "further"]
 
-    def shares(self, name: str) -> bool:
-        """Whether a sublayer's update is added together with that of another."""
+    def shares(self, name: str, later: bool = False) -> bool:
+        """Whether a sublayer's update is added together with that of another, or of a later one."""
         names = list(self.branches)
         after = names[names.index(name) + 1 :][:1]
-        return self.branches[name].parallel or any(self.branches[other].parallel for other in after)
+        return (self.branches[name].parallel and not later) or any(self.branches[other].parallel for other in after)
 
     @property
     def letters(self) -> str:
         """Which of q, k and v are normalised."""
-        return "".join(letter for letter in "qkv" if letter in self.head_norms) or "none"
+        return "".join(letter for letter in "qkv" if letter in self.head_norms or letter in self.unnamed_heads) or "none"
 
     @property
     def norms(self) -> dict[tuple[str, str], nn.Module]:
         """Norms of the stream by sublayer and slot."""
         return {(name, slot): site.module for name, branch in self.branches.items() for slot, site in branch.norms.items()}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a recorded block shows.
+
+    Attributes:
+        results: what each sublayer computed, by name.
+        reads: what the input norms returned.
+        latent: whether a norm inside attention stands before a product: q, k and v are then made of normalised numbers.
+    """
+
+    results: dict[str, States]
+    reads: dict[Site, States]
+    latent: bool = False
 
 
 @dataclass(eq=False)
@@ -177,6 +195,7 @@ class _Anatomy:
         self.attended = record.attended_inside(block.call)
         self.values: list[_Value] = []
         self.tolerance = max(_NEAR, torch.finfo(block.input.dtype).eps)
+        self._equal = _ROUNDING * torch.finfo(block.input.dtype).eps
         self._known: dict[int, tuple[Tensor, _Value]] = {}  # tensors are kept, so that none takes the id of another
         self.x = self._value(block.input, -1.0)
         events = [(call.began, call, x) for call in self.calls for x in call.inputs]
@@ -212,11 +231,36 @@ class _Anatomy:
         if states is None:
             return None
         picked = states.reshape(-1)[self._picked].double()
-        near = (v for v in self.values if same(v.picked, picked, self.tolerance))
-        value = next((v for v in near if _same(v.states, states)), None)
+        near = (v for v in self.values if same(v.picked, picked, self._equal))
+        value = next((v for v in near if same(v.states.flatten().double(), states.flatten().double(), self._equal)), None)
         if value is not None:
             self._known[id(x)] = (x, value)
         return value
+
+    @property
+    def has_second_stream(self) -> bool:
+        """Whether the block returns other states, of the same shape, that it did not receive."""
+        call, y = self.block.call, self.y
+        others = (
+            value
+            for x in call.outputs
+            if x.shape == call.outputs[self.block.site.returned].shape
+            for value in [self.value_of(x)]
+        )
+        received = [self.value_of(x) for x in call.inputs]
+        return any(value is not y and value not in received for value in others)
+
+    @property
+    def before_attention(self) -> list[Call]:
+        """The calls that ended before the last attention."""
+        last = max((attended.time for attended in self.attended), default=0)
+        return [call for call in self.calls if call.ended < last]
+
+    def is_read(self, norm: Call) -> bool:
+        """Whether a product receives what a norm returned."""
+        made = norm.outputs[0].flatten()
+        inputs = (x for call in self.calls if _computes(call) for x in call.inputs if x.numel() == made.numel())
+        return any(torch.equal(x.flatten(), made) for x in inputs)
 
     def sums(self) -> list[_Sum] | None:
         """The sums that lead from the block's input to its output; None if there are none."""
@@ -260,12 +304,16 @@ class _Terms:
     def hits(self, start: _Value, made: Float[Tensor, "updates picked"], allowed: Tensor) -> list[int]:
         """The updates whose sums are the target, and not only because the states hardly change."""
         left, change = (self.t - made).norm(dim=-1), (self.t - start.picked).norm()
-        good = (left <= self.tolerance * self.t.norm()) & (left <= _EXPLAINED * change) & allowed
+        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * self.t.norm()
+        good = (left <= self.tolerance * self.t.norm()) & (left <= (_EXPLAINED * change).clamp(min=rounding)) & allowed
         return [int(index) for index in good.nonzero()[:, 0]]
 
-    def is_sum(self, made: Tensor) -> bool:
-        """Whether all numbers agree."""
-        return _same(self.states, made)
+    def is_sum(self, start: _Value, made: Tensor, exact: bool = False) -> bool:
+        """Whether all numbers agree, and not only because the states hardly change; ``exact`` is up to rounding."""
+        target, x = self.states.double(), start.states.double()
+        left, change, size = (float(length(y.flatten())) for y in (target - made, target - x, target))
+        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * size
+        return left <= (rounding if exact else self.tolerance * size) and left <= max(_EXPLAINED * change, rounding)
 
 
 _Found = Iterator[tuple[_Value, _Updates, Tensor]]
@@ -277,13 +325,13 @@ def _exact(terms: _Terms) -> _Found:
     for start, later in terms.pairs():
         for index in terms.hits(start, start.picked + terms.U, later):
             update = terms.updates[index]
-            if terms.is_sum(start.states + update.states):
+            if terms.is_sum(start, start.states + update.states, exact=True):
                 yield start, ((update, one),), one
 
 
 def _scaled(terms: _Terms) -> _Found:
     """Before + step·update, then carry·before + step·update."""
-    for free in (False, True):
+    for exact, free in product((True, False), (False, True)):
         for start, later in terms.pairs():
             step, carry = _fit(terms.t, start.picked, terms.U, free)
             allowed = later & (step.abs() >= _SMALLEST) & (carry.abs() >= _SMALLEST)
@@ -291,7 +339,7 @@ def _scaled(terms: _Terms) -> _Found:
                 update = terms.updates[index]
                 t, x, u = (states.double().flatten() for states in (terms.states, start.states, update.states))
                 scale, kept = (_tidy(number[0], terms.states) for number in _fit(t, x, u[None], free))
-                if terms.is_sum(kept * start.states + scale * update.states):
+                if terms.is_sum(start, kept * start.states + scale * update.states, exact):
                     yield start, ((update, scale),), kept
 
 
@@ -303,7 +351,9 @@ def _parallel(terms: _Terms) -> _Found:
             if bool(later[first]):
                 for second in terms.hits(start, start.picked + terms.U[first] + terms.U, later):
                     other = terms.updates[second]
-                    if other.first > update.first and terms.is_sum(start.states + update.states + other.states):
+                    if other.first > update.first and terms.is_sum(
+                        start, start.states + update.states + other.states, exact=True
+                    ):
                         yield start, ((update, one), (other, one)), one
     ends = [index for index, update in enumerate(terms.updates) if update.computed][:_MOST_ENDS]
     for start, later in terms.pairs(fewer=True):
@@ -313,7 +363,7 @@ def _parallel(terms: _Terms) -> _Found:
             enough = (steps.abs() >= _SMALLEST).all()[None]
             if terms.hits(start, (start.picked + steps @ U)[None], enough):
                 chosen = tuple((terms.updates[index], _tidy(steps[n], terms.states)) for n, index in enumerate(pair))
-                if terms.is_sum(start.states + sum(step * update.states for update, step in chosen)):
+                if terms.is_sum(start, start.states + sum(step * update.states for update, step in chosen)):
                     yield start, chosen, one
 
 
@@ -327,12 +377,12 @@ def _channels(terms: _Terms) -> _Found:
         for update in allowed[:_MOST_ENDS]:
             step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
             small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
-            if not small and terms.is_sum(carry * start.states + step * update.states):
+            if not small and terms.is_sum(start, carry * start.states + step * update.states):
                 yield start, ((update, _tidy(step, terms.states)),), _tidy(carry, terms.states)
 
 
-def placement_of(block: Block, record: Record) -> Placement:
-    """The slots of a block."""
+def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
+    """The slots of a block, and what they were seen by."""
     anatomy = _Anatomy(block, record)
     attention = next((a for a in anatomy.attended if not a.crosses), None)
     heads = {} if attention is None else _head_norms(anatomy, attention)
@@ -340,25 +390,34 @@ def placement_of(block: Block, record: Record) -> Placement:
     changed = out is not None and attention is not None and not _same(out.inputs[0], attention.mixed)
     plain = Placement({}, heads, None if out is None else out.module, changed)
     sums = anatomy.sums()
-    if sums is None:
-        return replace(plain, unclear="the block's output is not a sum of its input and the updates of its sublayers")
+    if anatomy.has_second_stream:
+        return replace(plain, unclear="the block returns a second stream of hidden states"), Evidence({}, {})
+    if not sums:
+        added = "adds nothing that can be seen to its input" if sums == [] else "returns no sum of its input and of updates"
+        return replace(plain, unclear=f"the block {added}"), Evidence({}, {})
     return _with_branches(plain, anatomy, sums)
 
 
-def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) -> Placement:
-    """The placement with the sublayers of the sums, proved by reconstruction."""
+def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) -> tuple[Placement, Evidence]:
+    """The placement with the sublayers of the sums, if these reproduce the block's output."""
+    nothing = Evidence({}, {})
     branches: list[Branch] = []
+    outputs: list[_Value] = []
     windows: list[tuple[int, int]] = []
-    began, error = anatomy.block.call.began, 0.0
+    reads: dict[Site, States] = {}
+    began = anatomy.block.call.began
     for total in sums:
-        outputs = []
         for number, (update, step) in enumerate(total.updates):
-            result, norm, scale = _result(anatomy, update, total.before)
-            value = _computed(anatomy, result, result is norm)
+            made = _result(anatomy, update, total.before)
+            if made is None or (made[1] is None and _is_unknown(made[0])):
+                return replace(
+                    plain, unclear="what a block adds is not what a module computed, nor a scale or norm of it"
+                ), nothing
+            result, norm, scale = made
             window = (began, result.ended)
             reading = _reading(anatomy, total.before, window)
             if isinstance(reading, str):
-                return replace(plain, unclear=reading)
+                return replace(plain, unclear=reading), nothing
             calls = {"input": reading[0], "output": norm, "stream": total.stream}
             sites = {slot: _site(anatomy, call) for slot, call in calls.items() if call is not None}
             last = number == len(total.updates) - 1
@@ -366,49 +425,102 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             scales = Scales(step * scale, total.carry)
             site = replace(_site(anatomy, result), received=result is norm)
             branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0))
-            outputs.append(value)
+            outputs.append(_computed(anatomy, result, result is norm))
+            if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
+                reads[sites["input"]] = read.states
+                known = known_norm(reading[0].module, read.states.shape[-1], read.states.device)
+                if known is None or not _same(known(total.before.states), read.states):
+                    return replace(plain, unclear=_NEITHER), nothing
             windows.append(window)
             began = window[1]
-        error = max(error, _error(anatomy, total, branches[-len(outputs) :], outputs))
-    names = _names(anatomy, windows)
+    names = _names(anatomy, windows, branches)
     if isinstance(names, str):
-        return replace(plain, unclear=names)
-    if error > anatomy.tolerance:
-        unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
-        return replace(plain, unclear=unclear, error=error)
-    note = "a further sublayer follows the feed-forward layer" if "further" in names else ""
-    return replace(plain, branches=dict(zip(names, branches, strict=True)), note=note, error=error)
+        return replace(plain, unclear=names), nothing
+    if _adds_nothing(anatomy, sums, windows):
+        return replace(plain, unclear="a sublayer adds nothing that can be seen"), nothing
+    if "attention" in names:
+        plain = _with_output_projection(plain, anatomy, names.index("attention"), windows, branches)
+    inputs = {site.module for site in reads}
+    latent = any(call.is_norm and call.module not in inputs and anatomy.is_read(call) for call in anatomy.before_attention)
+    evidence = Evidence({name: value.states for name, value in zip(names, outputs, strict=True)}, reads, latent)
+    placement = replace(plain, branches=dict(zip(names, branches, strict=True)), note=_note(names))
+    return proved(placement, anatomy.block.input, evidence.results, anatomy.block.output), evidence
 
 
-def _error(anatomy: _Anatomy, total: _Sum, branches: Sequence[Branch], outputs: Sequence[_Value]) -> float:
-    """The error of the states after a sum, made from those before it and the sublayers' outputs with our own norms.
+def _adds_nothing(anatomy: _Anatomy, sums: Sequence[_Sum], windows: Sequence[tuple[int, int]]) -> bool:
+    """Whether something is computed of the states after attention, or after the last sum, that reaches no sum."""
+    shaped = [call for call in anatomy.calls if _computes(call) and any(anatomy.value_of(x) for x in call.outputs)]
+    if any(call.began > windows[-1][1] for call in shaped):
+        return True
+    starts = [total.before for total in sums for _ in total.updates]
+    for (began, ended), before in zip(windows, starts, strict=True):
+        times = [attended.time for attended in anatomy.attended if began < attended.time < ended]
+        if times and any(min(times) < call.began < ended and (_computes(call) or call.is_norm) for call in before.received):
+            return True
+    return False
 
-    It is infinite where what a sublayer reads is not in the block.
+
+def _with_output_projection(
+    plain: Placement, anatomy: _Anatomy, number: int, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]
+) -> Placement:
+    """W_O is the product that gives the output of attention."""
+    site, attended = branches[number].result, next(a for a in anatomy.attended if not a.crosses)
+    call = next((c for c in anatomy.calls if c.module is site.module and c.ended == windows[number][1]), None)
+    if call is None or not call.is_product or call.inputs[0].numel() != attended.mixed.numel():
+        return plain
+    return replace(plain, output_projection=call.module, changed=not _same(call.inputs[0], attended.mixed))
+
+
+def proved(placement: Placement, x: States, results: Mapping[str, States], y: States) -> Placement:
+    """The placement with its error, of the block's output y made of its input x and what its sublayers computed.
+
+    It is unclear if the error is larger than the rounding of the precision allows. The norms are ours, with the parameters of
+    the model's: nothing of the block is run.
     """
-    before, target = total.before.states, total.after.states
-    made, stream = total.carry * before, None
-    for branch, output in zip(branches, outputs, strict=True):
-        known = {slot: known_norm(site.module, before.shape[-1], before.device) for slot, site in branch.norms.items()}
-        norms = {slot: norm for slot, norm in known.items() if norm is not None}
-        if len(norms) < len(known):
-            return float("inf")
-        update = Update(norms.get("input"), norms.get("output"), factor=branch.factor, step=branch.scales.step)
-        if "input" in norms and anatomy.value_of(update.read(before)) is None:
-            return float("inf")
-        made, stream = made + update.written(output.states), norms.get("stream")
-    made = Update(stream=stream).settle(made)
-    return float(length((made - target).double().flatten()) / length(target.double().flatten()))
+    before = made = x
+    for name, branch in placement.branches.items():
+        known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in branch.norms.items()}
+        if None in known.values():
+            return replace(placement, branches={}, unclear=_NEITHER, error=None)
+        update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step)
+        made = (made if branch.parallel else branch.scales.carry * before) + update.written(results[name])
+        if not placement.shares(name, later=True):
+            before = made = update.settle(made)
+    error = float(length((made - y).double().flatten()) / length(y.double().flatten()))
+    error = max(error, placement.error or 0.0)
+    if error <= max(_NEAR, torch.finfo(x.dtype).eps):
+        return replace(placement, error=error)
+    unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
+    return replace(placement, branches={}, unclear=unclear, error=None)
 
 
-def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]]) -> list[str] | str:
+def _note(names: Sequence[str]) -> str:
+    """What a block has besides."""
+    if "further" not in names:
+        return ""
+    early = "attention" in names and names.index("further") < names.index("attention")
+    return f"a further sublayer {'precedes attention' if early else 'follows the feed-forward layer'}"
+
+
+def _is_unknown(call: Call) -> bool:
+    """Whether a module that is no product, norm or scale has parameters, and so may be any of them in another form."""
+    return call.is_leaf and not _computes(call) and any(True for _ in call.module.parameters())
+
+
+def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]) -> list[str] | str:
     """The names of sublayers by what runs in their windows of time; or why there are none."""
     names: list[str] = []
     for began, ended in windows:
         inside = [a for a in anatomy.attended if began < a.time < ended]
         names.append("cross" if inside and all(a.crosses for a in inside) else "attention" if inside else "")
     others = [position for position, name in enumerate(names) if not name]
-    early = "attention" not in names or (len(others) > 1 and others[0] < names.index("attention"))
-    kinds = ["mixer"] * early + ["feedforward", "further"]
+    attention = names.index("attention") if "attention" in names else -1
+    beside = attention > 0 and branches[attention].parallel  # something mixes tokens beside attention
+    kinds = ["feedforward", "further"]
+    if attention < 0 or (beside and others and others[0] < attention):
+        kinds = ["mixer", *kinds]
+    elif len(others) > 1 and others[0] < attention:
+        kinds = ["further", "feedforward"]
     if len(others) > len(kinds) or any(names.count(kind) > 1 for kind in ("attention", "cross")):
         return f"the block has {len(windows)} sublayers, more than attention, a mixer and a feed-forward layer"
     for position, kind in zip(others, kinds, strict=False):
@@ -416,26 +528,45 @@ def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]]) -> list[str] |
     return names
 
 
-def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor]:
-    """The call that computed an update, the output norm after it, and the scale of each channel that a module applied.
+def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, Call | None, Tensor] | None:
+    """The call that computed an update, the output norm after it, and the scale of each channel between.
 
-    Where no call returned what the output norm receives, the call is the norm.
+    Where no call returned what the output norm receives, the call is the norm. None if the update passes through a module
+    without parts, such as dropout, and is neither what a module computed nor a scale of that.
     """
     scale, norm = update.states.new_ones((), dtype=torch.float32), None
     while True:
         call = min(update.returned, key=lambda call: (call.ended, -call.began))
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
-        if source is None or source in (anatomy.x, before, update) or not call.is_leaf or norm is not None:
+        if _computes(call) or not call.is_leaf or norm is not None:
             return call, norm, scale
+        if source is None or source in (anatomy.x, before):
+            return None
         if call.is_norm:
             norm, update = call, source
             if not source.returned:
                 return norm, norm, scale
             continue
-        factor = _channel_scale(source.states, update.states) if source.returned else None
-        if factor is None:
-            return call, norm, scale
-        scale, update = scale * factor, source
+        if source is not update:
+            factor = _channel_scale(source.states, update.states)
+            if factor is None:
+                return (call, norm, scale) if source.returned else None
+            scale, update = scale * factor, source
+        if not update.returned or call in update.returned:
+            scaled = _scaled_from(anatomy, update, call)
+            if scaled is None:
+                return None
+            scale, update = scale * scaled[0], scaled[1]
+
+
+def _scaled_from(anatomy: _Anatomy, value: _Value, receiver: Call) -> tuple[Tensor, _Value] | None:
+    """The scale and the value of a computed result that a module received times that scale; None if there is none."""
+    for other in sorted(anatomy.values, key=lambda v: -v.first):
+        if other is not value and other.computed and other.first < receiver.began:
+            factor = _channel_scale(other.states, value.states)
+            if factor is not None:
+                return factor, other
+    return None
 
 
 def _computed(anatomy: _Anatomy, call: Call, received: bool) -> _Value:
@@ -462,7 +593,8 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
             both = direct and value is not before  # a norm of what is normalised already changes nothing
             return "a sublayer reads both the states and a norm of them" if both else (norm, 1.0)
     if direct:
-        return None, 1.0
+        plain = all(map(_is_affine, direct))
+        return (None, 1.0) if plain else f"what a {type(direct[0].module).__name__} reads of the states is unknown"
     for norm, call in product(norms, (call for call in readers if _computes(call))):
         read = anatomy.value_of(call.inputs[0]) if call.inputs else None
         made = anatomy.value_of(norm.outputs[0])
@@ -481,6 +613,22 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
     return "a sublayer reads neither the states nor a norm of them"
 
 
+def _is_affine(call: Call) -> bool:
+    """Whether a module is a convolution, or returned the product of its input and its weight, plus a bias."""
+    if isinstance(call.module, nn.modules.conv._ConvNd):
+        return True
+    weight, x, y = getattr(call.module, "weight", None), call.inputs[0], call.outputs[0]
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta:
+        return isinstance(call.module, nn.Linear)
+    W = weight.detach().to(x) if weight.shape[0] == x.shape[-1] and weight.shape[1] == y.shape[-1] else weight.detach().to(x).mT
+    for matrix in (W, W.mT) if W.shape[0] == W.shape[1] else (W,):
+        if matrix.shape == (x.shape[-1], y.shape[-1]):
+            rest = (y - x @ matrix).flatten(0, -2).double()
+            if float((rest - rest[:1]).norm()) <= _AFFINE * float(y.double().norm()):
+                return True
+    return False
+
+
 def _computes(call: Call) -> bool:
     """Whether a module without parts has parameters of two axes or more: a product, a convolution, experts."""
     return call.is_leaf and any(parameter.ndim > 1 for parameter in call.module.parameters())
@@ -489,7 +637,7 @@ def _computes(call: Call) -> bool:
 def _reader(anatomy: _Anatomy, after: _Value, time: int) -> Site | None:
     """The first call after a time that reads some states."""
     call = min((call for call in after.received if call.began >= time), key=lambda call: call.began, default=None)
-    return None if call is None else _site(anatomy, call)
+    return None if call is None else replace(_site(anatomy, call), received=True)
 
 
 def _site(anatomy: _Anatomy, call: Call) -> Site:
@@ -506,14 +654,29 @@ def _output_projection(anatomy: _Anatomy, attended: Attended) -> Call | None:
 
 
 def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
-    """Norms between the projections and attention, by letter."""
+    """Norms between the projections and attention, by letter: by their names, else by the size of what they return."""
     norms: dict[str, nn.Module] = {}
+    attention = attended.attention
+    sizes = {"q": attention.q, "k": _unshared(attention.k, attention), "v": _unshared(attention.v, attention)}
     for call in anatomy.calls:
-        parent, _, name = call.name.rpartition(".")
-        match = _HEAD_NORM.fullmatch(name)
-        if match and call.is_norm and parent == attended.within.name and call.ended < attended.time:
-            norms |= dict.fromkeys(match[1] or match[5], call.module)
+        if not call.is_norm or call.ended > attended.time or anatomy.is_read(call):
+            continue
+        match = _HEAD_NORM.fullmatch(call.name.rpartition(".")[2])
+        made = call.outputs[0].double().flatten()
+        letters = [
+            letter
+            for letter, x in sizes.items()
+            if x.numel() == made.numel() and abs(float(length(x.double().flatten()) / length(made)) - 1) < _NEAR
+        ]
+        named = (match[1] or match[5]) if match else ""
+        chosen = named if named and (not letters or set(named) & set(letters)) else letters[0] if letters else ""
+        norms |= dict.fromkeys(chosen, call.module)
     return norms
+
+
+def _unshared(x: Tensor, attention: AttentionCall) -> Tensor:
+    """Keys or values without the repetition for the queries that share them."""
+    return x[:, :: max(attention.q.shape[1] // max(attention.kv_heads, 1), 1)]
 
 
 def _fit(target: Tensor, x: Tensor, U: Float[Tensor, "updates picked"], free: bool) -> tuple[Tensor, Tensor]:
@@ -538,16 +701,16 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
 
 
 def _tidy(scale: Tensor, states: Tensor) -> Tensor:
-    """A scale as precise as its fit: 1 up to rounding is 1, equal channels are one number, half precision has two digits."""
-    scale = scale.float() if torch.finfo(states.dtype).bits >= 32 else scale.float().round(decimals=2)
-    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _SMALLEST * scale.mean().abs()) else scale
-    one = bool(((scale - 1).abs() < _SMALLEST).all()) and not scale.ndim
+    """A scale as precise as its fit: equal channels are one number, and 1 up to rounding is 1."""
+    scale = scale.float()
+    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _ALIKE * scale.mean().abs()) else scale
+    one = not scale.ndim and abs(float(scale) - 1) < _ONE
     return (torch.ones_like(scale) if one else scale).to(states.device)
 
 
 def rounded(scale: Tensor) -> float:
-    """A fitted scale with four decimals."""
-    return round(float(scale), 4)
+    """A fitted scale with five digits."""
+    return float(f"{float(scale):.5g}")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from normscope.core.norms import factor_between, same
 from normscope.errors import InputError, did_you_mean
 from normscope.models.blocks import Stream, streams_of
-from normscope.models.hooks import before
+from normscope.models.hooks import Site, before
 from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, probe_sample, results
 from normscope.models.observe import Sample
-from normscope.models.placement import Placement, Site, placement_of
+from normscope.models.placement import Placement, placement_of
+from normscope.models.proof import proved_again, proved_heads
 from normscope.models.record import Attended, Record, Recorder, is_norm
 from normscope.models.states import floats
 
@@ -47,8 +48,7 @@ class Probe:
         recorder = Recorder(model)
         with ExitStack() as stack:
             recorder.install(stack)
-            stack.enter_context(torch.no_grad())
-            self.output = results(call(model, self.sample, self.sample.tokens[:, :-1]))
+            self.output = results(self._run())
         self.record: Record = recorder.record
         self.streams = streams_of(model, self.record, shape, blocks)
         self.stream = self._chosen(stream)
@@ -64,6 +64,16 @@ class Probe:
         self.crossings = [None if one is None else Site(one[1].within.module, one[0]) for one in crossing]
         self.dim = self.stream.blocks[-1].output.shape[-1]
         self.reads_tokens = self._reads_tokens()
+        self.placements = self._placements()
+
+    def _placements(self) -> list[Placement]:
+        """The slots of every layer, as far as other states prove them."""
+        seen = [placement_of(block, self.record) for block in self.stream.blocks]
+        placements = proved_again(self.stream.blocks, seen, self._run)
+        if not any(self.attended):
+            return placements
+        again = [(placement, evidence) for placement, (_, evidence) in zip(placements, seen, strict=True)]
+        return proved_heads(self.model, self.stream.blocks, again, self.attended, self.attentions, self._run)
 
     def _reads_tokens(self) -> bool:
         """Whether the stream is that of token ids: its first states do not change with pixels."""
@@ -81,10 +91,10 @@ class Probe:
             call(self.model, replace(self.sample, features=-self.sample.features), self.sample.tokens[:, :-1])
         return torch.equal(first.site.layout.states(seen[0]), first.input)
 
-    @property
-    def placements(self) -> list[Placement]:
-        """The slots of every layer."""
-        return [placement_of(block, self.record) for block in self.stream.blocks]
+    def _run(self) -> Any:
+        """What the model returns for the sample; a decoder reads fewer tokens than its encoder, so that shapes differ."""
+        with torch.no_grad():
+            return call(self.model, self.sample, self.sample.tokens[:, :-1])
 
     def _chosen(self, name: str | None) -> Stream:
         """The stream of a name; else the decoder of an encoder-decoder, or the stream with the most parameters."""

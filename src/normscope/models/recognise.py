@@ -7,7 +7,7 @@ from normscope.models.placement import Placement, rounded
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 from normscope.schemes.scheme import At
 
-_NEAR = 1e-3  # of a fitted number to that of a formula
+_NEAR = 5e-5  # of a fitted number to that of a formula
 
 
 def scheme_of(placement: Placement, kind: str) -> Scheme | None:
@@ -20,6 +20,8 @@ def scheme_of(placement: Placement, kind: str) -> Scheme | None:
     if mixing is None:
         return None
     feedforward = feedforward or mixing
+    if not (mixing.has_slots and feedforward.has_slots):
+        return None
     learned = [branch.scales.step.mean() for branch in (mixing, feedforward) if branch.scales.step.ndim]
     scheme = _named(mixing.slots(placement.letters), feedforward.slots(), kind)
     return replace(scheme, alpha=rounded(learned[0])) if learned else scheme

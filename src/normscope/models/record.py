@@ -3,15 +3,18 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import same
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.hooks import after, before, rotation_of
 from normscope.models.inputs import is_encoder_decoder
+from normscope.models.norm_modules import known_norm
 from normscope.models.states import floats
 
 
@@ -41,11 +44,18 @@ class Call:
     ended: int = 0
     outputs: tuple[Tensor, ...] = ()
 
-    @property
+    @cached_property
     def is_norm(self) -> bool:
-        """Whether it is a norm of one tensor, whose shape it keeps."""
-        single = len(self.inputs) == len(self.outputs) == 1 and self.inputs[0].shape == self.outputs[0].shape
-        return single and is_norm(self.module)
+        """Whether it is a norm of one tensor, whose shape it keeps: by its name, or by what it computed."""
+        if not (len(self.inputs) == len(self.outputs) == 1 and self.inputs[0].shape == self.outputs[0].shape):
+            return False
+        (x,), (y,) = self.inputs, self.outputs
+        if is_norm(self.module) or not self.is_leaf or torch.equal(x, y):
+            return is_norm(self.module)
+        if any(parameter.ndim > 1 for parameter in self.module.parameters()):
+            return False
+        known = known_norm(self.module, x.shape[-1], x.device)
+        return known is not None and same(known(x).flatten().double(), y.flatten().double(), _NEAR)
 
     @property
     def is_product(self) -> bool:
@@ -89,6 +99,7 @@ class Record:
     calls: list[Call] = field(default_factory=list)
     attended: list[Attended] = field(default_factory=list)
     rotary: bool = False
+    unclear: dict[nn.Module, str] = field(default_factory=dict)
     output: Any = None
 
     def inside(self, call: Call) -> list[Call]:
@@ -106,6 +117,7 @@ class Record:
         return any(not _SMALLEST < float(x.abs().max()) < torch.inf for x in outputs.values())
 
 
+_NEAR = 1e-4
 _SMALLEST = 1e-19  # the square of less is no normal number in float32
 
 
@@ -126,7 +138,7 @@ class Recorder:
         for module in self.model.modules():
             before(stack, module, self._before)
             after(stack, module, self._after)
-        stack.enter_context(observing_attention(self.model, self._attend))
+        self.record.unclear = stack.enter_context(observing_attention(self.model, self._attend))
 
     def _tick(self) -> int:
         self._clock += 1
