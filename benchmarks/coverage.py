@@ -367,6 +367,8 @@ def _peer_lines(rows: Sequence[Row], peers: dict[Key, dict[str, str]]) -> list[s
     ]
     for mapping in MAPPINGS:
         keys = {(row.mapping, row.type) for row in rows if row.mapping == mapping and row.built == "yes"}
+        if not keys or len(keys - peers.keys()) > len(keys) // 20:  # not tried
+            continue
         own = {key for key in keys if all(row.opened for row in rows if (row.mapping, row.type) == key)}
         other = [sum(peers.get(key, {}).get(tool) == "yes" for key in keys) for tool in ("transformer_lens", "nnsight")]
         lines.append(f"| {mapping} | {len(keys)} | {len(own)} | {other[0]} | {other[1]} |")

@@ -10,6 +10,7 @@ memory, and knows architectures by name. nnsight is given the model and the name
 import argparse
 import csv
 import os
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Sequence
@@ -74,7 +75,8 @@ def _tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     made: Any = PreTrainedTokenizerFast
-    return made(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), pad_token="a", bos_token="a", eos_token="a")
+    special = dict.fromkeys(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), "a")
+    return made(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), **special)
 
 
 def _nnsight(model: Any, inputs: dict[str, Any], blocks: Sequence[Any], lists: Sequence[Any]) -> float:
@@ -90,12 +92,18 @@ def _nnsight(model: Any, inputs: dict[str, Any], blocks: Sequence[Any], lists: S
     return max(min(states_error(t, x) for block in blocks for t in block.inputs) for x in saved)
 
 
+def _refuse(*command: Any, **options: Any) -> int:
+    """TransformerLens installs torchvision, and with it another torch, when a model reads images: not in this environment."""
+    raise RuntimeError(f"not run: {command}")
+
+
 def work(keys: Sequence[Key], folder: Path) -> None:
     """Write what tools do with some types, a file for each."""
     import json
 
     warnings.filterwarnings("ignore")
     os.environ["HF_HUB_OFFLINE"] = "1"
+    subprocess.check_call = _refuse
     for mapping, model_type in keys:
         (folder / f"{mapping}.{model_type}.json").write_text(json.dumps(peers_of(mapping, model_type)))
 
@@ -107,10 +115,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, default=Path(tempfile.gettempdir()) / "normscope-coverage-peers")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mapping", nargs="+", choices=MAPPINGS, default=list(MAPPINGS), help="these mappings")
     options = parser.parse_args()
     from helpers.tiny_models import model_types
 
-    keys = [(mapping, name) for mapping in MAPPINGS for name in model_types(mapping)]
+    keys = [(mapping, name) for mapping in options.mapping for name in model_types(mapping)]
     collect_files(keys, options.rows, options.workers, work, {})
     with PEERS_FILE.open("w", newline="") as file:
         table = csv.writer(file)
