@@ -391,7 +391,7 @@ class AllOrNothing(NormscopeModel):
     """Right about every token of the first rows, and about none of the others."""
 
     def __init__(self, right: int) -> None:
-        self.right, self.name = right, "all or nothing"
+        self.right, self.name, self.model = right, "all or nothing", torch.nn.Linear(1, 1)
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
         said = torch.full_like(sample.targets, 1)
@@ -636,7 +636,11 @@ def test_maps_are_the_attention_of_the_first_row() -> None:
 
 
 def test_a_measure_has_its_tables_and_no_others() -> None:
-    names = {"spread": {"spread"}, "collapse": {"collapse", "margins"}, "sparsity": {"sparsity", "maxima", "maps", "tokens"}}
+    names = {
+        "spread": {"spread"},
+        "collapse": {"collapse", "collapse_level", "margins"},
+        "sparsity": {"sparsity", "maxima", "maps", "tokens"},
+    }
     for measure in every():
         done: list[float] = []
         assert measure.measure(Subject(view_of(PRE), examples()), done.append).keys() == names[measure.name]
@@ -706,7 +710,7 @@ def test_heads_are_judged_by_enough_rows_and_advice_is_given_only_where_somethin
 def test_the_widest_spread_is_that_of_the_largest_ratio() -> None:
     low, high = [0.9, 0.1, 0.5], [1.1, 1.5, 3.0]
     table = pd.DataFrame({"layer": [0, 1, 2], "head": [None] * 3, "low90": low, "high90": high})
-    (card,) = Spread().findings({"spread": table.astype({"layer": "Int64", "head": "Int64"})}, {})
+    (card,) = Spread().findings({"spread": table.astype({"layer": "Int64", "head": "Int64"})}, {"layers": 3})
     assert (card.severity, card.number) == ("warning", pytest.approx(15))
     assert card.title == "Norm outliers before layers 1–2"
     assert "Before layer 1 the upper end of that band is 15 times the lower" in card.text

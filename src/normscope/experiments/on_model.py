@@ -53,7 +53,7 @@ def as_source(value: Any) -> Any:
 
 STREAM_HELP = "The residual stream to measure, of a model that has several: encoder, decoder, vision, text."
 BLOCKS_HELP = "The list of residual blocks by its name in the model, such as transformer.h."
-DTYPE_HELP = "Precision of the weights: auto is as stored on a GPU, float32 on a CPU."
+DTYPE_HELP = "Precision of the weights: bfloat16, float16, float32, or auto: as stored on a GPU, float32 on a CPU."
 DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."

@@ -100,7 +100,7 @@ class ProgressLines(Progress):
         elapsed = time.monotonic() - self._began
         left = f", about {_clock(elapsed * (1 / self._share - 1))} left" if 0 < self._share < 1 else ""
         done = f" ({self._share:.0%})" if self._share else ""
-        return f"{self._stage}:{self._text}{done} after {_clock(elapsed)}{left}"
+        return f"{self._stage}:{self._text}{done}{' after' * bool(self._text)} {_clock(elapsed)}{left}"
 
     def _start(self) -> None:
         if not self._thread.is_alive() and not self._ended.is_set():
