@@ -10,6 +10,7 @@ crashes or hangs costs the row that it was at.
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import multiprocessing
@@ -20,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ MAPPINGS = {
 }
 GOOD = 1e-4  # relative error of float32 states, q, k, v and weights
 HANGS = 90.0  # seconds without a row until a worker is stopped
+LOST = f"the process crashed, or took more than {HANGS:g} s"
 Key = tuple[str, str]
+Work = Callable[[Sequence[Key], Path], None]
+PEERS_FILE = ROOT / "docs/results/data/coverage-peers.csv"
 
 
 @dataclass
@@ -224,21 +228,26 @@ def work(keys: Sequence[Key], folder: Path) -> None:
 
 def collect(keys: Sequence[Key], folder: Path, workers: int) -> list[Row]:
     """The rows of all types: those that are in the folder already, and the others by worker processes."""
+    collect_files(keys, folder, workers, work, [asdict(Row("", "", raised=LOST))])
+    return [row for key in keys for row in _read(key, folder)]
+
+
+def collect_files(keys: Sequence[Key], folder: Path, workers: int, work: Work, lost: Any) -> None:
+    """A file for every type, by worker processes; ``lost`` is the content for a type whose process crashed or hung."""
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [key for key in keys if not _file(key, folder).exists()]
-    crews = [Crew(waiting[number::workers], folder) for number in range(workers)]
-    while any(crew.goes_on() for crew in crews):
+    crews = [Crew(waiting[number::workers], folder, work, lost) for number in range(workers)]
+    while max([crew.goes_on() for crew in crews], default=False):  # all of them, each time
         left = sum(len(crew.keys) for crew in crews)
         print(f"{len(keys) - left} of {len(keys)} types", file=sys.stderr, flush=True)
         time.sleep(5.0)
-    return [row for key in keys for row in _read(key, folder)]
 
 
 class Crew:
     """A worker process for some types, replaced when it crashes or hangs."""
 
-    def __init__(self, keys: Sequence[Key], folder: Path) -> None:
-        self.keys, self.folder = list(keys), folder
+    def __init__(self, keys: Sequence[Key], folder: Path, work: Work, lost: Any) -> None:
+        self.keys, self.folder, self.work, self.lost = list(keys), folder, work, lost
         self.process: Any = None
         self.since = 0.0
 
@@ -251,12 +260,10 @@ class Crew:
             self.process.kill()
             self.process.join()
             if self.keys:
-                lost = self.keys.pop(0)
-                reason = f"the process ended with code {self.process.exitcode}, or took more than {HANGS:g} s"
-                _write(lost, [Row(*lost, raised=reason)], self.folder)
+                _file(self.keys.pop(0), self.folder).write_text(json.dumps(self.lost))
             self.process = None
         if self.keys and self.process is None:
-            self.process = multiprocessing.get_context("spawn").Process(target=work, args=(self.keys, self.folder))
+            self.process = multiprocessing.get_context("spawn").Process(target=self.work, args=(self.keys, self.folder))
             self.process.start()
             self.since = time.time()
         return bool(self.keys) or (self.process is not None and self.process.is_alive())
@@ -273,7 +280,7 @@ def _write(key: Key, rows: Sequence[Row], folder: Path) -> None:
 
 
 def _read(key: Key, folder: Path) -> list[Row]:
-    return [Row(**row) for row in json.loads(_file(key, folder).read_text())]
+    return [Row(**{**row, "mapping": key[0], "type": key[1]}) for row in json.loads(_file(key, folder).read_text())]
 
 
 def _digest() -> str:
@@ -330,10 +337,42 @@ def report(rows: Sequence[Row]) -> str:
         if group:
             lines.append(f"| {mapping} | {_summary(group)} |")
     lines += ["", f"Goals: {_goals(rows)}", ""]
+    peers = _peers()
+    lines += _peer_lines(rows, peers)
     for mapping, group in groups.items():
         if group:
-            lines += [f"## {MAPPINGS[mapping]}", "", *_table(group), ""]
+            lines += [f"## {MAPPINGS[mapping]}", "", *_table(group, peers), ""]
     return "\n".join(lines + _failures(rows)) + "\n"
+
+
+def _peers() -> dict[Key, dict[str, str]]:
+    """What other tools do with a type, as ``coverage_peers.py`` wrote it."""
+    if not PEERS_FILE.exists():
+        return {}
+    with PEERS_FILE.open(newline="") as file:
+        return {(row["mapping"], row["type"]): row for row in csv.DictReader(file)}
+
+
+def _peer_lines(rows: Sequence[Row], peers: dict[Key, dict[str, str]]) -> list[str]:
+    """How many types have the right hidden states in each tool."""
+    if not peers:
+        return []
+    lines = [
+        "Types whose hidden states before every block are those of plain hooks (`benchmarks/coverage_peers.py`).",
+        "TransformerLens 4.3.0 knows architectures by name. nnsight 0.8.1 was told the names of the blocks, and leaves what",
+        "they do to its user.",
+        "",
+        "| mapping | built | normscope | TransformerLens | nnsight |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for mapping in MAPPINGS:
+        keys = {(row.mapping, row.type) for row in rows if row.mapping == mapping and row.built == "yes"}
+        if not keys or len(keys - peers.keys()) > len(keys) // 20:  # not tried
+            continue
+        own = {key for key in keys if all(row.opened for row in rows if (row.mapping, row.type) == key)}
+        other = [sum(peers.get(key, {}).get(tool) == "yes" for key in keys) for tool in ("transformer_lens", "nnsight")]
+        lines.append(f"| {mapping} | {len(keys)} | {len(own)} | {other[0]} | {other[1]} |")
+    return [*lines, ""]
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -362,16 +401,17 @@ def _goals(rows: Sequence[Row]) -> str:
     )
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[Row], peers: dict[Key, dict[str, str]]) -> list[str]:
     lines = [
-        "| type | stream | layers | attention | vocabulary | scheme | reconstruction | states | q, k, v | scheme by hand |",
-        "| --- | --- | --: | --- | --- | --- | --: | --: | --: | --- |",
+        "| type | stream | layers | attention | vocabulary | scheme | reconstruction | states | q, k, v | scheme by hand "
+        "| TransformerLens | nnsight |",
+        "| --- | --- | --: | --- | --- | --- | --: | --: | --: | --- | --- | --- |",
     ]
     for row in rows:
         if row.built != "yes":
-            lines.append(f"| {row.type} | not built: {_cell(row.built)} | | | | | | | | |")
+            lines.append(f"| {row.type} | not built: {_cell(row.built)} | | | | | | | | | | |")
         elif row.raised or row.refused:
-            lines.append(f"| {row.type} | {_cell(row.raised or row.refused)} | | | | | | | | |")
+            lines.append(f"| {row.type} | {_cell(row.raised or row.refused)} | | | | | | | | {_peer_cells(row, peers)} |")
         else:
             attention = f"{len(row.attention)} of {len(row.softmax)}" if row.softmax else "no softmax"
             scheme = row.scheme + (f" ({_cell(row.note)})" if "unclear" in row.scheme else "")
@@ -380,8 +420,13 @@ def _table(rows: Sequence[Row]) -> list[str]:
             )
             cells = [row.stream or "yes", row.layers, attention, "yes" if "vocabulary" in row.offers else "no", scheme]
             cells += [_number(row.reconstruction), _number(row.states), _number(row.qkv), checked]
-            lines.append(f"| {row.type} | " + " | ".join(map(str, cells)) + " |")
+            lines.append(f"| {row.type} | " + " | ".join(map(str, cells)) + f" | {_peer_cells(row, peers)} |")
     return lines
+
+
+def _peer_cells(row: Row, peers: dict[Key, dict[str, str]]) -> str:
+    found = peers.get((row.mapping, row.type), {})
+    return " | ".join(found.get(tool, "") for tool in ("transformer_lens", "nnsight"))
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:

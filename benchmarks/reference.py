@@ -165,7 +165,9 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
     norms = [
         norm
         for norm in norms
-        if not norm.name.startswith(tuple(f"{name}." for name in names)) or any(_near(norm.outputs[0], y) for y in returned)
+        if not norm.name.startswith(tuple(f"{name}." for name in names))
+        or _near(norm.inputs[0], x)
+        or any(_near(norm.outputs[0], y) for y in returned)
     ]
     norms = [norm for norm in norms if not _is_between(norm, [call for call in inside if call not in norms])]
     attention, feedforward = scheme.attention, scheme.feedforward
@@ -184,8 +186,8 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
 
 
 def _is_between(norm: Call, others: Sequence[Call]) -> bool:
-    """Whether a norm reads what a module without parts made, and another reads what it makes: nothing is added."""
-    leaves = [call for call in others if not any(True for _ in call.module.children())]
+    """Whether a norm reads what a module with a matrix made, and another reads what it makes: nothing is added."""
+    leaves = [call for call in others if any(p.ndim > 1 for p in call.module.parameters(recurse=False))]
     read = any(_near(call.outputs[0], norm.inputs[0]) for call in leaves if call.ended < norm.began)
     return read and any(_near(call.inputs[0], norm.outputs[0]) for call in leaves if call.began > norm.ended)
 

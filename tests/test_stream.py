@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers.models import FAMILIES, built
 from normscope.measures.base import Subject, measure_all
 from normscope.measures.massive import Massive
-from normscope.measures.removal import Removal
+from normscope.measures.removal import Removal, beginning
 from normscope.measures.updates import Updates
 from normscope.models import Sample, open_model
 
@@ -130,6 +130,14 @@ def test_loss_without_a_block_is_that_of_a_model_whose_block_returns_its_input(n
         row = found[found["layer"] == layer].iloc[0]
         assert row["loss"] == pytest.approx(expected, rel=1e-5)
         assert row["loss_change"] == pytest.approx(expected - found["loss"][0], abs=1e-5)
+
+
+def test_removal_reads_the_beginning_of_a_sample() -> None:
+    sample = Sample(TOKENS, TARGETS, torch.ones_like(TOKENS).bool())
+    assert beginning(sample, 64).tokens.shape == (2, 12)
+    assert beginning(sample, 11).tokens.shape == (1, 11)
+    assert torch.equal(beginning(sample, 5).targets, TARGETS[:1, :5])
+    assert beginning(sample, 12).tokens.shape == (2, 12)
 
 
 def test_a_block_that_does_nothing_costs_nothing_to_remove() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from normscope.measures.base import LAYER, Advance, Measure, Quantity, Subject, Tables
 from normscope.measures.curves import columns, percent, statistic
 from normscope.measures.predictions import predicted_scores, score_means
-from normscope.models import Model, Observer, Sample
+from normscope.models import NOTHING, Model, Observer, Sample
 from normscope.models.describe import layers_named
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
@@ -52,14 +52,29 @@ def removal_scores(model: Model, sample: Sample, layers: Sequence[int]) -> Float
     return torch.stack(scores.chunk(len(layers), -1))
 
 
+def beginning(sample: Sample, predictions: int) -> Sample:
+    """The first rows of a sample with so many targets, or the beginning of its first row if that has enough; all with fewer."""
+    wanted = sample.targets != NOTHING
+    rows = int((wanted.sum(1).cumsum(0) < predictions).sum()) + 1
+    tokens = int((wanted[0].cumsum(0) < predictions).sum()) + 1 if rows == 1 else sample.tokens.shape[1]
+    given = {name: x for name, x in vars(sample).items() if x is not None}
+    return replace(sample, **{name: x[:rows] if name == "features" else x[:rows, :tokens] for name, x in given.items()})
+
+
 @dataclass(frozen=True)
 class Removal(Measure):
-    """Loss and accuracy without each block: x_{ℓ+1} = x_ℓ for one ℓ at a time, the rest of the model as it is."""
+    """Loss and accuracy without each block: x_{ℓ+1} = x_ℓ for one ℓ at a time, the rest of the model as it is.
+
+    Attributes:
+        predictions: how many targets of the sample are predicted, the first ones: the model runs once for every block.
+    """
+
+    predictions: int = 64
 
     name: ClassVar[str] = "removal"
     title: ClassVar[str] = "Loss without a block"
     needs: ClassVar[frozenset[str]] = frozenset({"stream", "predictions"})
-    passes: ClassVar[str] = "1 + layers, several of them as one batch while their logits are at most 2²⁵ numbers"
+    passes: ClassVar[str] = "1 + layers, of 64 predictions; several of them as one batch"
     order: ClassVar[int | None] = 47
     quantities: ClassVar[tuple[Quantity, ...]] = (
         Quantity(
@@ -72,18 +87,19 @@ class Removal(Measure):
 
     def measure(self, subject: Subject, advance: Advance = lambda done: None) -> Tables:
         """Table ``removal``: the clean model with layer None, and every block that can be skipped."""
-        model, sample, shapes = subject.model, subject.sample, dict[int, torch.Size]()
+        model, sample, shapes = subject.model, beginning(subject.sample, self.predictions), dict[int, torch.Size]()
         clean = predicted_scores(model, sample, Observer(state=lambda layer, x: shapes.update({layer: x.shape})))
         if not bool(clean.isfinite().all()):
             return {}
-        rows: list[dict[str, Any]] = [{"layer": None, **score_means(clean, clean, sample)}]
+        count = {"tokens": clean.shape[1]}
+        rows: list[dict[str, Any]] = [{"layer": None, **score_means(clean, clean, sample), **count}]
         layers = [layer for layer in range(model.layers) if shapes[layer] == shapes[layer + 1]]
         largest = max(model.vocabulary, model.heads * sample.tokens.shape[1], 8 * model.dim)
         together = max(1, _HELD // (sample.tokens.numel() * largest))
         for first in range(0, len(layers), together):
             some = layers[first : first + together]
             for layer, scores in zip(some, removal_scores(model, sample, some), strict=True):
-                rows.append({"layer": layer, **score_means(scores, clean, sample)})
+                rows.append({"layer": layer, **score_means(scores, clean, sample), **count})
             advance(first + len(some))
         return {"removal": pd.DataFrame(rows).astype({"layer": "Int64"})}
 
@@ -109,7 +125,8 @@ class Removal(Measure):
         few = f" {layers_named(needless).capitalize()} {each} less than {percent(_NEEDLESS)} of the gain over a uniform guess."
         median = float(table["loss_change"].iloc[1:].median())
         yield Finding(
-            f"Skipping a block raises the loss of {clean:.3g} most in layer {most}, and least in layer {least}."
+            f"Skipping a block raises the loss of {clean:.3g} (of the first {table['tokens'].iloc[0]} predictions) most in "
+            f"layer {most}, and least in layer {least}."
             f"{few if needless else ''}",
             "removal",
             "Blocks that can be skipped" if needless else "Every block is needed",
