@@ -14,6 +14,7 @@ from normscope.models.head_reader import messages_matrix
 from normscope.models.hooks import Running, SiteHooks, before, given_states, rotation_of
 from normscope.models.observe import AttentionStep, OnAttention, Rotation, SublayerStep
 from normscope.models.placement import Placement
+from normscope.models.states import POSITIONS_FIRST
 
 if TYPE_CHECKING:
     from normscope.models.hugging_face import HuggingFaceModel
@@ -44,7 +45,8 @@ class AttentionHooks:
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given, layer = given_states(args, kwargs), self.running.layer
-        self.input = given if layer is None or given.ndim != 3 else self.running.layouts[layer].states(given)
+        turned = layer is not None and given.ndim == 3 and self.running.layouts[layer].kind == POSITIONS_FIRST
+        self.input = given.transpose(0, 1) if turned else given
         self.rotation = rotation_of(kwargs, module in self.model.positioned)
 
     def _attend(self, call: AttentionCall) -> Tensor:

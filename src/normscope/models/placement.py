@@ -39,6 +39,7 @@ _MOST_SUBLAYERS = 4
 _MOST_VALUES = 60  # of a block among which sums are searched
 _MOST_ENDS = 24  # results among which pairs of scaled updates are searched
 _AFFINE = 1e-3  # of a product whose own arithmetic may be half precision
+_FITTED = 64  # states that numbers for each channel are fitted to first
 _FEWEST = 6  # states to fit two numbers for each channel
 _NEITHER = "a norm is neither LayerNorm nor RMSNorm"
 States = Float[Tensor, "rows positions dim"]
@@ -380,16 +381,23 @@ def _parallel(terms: _Terms) -> _Found:
 
 
 def _channels(terms: _Terms) -> _Found:
-    """Carry ⊙ before + step ⊙ update, a number for each channel."""
-    rows, positions, _ = terms.states.shape
-    if rows * positions < _FEWEST:
+    """Carry ⊙ before + step ⊙ update, a number for each channel; fitted to some of the states first."""
+    count = terms.states.shape[0] * terms.states.shape[1]
+    if count < _FEWEST:
         return
+    some = slice(None, None, max(count // _FITTED, 1))
+    target = terms.states.flatten(0, 1)[some].double()
     for start, later in terms.pairs(fewer=True):
         allowed = [update for update, after in zip(terms.updates, later, strict=True) if bool(after) and update.is_result]
+        x = start.states.flatten(0, 1)[some].double()
         for update in allowed[:_MOST_ENDS]:
-            step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
+            u = update.states.flatten(0, 1)[some].double()
+            step, carry = _fit_channels(x, u, target)
             small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
-            if not small and terms.is_sum(start, carry * start.states + step * update.states):
+            if small or not _same(target, carry * x + step * u):
+                continue
+            step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
+            if terms.is_sum(start, carry * start.states + step * update.states):
                 yield start, ((update, _tidy(step, terms.states)),), _tidy(carry, terms.states)
 
 
