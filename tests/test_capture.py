@@ -23,7 +23,7 @@ from helpers.models import (
 from normscope.core import CausalMask
 from normscope.errors import InputError
 from normscope.models import Model, Observer, Sample, SublayerStep
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.transformer import Row
 
@@ -41,9 +41,9 @@ def opened(name: str) -> Model:
     if name in SCHEMES:
         return random_normscope_model(name)
     if name == "cohere":
-        return HuggingFaceModel(name, built("CohereConfig", COHERE))
+        return ModuleModel(name, built("CohereConfig", COHERE))
     family = FAMILIES[name]
-    return HuggingFaceModel(name, built(family.config, family.options, family.maker))
+    return ModuleModel(name, built(family.config, family.options, family.maker))
 
 
 def tokens_of(model: Model) -> Tensor:
@@ -140,7 +140,7 @@ def hooked(module: torch.nn.Module, run: Any, before: bool = False) -> Tensor:
 )
 def test_captured_values_are_those_of_plain_hooks(name: str, added: str, factor: float, reader: str, mlp: str) -> None:
     model, tokens = opened(name), some_tokens()
-    assert isinstance(model, HuggingFaceModel)
+    assert isinstance(model, ModuleModel)
     with model.capture() as c:
         model(tokens)
     for layer, block in enumerate(model.blocks):
@@ -231,7 +231,7 @@ def test_what_cannot_be_captured_gets_one_line() -> None:
 
 
 def test_a_model_reads_texts_ids_tensors_and_samples() -> None:
-    model = HuggingFaceModel("llama", built("LlamaConfig", GROUPED), word_tokenizer())
+    model = ModuleModel("llama", built("LlamaConfig", GROUPED), word_tokenizer())
     logits = model("the cat sat")
     ids = [2, 5, 6, 8, 3]
     assert logits.shape == (1, 5, WORDS) or logits.shape[:2] == (1, 5)
@@ -267,7 +267,7 @@ def test_characters_that_our_models_do_not_know_are_named() -> None:
 
 def test_a_forward_pass_has_no_gradients_and_leaves_the_model_as_it_was() -> None:
     plain = built("BertConfig", COMMON, "AutoModelForMaskedLM").train().requires_grad_(True)
-    model = HuggingFaceModel("bert", plain)
+    model = ModuleModel("bert", plain)
     implementation = plain.config._attn_implementation
     assert not model(some_tokens()).requires_grad
     assert plain.training

@@ -27,7 +27,7 @@ from normscope.errors import InputError, MissingExtraError
 from normscope.experiments.progress import progress_bar
 from normscope.models import open_model
 from normscope.models.foreign import library_errors
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.report.files import save_figure
 from normscope.report.markdown import render_markdown
 from normscope.results.figures import HeatMap
@@ -98,7 +98,7 @@ def test_code_is_run_for_those_who_trust_it_and_a_warning_is_shown(folder: Path)
     with pytest.warns(UserWarning, match="can do everything that you can"):
         model = open_model(folder, trust_remote_code=True)
     assert (folder.parent / "ran").exists()
-    assert near(model(some_tokens()), HuggingFaceModel("llama", built("LlamaConfig", GROUPED))(some_tokens()))
+    assert near(model(some_tokens()), ModuleModel("llama", built("LlamaConfig", GROUPED))(some_tokens()))
 
 
 def test_the_command_names_its_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def sharded(folder: Path, change: dict[str, str]) -> Path:
 def test_a_model_in_several_files_is_opened(tmp_path: Path) -> None:
     model = open_model(sharded(tmp_path, {}))
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert near(model(some_tokens()), HuggingFaceModel("gpt2", built("GPT2Config", GPT2))(some_tokens()))
+    assert near(model(some_tokens()), ModuleModel("gpt2", built("GPT2Config", GPT2))(some_tokens()))
 
 
 @pytest.mark.parametrize(

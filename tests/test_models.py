@@ -37,7 +37,7 @@ from helpers.models import (
 )
 from normscope.errors import InputError
 from normscope.models import AttentionStep, Model, Observer, open_model
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.models.open import PACKAGES
 from normscope.schemes import NAMED
@@ -130,7 +130,7 @@ def test_rotations_are_known_without_a_text(name: str) -> None:
 @LIBRARY
 def test_messages_add_up_to_what_attention_writes(name: str) -> None:
     one = untouched(name)
-    assert isinstance(one.view, HuggingFaceModel)
+    assert isinstance(one.view, ModuleModel)
     wrote: list[Tensor] = []
     hooks = [
         one.view.output_projection(layer).register_forward_hook(lambda module, args, out: wrote.append(out))
@@ -185,7 +185,7 @@ def test_shared_heads_are_repeated(name: str) -> None:
 @LIBRARY
 def test_a_norm_does_what_its_module_does(name: str) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceModel)
+    assert isinstance(view, ModuleModel)
     modules = [module for module in view.model.modules() if "norm" in type(module).__name__.lower()]
     for norm in view.norms:
         x = 3 * torch.randn(5, len(norm.gain), generator=torch.Generator().manual_seed(1)) + 1
@@ -234,7 +234,7 @@ def _applied(modules: list[nn.Module], x: Tensor) -> list[Tensor]:
 )
 def test_norms_are_in_their_slots(name: str, places: dict[tuple[str, str], str]) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceModel)
+    assert isinstance(view, ModuleModel)
     for layer, block in enumerate(view.blocks):
         found = {(norm.sublayer, norm.slot): norm for norm in view.norms if norm.layer == layer}
         assert found.keys() == places.keys()
@@ -247,7 +247,7 @@ def test_norms_are_in_their_slots(name: str, places: dict[tuple[str, str], str])
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_the_gain_of_gemma_is_one_plus_its_weight(name: str) -> None:
     view = untouched(name).view
-    assert isinstance(view, HuggingFaceModel)
+    assert isinstance(view, ModuleModel)
     first = next(norm for norm in view.norms if (norm.layer, norm.sublayer, norm.slot) == (0, "attention", "input"))
     assert near(first.gain, 1 + view.blocks[0].input_layernorm.weight)
 
@@ -399,7 +399,7 @@ def test_a_placement_that_cannot_be_told_is_not_guessed(forward: Callable[..., T
     model, sample = changed_llama(forward), sample_of(some_tokens())
     with torch.no_grad():
         said = model(input_ids=sample.tokens).logits
-    view = HuggingFaceModel("strange", model)
+    view = ModuleModel("strange", model)
     assert view.scheme_note
     assert "parallel" not in view.scheme_note
     assert near(view.forward(sample, Observer(lambda step: step.weights() @ step.v)), said)
@@ -417,7 +417,7 @@ def test_a_placement_that_cannot_be_told_is_not_guessed(forward: Callable[..., T
 )
 def test_branch_and_residual_scales_are_fitted(forward: Callable[..., Tensor], attention: Any, feedforward: Any) -> None:
     """Every scale as (step, carry)."""
-    view = HuggingFaceModel("scaled", changed_llama(forward))
+    view = ModuleModel("scaled", changed_llama(forward))
     for layer in range(LAYERS):
         for sublayer, scales in (("attention", attention), ("feedforward", feedforward)):
             for fitted, scale in zip((view.step(layer, sublayer), view.carry(layer, sublayer)), scales, strict=True):
@@ -463,7 +463,7 @@ def test_layers_that_differ_have_a_scheme_each() -> None:
     model.model.layers[1].input_layernorm = model.model.layers[2].input_layernorm = nn.Identity()
     layer = model.model.layers[3]
     layer.forward = types.MethodType(_turned(torch.tanh), layer)
-    view = HuggingFaceModel("mixed", model)
+    view = ModuleModel("mixed", model)
     assert view.scheme is None
     assert [scheme and scheme.name for scheme in view.schemes] == ["pre", "unnamed", "unnamed", None]
     assert "layer 0: pre; layers 1–2: unnamed; layer 3: unknown" in repr(view)
@@ -572,14 +572,14 @@ def test_any_module_with_a_list_of_blocks_is_opened_and_left_as_it_was(blocks: s
 
 
 def test_heads_that_are_rotated_in_part_are_projected() -> None:
-    view, sample = HuggingFaceModel("phi", built("PhiConfig", COMMON)), sample_of(some_tokens())
+    view, sample = ModuleModel("phi", built("PhiConfig", COMMON)), sample_of(some_tokens())
     for step in steps_of(view, sample):
         assert near(view.project(step)[0], step.q)
 
 
 def test_a_text_as_long_as_the_context_is_read() -> None:
     model = built("RobertaConfig", {**COMMON, "max_position_embeddings": 16}, "AutoModelForMaskedLM")
-    view = HuggingFaceModel("roberta", model)
+    view = ModuleModel("roberta", model)
     assert view.context is not None
     view.forward(sample_of(3 + some_tokens(1, view.context) % 40))
 
@@ -764,7 +764,7 @@ def test_a_model_without_a_tokenizer_reads_no_text(tmp_path: Path, maker: str, c
 
 
 def test_an_encoder_predicts_some_words_that_were_masked() -> None:
-    view = HuggingFaceModel("bert", built("BertConfig", COMMON, "AutoModelForMaskedLM"), word_tokenizer())
+    view = ModuleModel("bert", built("BertConfig", COMMON, "AutoModelForMaskedLM"), word_tokenizer())
     text = "the cat sat on a mat and then the dog ran under a tree " * 3
     one, same, other = (view.sample(text, None, seed) for seed in (0, 0, 1))
     masked = one.targets != -100
@@ -780,7 +780,7 @@ def test_an_encoder_predicts_some_words_that_were_masked() -> None:
 
 
 def test_a_decoder_predicts_every_next_word() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", GROUPED), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", GROUPED), word_tokenizer())
     sample = view.sample("the cat sat on a mat", 5, 0)
     assert "".join(view.words(sample.tokens[0])) == "[CLS]thecatsaton"
     assert torch.equal(sample.targets[0, :-1], sample.tokens[0, 1:])

@@ -20,7 +20,7 @@ from normscope.measures.rotation import Rotation, updates_alike
 from normscope.measures.speed import Speed, effective_speed, theory_factors
 from normscope.measures.states import norm_kind
 from normscope.models import Model, Observer, Sample, SublayerStep, open_model
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.schemes import NAMED
 from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
@@ -110,7 +110,7 @@ def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
     """With writes that are small beside the tokens the effective speed factor of a model is theory's."""
     one = untouched(name)
     view = one.view
-    assert isinstance(view, HuggingFaceModel)
+    assert isinstance(view, ModuleModel)
     modules = [view.output_projection(layer) for layer in range(view.layers)]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     kept = [parameter.detach().clone() for parameter in parameters]

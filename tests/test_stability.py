@@ -26,7 +26,7 @@ from normscope.measures.sample import SAMPLE_TOKENS, sample_text
 from normscope.measures.sparsity import Sparsity
 from normscope.measures.spread import Spread, spread_rows, weighted_quantiles
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample, open_model
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.results.conventions import DIFFUSE, NEAR_ONE_HOT
 from normscope.results.findings import Finding
@@ -463,7 +463,7 @@ def test_exact_collapse_is_what_noise_does_to_smollm2() -> None:
 
 
 def test_an_encoder_is_measured_too() -> None:
-    view = HuggingFaceModel("bert", sharpened("BertConfig", COMMON, "AutoModelForMaskedLM"))
+    view = ModuleModel("bert", sharpened("BertConfig", COMMON, "AutoModelForMaskedLM"))
     sample = sample_of(some_tokens(4, 20))
     assert agree_with_hand(view, sample, (0.1, 0.3), 200, slice(None)) >= 1
     tables = measured(view, sample)
@@ -511,7 +511,7 @@ def test_the_strict_total_does_not_depend_on_how_many_were_sampled() -> None:
 def test_capped_scores_are_capped_in_the_strict_definition_too() -> None:
     """Gemma 2: two keys that have both reached the cap share the attention."""
     options = {**WIDE, "attn_logit_softcapping": 12.0}
-    view = HuggingFaceModel("gemma2", sharpened("Gemma2Config", options, by=150.0))
+    view = ModuleModel("gemma2", sharpened("Gemma2Config", options, by=150.0))
     sample = sample_of(some_tokens(20, 8))
     table = measured(view, sample, Collapse((0.5,), draws=200, sampled=10_000))["collapse"]
     table = table[table["head"].isna() & table["layer"].notna() & (table["definition"] == "strict")].set_index("layer")
@@ -649,7 +649,7 @@ def test_a_measure_has_its_tables_and_no_others() -> None:
 
 def test_no_layers_scores_outlive_the_pass_but_in_small_maps() -> None:
     assert clean_tables()["maps"]["query"].max() < 64
-    view = HuggingFaceModel("llama", built("LlamaConfig", {**COMMON, "max_position_embeddings": 128}))
+    view = ModuleModel("llama", built("LlamaConfig", {**COMMON, "max_position_embeddings": 128}))
     tables = measured(view, sample_of(some_tokens(1, 100)))
     assert len(tables["maps"]) == 6 * 64 * 64
 
@@ -728,7 +728,7 @@ def test_findings_report_that_qkv_norm_is_safe() -> None:
 
 
 def test_a_model_without_near_one_hot_attention() -> None:
-    view, sample = HuggingFaceModel("llama", built("LlamaConfig", COMMON)), sample_of(some_tokens(2, 30)[:, :30])
+    view, sample = ModuleModel("llama", built("LlamaConfig", COMMON)), sample_of(some_tokens(2, 30)[:, :30])
     tables = measured(view, sample)
     assert tables["sparsity"]["sparse"].iloc[-1] == 0
     assert tables["collapse"]["probability"].isna().all()
@@ -743,7 +743,7 @@ def test_a_model_that_predicts_nothing_has_everything_but_noise(name: str) -> No
         view = view_of("package:minilm")
         sample = view.sample(sample_text(), 100, 0)
     else:
-        view, sample = HuggingFaceModel("bert", built("BertConfig", COMMON, "AutoModel")), sample_of(some_tokens())
+        view, sample = ModuleModel("bert", built("BertConfig", COMMON, "AutoModel")), sample_of(some_tokens())
     with pytest.raises(InputError, match="predicts no tokens of this sample"):
         noise_table(view, sample, [Disturbance(0.1)])
     tables = measured(view, sample)

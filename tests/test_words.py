@@ -43,7 +43,7 @@ from normscope.measures.values import Values, update_table
 from normscope.measures.vocabulary import Word, common_nouns, plain_word, probe_words
 from normscope.models import AttentionStep, Model, Observer, Sample, open_model
 from normscope.models.factors import singular_factors
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 
 NAMES = ["time", "life", "world", "way", "Time", "Life", "World", "Way"]
 DIM, HEAD = 8, 4
@@ -55,7 +55,7 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 @cache
-def by_hand() -> HuggingFaceModel:
+def by_hand() -> ModuleModel:
     """A GPT-2 whose answers are known.
 
     The embedding of word t is e_2t − e_2t+1, of its case variant the opposite; LayerNorm makes it twice as long. Head 0 looks
@@ -82,7 +82,7 @@ def by_hand() -> HuggingFaceModel:
             block.attn.c_proj.weight[:HEAD] = WRITTEN * u.roll(-2, 0)
     made = Tokenizer(models.WordLevel({name: i for i, name in enumerate([*NAMES, "?"])}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return HuggingFaceModel("by hand", model, library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?"))
+    return ModuleModel("by hand", model, library.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?"))
 
 
 def words_of(view: Model, *names: str) -> list[Word]:
@@ -174,7 +174,7 @@ def test_the_journey_of_a_token_that_is_carried_away() -> None:
 
 
 def test_words_are_found_with_a_blank_and_without() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     assert [word.token for word in probe_words(view, ["cat", "dog"])] == [6, 7]
     with pytest.raises(InputError, match="'elephant' is not one token of 'llama'"):
         probe_words(view, ["cat", "elephant"])
@@ -248,12 +248,12 @@ def test_factors_give_what_the_whole_matrix_gives(name: str) -> None:
     assert near(factors[0] @ factors[1], weights.W_QK, 1e-5)
 
 
-def without_positions(name: str) -> HuggingFaceModel:
+def without_positions(name: str) -> ModuleModel:
     model = built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker)
     for part, module in model.named_modules():
         if part.endswith(("wpe", "position_embeddings", "token_type_embeddings")):
             module.weight.data.zero_()
-    return HuggingFaceModel(name, model)
+    return ModuleModel(name, model)
 
 
 PROBED = pytest.mark.parametrize("name", ["gpt2", "gpt-neox", "llama", "qwen3", "gemma2", "gemma3", "olmo2", "granite", "bert"])
@@ -340,7 +340,7 @@ def test_keys_at_a_distance_are_those_of_the_model(name: str) -> None:
 
 def test_w_qk_at_a_distance_is_a_product_of_rotated_factors() -> None:
     view = untouched("llama").view
-    assert isinstance(view, HuggingFaceModel)
+    assert isinstance(view, ModuleModel)
     (step, *_) = steps_of(view, sample_of(torch.tensor([[5, 9, 12]])))
     W_Q, W_K = head_factors(view, 0, "qk", distance=2)
     made = torch.einsum("d,hdk,hke,e->h", step.input[0, 2], W_Q, W_K, step.input[0, 0])
@@ -376,7 +376,7 @@ def test_states_can_be_put_into_any_layer() -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "bert"])
 def test_a_journey_is_told_in_the_full_space(name: str) -> None:
     family = FAMILIES[name]
-    view = HuggingFaceModel(name, built(family.config, family.options, family.maker), word_tokenizer())
+    view = ModuleModel(name, built(family.config, family.options, family.maker), word_tokenizer())
     found, sample = follow(view, "the cat sat on a mat", -3), view.sample("the cat sat on a mat", None, 0)
     if not view.causal:
         sample = sample_of(torch.where(sample.targets == -100, sample.tokens, sample.targets))
@@ -411,7 +411,7 @@ def test_a_journey_is_told_in_the_full_space(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_a_place_that_the_text_does_not_have_is_refused(name: str) -> None:
-    view = HuggingFaceModel(name, built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker), word_tokenizer())
+    view = ModuleModel(name, built(FAMILIES[name].config, FAMILIES[name].options, FAMILIES[name].maker), word_tokenizer())
     with pytest.raises(InputError, match="token=50: the text has"):
         follow(view, "the cat sat on a mat", 50)
 
@@ -608,7 +608,7 @@ def test_a_word_among_others_gains_nothing_by_chance() -> None:
 
 def test_what_words_mean_is_not_asked_of_the_layer_that_is_probed() -> None:
     options = FAMILIES["llama"].options | {"num_hidden_layers": 4}
-    view = HuggingFaceModel("llama", built("LlamaConfig", options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", options), word_tokenizer())
     tokens, random = torch.arange(5, 17), torch.arange(5, 8)
     found = read_alone(view, tokens, torch.tensor([5, 9]), random, 0)
     assert view.frame("the") == ([2, 5], [3])  # [CLS] the … [SEP], as its tokenizer has it
@@ -642,7 +642,7 @@ def test_the_strongest_head_is_the_one_that_turns_most() -> None:
 
 def test_embeddings_enter_with_the_type_of_the_first_segment() -> None:
     model = built("BertConfig", FAMILIES["bert"].options, "AutoModelForMaskedLM")
-    view, parts = HuggingFaceModel("bert", model), model.bert.embeddings
+    view, parts = ModuleModel("bert", model), model.bert.embeddings
     assert near(view.embeddings, parts.word_embeddings.weight + parts.token_type_embeddings.weight[0])
     _, read = reader(view, 0)(view.embeddings[7][None])
     with torch.no_grad():
@@ -652,7 +652,7 @@ def test_embeddings_enter_with_the_type_of_the_first_segment() -> None:
 
 def test_layers_that_do_not_rotate_have_no_distance() -> None:
     options = FAMILIES["llama"].options | {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "pad_token_id": 0}
-    view = HuggingFaceModel("smollm3", built("SmolLM3Config", options))
+    view = ModuleModel("smollm3", built("SmolLM3Config", options))
     assert view.rotation(0, torch.tensor([3])) is not None
     assert view.rotation(1, torch.tensor([3])) is None
     with pytest.raises(InputError, match="layer 1 of 'smollm3' does not rotate"):
@@ -662,7 +662,7 @@ def test_layers_that_do_not_rotate_have_no_distance() -> None:
 
 
 def test_tokens_that_the_tokenizer_does_not_know_are_left_out() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     assert view.vocabulary == 17 < len(view.embeddings)
     found = nearest_keys(view, 0, torch.tensor([6, 7]), 17)
     assert int(found.tokens.max()) == 16
@@ -671,7 +671,7 @@ def test_tokens_that_the_tokenizer_does_not_know_are_left_out() -> None:
 def test_a_word_without_an_embedding_is_refused() -> None:
     model = built("LlamaConfig", FAMILIES["llama"].options)
     model.model.embed_tokens.weight.data[6] = 0.0
-    view = HuggingFaceModel("llama", model, word_tokenizer())
+    view = ModuleModel("llama", model, word_tokenizer())
     with pytest.raises(InputError, match="'cat' has an embedding of zeros"):
         probe_words(view, ["dog", "cat"])
     with pytest.raises(InputError, match="one of them is empty"):
@@ -681,7 +681,7 @@ def test_a_word_without_an_embedding_is_refused() -> None:
 def test_a_token_without_an_embedding_is_followed_from_its_first_direction() -> None:
     model = built("LlamaConfig", FAMILIES["llama"].options)
     model.model.embed_tokens.weight.data[6] = 0.0
-    found = follow(HuggingFaceModel("llama", model, word_tokenizer()), "the cat sat on a mat", 2)
+    found = follow(ModuleModel("llama", model, word_tokenizer()), "the cat sat on a mat", 2)
     assert found.start is None
     assert found.table["radius"][0] == 0
     assert found.table["nearest_text"].isna().tolist() == [True, False, False]
@@ -690,7 +690,7 @@ def test_a_token_without_an_embedding_is_followed_from_its_first_direction() -> 
 
 
 def test_a_token_that_is_predicted_again_keeps_both_landmarks() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     found = follow(view, "the cat sat on a mat", -2)
     marks = places(view, replace(found, predicted=found.word), "sphere").query("kind == 'word'")
     assert marks["text"].tolist() == [found.word, found.word]
@@ -705,7 +705,7 @@ def test_the_reference_is_not_the_probed_layer() -> None:
 
 
 def test_the_three_directions_of_the_sphere_hold_start_and_end() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     found = follow(view, "the cat sat on a mat", -2)
     table = places(view, found, "sphere")
     assert table[["x", "y", "z"]].abs().to_numpy().max() <= 1 + 1e-6
@@ -720,7 +720,7 @@ def test_the_three_directions_of_the_sphere_hold_start_and_end() -> None:
 
 
 def test_principal_directions_are_those_of_numpy() -> None:
-    view = HuggingFaceModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
+    view = ModuleModel("llama", built("LlamaConfig", FAMILIES["llama"].options), word_tokenizer())
     table = places(view, follow(view, "the cat sat on a mat", -2), "pca")
     W = torch.nn.functional.normalize(view.embeddings[: view.vocabulary], dim=-1).double().numpy()
     _, _, axes = np.linalg.svd(W - W.mean(0), full_matrices=False)
@@ -820,7 +820,7 @@ def test_scores_need_words() -> None:
 @pytest.mark.parametrize("name", ["llama", "bert bare"])
 def test_an_audit_follows_a_token_of_its_sentence(name: str) -> None:
     family = FAMILIES[name]
-    view = HuggingFaceModel(name, built(family.config, family.options, family.maker), word_tokenizer())
+    view = ModuleModel(name, built(family.config, family.options, family.maker), word_tokenizer())
     assert Journey.order is not None
     assert Journey().measure(subject_of(view)) == {}
     subject = subject_of(view, "the cat sat on a mat")

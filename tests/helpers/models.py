@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.core import CausalMask
 from normscope.models import AttentionStep, Model, Observer, Sample, open_model
-from normscope.models.hugging_face import HuggingFaceModel
+from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.schemes import NAMED
 from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig, load_model
@@ -163,7 +163,7 @@ def untouched(name: str) -> Untouched:
     model.set_attn_implementation("eager")  # the library's fused attention forgets the cap on scores
     with torch.no_grad():
         output = model(input_ids=sample.tokens, output_hidden_states=True)
-    return Untouched(HuggingFaceModel(name, model), sample, said_by(output), output.hidden_states[:LAYERS])
+    return Untouched(ModuleModel(name, model), sample, said_by(output), output.hidden_states[:LAYERS])
 
 
 def steps_of(view: Model, sample: Sample) -> list[AttentionStep]:

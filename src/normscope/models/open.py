@@ -264,7 +264,7 @@ def _from_library(
 def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     """A model in memory; one that does not run on a small input is refused."""
     from normscope.models.attention_interface import observable
-    from normscope.models.hugging_face import HuggingFaceModel
+    from normscope.models.module_model import ModuleModel
 
     zeros = check_finite(name, model)
     tokenizer = None if not tokenizer or (not hasattr(tokenizer, "preprocess") and is_made_up(tokenizer)) else tokenizer
@@ -273,7 +273,7 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
         with observable(model):
             view["example"] = probe_sample(model, refused)
     with quietly():
-        opened = HuggingFaceModel(name, model, tokenizer, **view)
+        opened = ModuleModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros
     return opened
 

@@ -17,14 +17,14 @@ from normscope.models.placement import Placement
 from normscope.models.states import POSITIONS_FIRST
 
 if TYPE_CHECKING:
-    from normscope.models.hugging_face import HuggingFaceModel
+    from normscope.models.module_model import ModuleModel
 
 
 class AttentionHooks:
     """Passes the attention of every layer to an observer."""
 
     def __init__(
-        self, model: "HuggingFaceModel", running: Running, attention: OnAttention | None, cross: OnAttention | None
+        self, model: "ModuleModel", running: Running, attention: OnAttention | None, cross: OnAttention | None
     ) -> None:
         self.model, self.running = model, running
         self._observed = [(model.attentions, attention), (model.crossings, cross)]
@@ -71,7 +71,7 @@ class AttentionHooks:
 class SublayerHooks:
     """Passes states and updates inside every block to an observer, when the block ends."""
 
-    def __init__(self, model: "HuggingFaceModel", running: Running, observe: Callable[[SublayerStep], None]) -> None:
+    def __init__(self, model: "ModuleModel", running: Running, observe: Callable[[SublayerStep], None]) -> None:
         self.model, self.running, self.observe = model, running, observe
         self.values: dict[str, Tensor] = {}
 

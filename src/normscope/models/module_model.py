@@ -15,9 +15,9 @@ from normscope.models.describe import scheme_text
 from normscope.models.foreign import library_errors
 from normscope.models.head_reader import HeadReader
 from normscope.models.hooks import Running, suspended
-from normscope.models.hugging_face_hooks import AttentionHooks, SublayerHooks
 from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, results, tokens_known
 from normscope.models.model import BlockNorm, HeadProjections, Model
+from normscope.models.module_hooks import AttentionHooks, SublayerHooks
 from normscope.models.norm_modules import known_norm, norm_of, width_of
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample
 from normscope.models.offload import tensors_of, weight_of
@@ -49,7 +49,7 @@ _SPOKEN = {
 }
 
 
-class HuggingFaceModel(Model):
+class ModuleModel(Model):
     """One residual stream of a module: a model of the ``transformers`` library, or any module with a list of blocks."""
 
     def __init__(
