@@ -462,7 +462,8 @@ class KeptTables:
         try:
             run = open_run(path)
             tables = {name: run.table(name) for name in run.description["configuration"][_KEPT]}
-            os.utime(path)
+            now = time.time_ns()  # the clock of a file system may be coarser
+            os.utime(path, ns=(now, now))
         except (InputError, OSError, KeyError, TypeError):  # a damaged set is measured again
             return None
         return tables

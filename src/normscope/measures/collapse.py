@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, product
 from typing import Any, ClassVar
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -183,13 +184,26 @@ class _Contested:
         most = int(able[contested].sum(1).max()) if bool(contested.any()) else 1
         total, keys = total[contested].masked_fill(~able[contested], -torch.inf).topk(most, 1)
         kept = scores[contested].gather(1, keys).masked_fill(total == -torch.inf, -torch.inf)
-        of_keys = None if shift is None else shift.expand_as(scores)[contested].gather(1, keys).cpu()
-        return cls(kept.cpu(), of_keys, of_head[contested].cpu(), torch.bincount(of_head, minlength=heads).cpu())
+        of_keys = None if shift is None else shift.expand_as(scores)[contested].gather(1, keys)
+        return cls(kept, of_keys, of_head[contested], torch.bincount(of_head, minlength=heads))
+
+    @classmethod
+    def joined(cls, layers: "Sequence[_Contested]") -> "_Contested":
+        """The rows of several layers as one, whose heads are numbered on."""
+        most = max(layer.scores.shape[1] for layer in layers)
+        scores = [F.pad(layer.scores, (0, most - layer.scores.shape[1]), value=-torch.inf) for layer in layers]
+        shifts = [None if layer.shift is None else F.pad(layer.shift, (0, most - layer.shift.shape[1])) for layer in layers]
+        shift = None
+        if any(x is not None for x in shifts):
+            shift = torch.cat([torch.zeros_like(y) if x is None else x for x, y in zip(shifts, scores, strict=True)])
+        first = accumulate((len(layer.counts) for layer in layers[:-1]), initial=0)
+        of_head = torch.cat([layer.of_head + number for layer, number in zip(layers, first, strict=True)])
+        return cls(torch.cat(scores), shift, of_head, torch.cat([layer.counts for layer in layers]))
 
     def lost(self, level: float, noise: str) -> Float[Tensor, " heads"]:
         """How many rows of every head are expected to switch."""
         probability = collapse_probability(self.scores, [level], noise, self.shift)[0].double()
-        return torch.zeros(len(self.counts), dtype=torch.float64).index_add_(0, self.of_head, probability)
+        return probability.new_zeros(len(self.counts)).index_add_(0, self.of_head, probability)
 
 
 def level_at(layers: Sequence[_Contested], share: float, noise: str) -> Row:
@@ -199,24 +213,21 @@ def level_at(layers: Sequence[_Contested], share: float, noise: str) -> Row:
         ``noise``, NaN if fewer switch at the highest level; its ``stderr``, from the differences between heads, since rows of
         one head share their keys; ``sparse``, the number of rows; ``highest``.
     """
-    counts = torch.cat([layer.counts for layer in layers]) if layers else torch.zeros(0)
-    total = int(counts.sum())
+    total = sum(int(layer.counts.sum()) for layer in layers)
     row = {"noise": math.nan, "stderr": math.nan, "sparse": total, "highest": _HIGHEST}
     if not total:
         return row
-
-    def lost(level: float) -> Tensor:
-        return torch.cat([layer.lost(level, noise) for layer in layers])
+    contested = _Contested.joined(layers)
 
     def above(level: float) -> float:
-        return float(lost(level).sum()) / total - share
+        return float(contested.lost(level, noise).sum()) / total - share
 
     level = rising_root(above, 0.0, _HIGHEST, -share)
     if level is None:
         return row
-    by_head, width = lost(level), _SLOPE * level
+    by_head, width = contested.lost(level, noise), _SLOPE * level
     slope = (above(level + width) - above(level - width)) / (2 * width)
-    error = float((by_head - share * counts).square().sum().sqrt()) / total
+    error = float((by_head - share * contested.counts).square().sum().sqrt()) / total
     return {**row, "noise": level, "stderr": error / slope if slope > 0 else math.nan}
 
 

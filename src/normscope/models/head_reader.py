@@ -45,6 +45,7 @@ class HeadReader:
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module], run: Callable[[int], Any]) -> None:
         self.model, self._modules, self._run = model, list(modules), run
         self._calls: dict[int, tuple[Arguments, Arguments]] | None = None
+        self._known: dict[nn.Module, _Columns] = {}
 
     @torch.no_grad()
     def heads(
@@ -156,6 +157,9 @@ class HeadReader:
         states = _states(*self._recorded(module)[0])
         assert states is not None
         norms = {part: _gain(part) for part in module.modules() if is_norm(part) and part not in head_norms}
+        if module in self._known and not norms:  # which columns they are does not change with the weights; gains do
+            known = self._known[module]
+            return self._with_output([known.of(letter) for letter in "qkv"], known.kv_heads, out)
         with _replaced({**norms, **dict.fromkeys(head_norms, _unchanged)}):
             x = torch.randn(1, 3, states.shape[-1], generator=torch.Generator().manual_seed(0)).to(states)
             heads = self.heads(module, x)
@@ -165,10 +169,14 @@ class HeadReader:
                     products = (x.to(W)[:, None] @ W + b[:, None] for W, b in parts)
                     if all(map(_near, products, heads)):
                         break
+                self._known.pop(module, None)
             else:
                 raise InputError(
                     f"unsupported architecture: q, k and v of {type(module).__name__} are no products of its input"
                 )
+        return self._with_output(parts, kv_heads, out)
+
+    def _with_output(self, parts: list[tuple[Tensor, Tensor]], kv_heads: int, out: nn.Module) -> HeadProjections:
         (W_Q, b_Q), (W_K, b_K), (W_V, b_V) = parts
         W_O = wide(messages_matrix(out, len(W_V)))
         return HeadProjections(W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, bias_of(out), len(W_Q) // kv_heads)
@@ -182,7 +190,9 @@ class HeadReader:
             x = columns.values(states.shape[-1], 0).repeat(1, self._tokens(module), 1)
             with _replaced({part: columns.column_numbers(part) for part in products}):
                 columns.end(_intercepted(self.model, module, *self._arguments(module, 1, x)))
-        return [columns.of(letter) for letter in "qkv"], columns.kv_heads
+        parts = [columns.of(letter) for letter in "qkv"]
+        self._known[module] = columns
+        return parts, columns.kv_heads
 
     def _images(self, module: nn.Module, states: Tensor) -> tuple[list[tuple[Tensor, Tensor]], int]:
         """Matrices and biases as the images of unit vectors and of 0; number of KV heads."""
