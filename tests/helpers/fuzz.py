@@ -61,6 +61,7 @@ BASES: dict[str, Arguments] = {
         "--depth": "2", "--width": "8", "--heads": "2", "--runs": "2", "--tokens": "3", "--context": "8", "--schemes": "pre",
     },
     "sweep": {"plan": f"{_POOL}/plan.toml", "--dry-run": ""},
+    "check-scheme": {"model": _GPT2},
     "demo": {"model": "./absent"},  # a whole demo takes minutes
 }  # fmt: skip
 _JOURNEY: Arguments = {"probe": "journey", "text": "the time of the world", "--word": None}

@@ -1,4 +1,4 @@
-"""check-scheme: Compare the scheme that a model declares with what its forward pass does."""
+"""check-scheme: compare the declared scheme of a model with what it does."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ DeclaredScheme = Annotated[Scheme, BeforeValidator(_as_scheme)]
 
 
 class CheckScheme(WithModel):
-    """Compare the scheme that a model declares with what its forward pass does.
+    """Compare the declared scheme of a model with what it does.
 
     Layer by layer: missing and additional norms, wrong or missing factors, gains of 0, norms without effect, a missing final
     norm. Without a scheme, the model's code declares it: a model with random weights is built from the same configuration;

@@ -3,7 +3,7 @@
 While a forward pass is observed, it passes q, k and v to the observer; otherwise it computes attention and nothing more.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -71,10 +71,11 @@ def observable(model: nn.Module) -> Iterator[None]:
 
     Models that do not use the attention interface of ``transformers`` are left with what they call.
     """
-    replaced = [(config, config._attn_implementation_internal) for config in _configs(model)]
-    training = [module for module in model.modules() if module.training]
-    buffers = [(part, name, x, x.clone()) for part in model.modules() for name, x in part.named_buffers(recurse=False)]
-    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    modules = list(model.modules())  # once: walking through a large model takes a millisecond
+    replaced = [(config, config._attn_implementation_internal) for config in _configs(modules)]
+    training = [module for module in modules if module.training]
+    buffers = [(part, name, x, x.clone()) for part in modules for name, x in part._buffers.items() if x is not None]
+    devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
     try:
         if replaced:
             _register()
@@ -102,10 +103,10 @@ def _register() -> None:
     AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
 
 
-def _configs(model: nn.Module) -> list[Any]:
-    """The configurations of a model and of its parts that choose an attention function, each once."""
+def _configs(modules: Sequence[nn.Module]) -> list[Any]:
+    """The configurations of a model's parts that choose an attention function, each once."""
     configs: dict[int, Any] = {}
-    for module in model.modules():
+    for module in modules:
         if getattr(module, "_can_set_attn_implementation", lambda: False)():
             waiting = [module.config]
             while waiting:

@@ -82,6 +82,8 @@ class HeadReader:
     def require(self, module: nn.Module, step: AttentionStep) -> None:
         """Raise an error unless the module, run by itself, makes the q, k and v of a forward pass."""
         for letter, y, seen in zip("qkv", self.heads(module, step.input, step.rotation), (step.q, step.k, step.v), strict=True):
+            if not bool(y.isfinite().all() & seen.isfinite().all()):
+                raise InputError(f"{letter} of {type(module).__name__} is non-finite: its weights overflow")
             if y.shape != seen.shape or not _near(y, seen):
                 raise InputError(
                     f"unsupported architecture: {letter} of {type(module).__name__} depends on more than its input"

@@ -65,24 +65,34 @@ class ModuleModel(Model):
     ) -> None:
         self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, processor
         with observable(model):
-            probe = self._probed_as(stream, blocks, example)
+            probe = self._probed_as(False, stream, blocks, example)
         with ExitStack() as stack:
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
                 with observable(model):
-                    probe = self._probed_as(stream, blocks, example)
+                    probe = self._probed_as(True, stream, blocks, example)
             self._take_structure(probe)
 
-    def _probed_as(self, *view: Any) -> Probe:
-        """The structure, in float32; modules that use the weights of others need the whole model in that precision."""
+    def _probed_as(self, last: bool, *view: Any) -> Probe:
+        """The structure, in float32; modules that use the weights of others need the whole model in that precision.
+
+        Unless it is the ``last`` attempt, slots are not located where weights hide them.
+        """
+
+        def located() -> Probe:
+            probe = Probe(self.model, *view)
+            if last or not probe.degenerate:
+                probe.locate()
+            return probe
+
         try:
             with in_float32(self.model):
-                return Probe(self.model, *view)
+                return located()
         except RuntimeError:
             if self.dtype not in HALF:
                 raise
             with all_in_float32(self.model):
-                return Probe(self.model, *view)
+                return located()
 
     def _take_structure(self, probe: Probe) -> None:
         """Layers, norms, scales and shape, as a forward pass of a small input shows them."""

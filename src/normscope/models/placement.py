@@ -282,7 +282,7 @@ class _Anatomy:
         """The sums from the block's input to some states; fewest assumptions first."""
         if after is self.x:
             return []
-        if most <= 0:
+        if most <= 0 or not bool(after.picked.isfinite().all()):
             return None
         norm = next((call for call in after.returned if call.is_norm), None)
         total = None if norm is None else self.value_of(norm.inputs[0])

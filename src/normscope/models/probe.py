@@ -28,7 +28,7 @@ class Probe:
     Attributes:
         streams: all residual streams that ran.
         stream: the one that is viewed.
-        placements: of every layer.
+        placements: of every layer, once they are located.
         attended: the self-attention of every layer; None for layers without softmax attention.
         attentions: the same as its module and its number among the attentions of the layer.
         crossings: the same for the attention to the encoder's states.
@@ -64,16 +64,16 @@ class Probe:
         self.crossings = [None if one is None else Site(one[1].within.module, one[0]) for one in crossing]
         self.dim = self.stream.blocks[-1].output.shape[-1]
         self.reads_tokens = self._reads_tokens()
-        self.placements = self._placements()
+        self.placements: list[Placement] = []
 
-    def _placements(self) -> list[Placement]:
-        """The slots of every layer, as far as other states prove them."""
+    def locate(self) -> None:
+        """Find the slots of every layer, as far as other states prove them."""
         seen = [placement_of(block, self.record) for block in self.stream.blocks]
         placements = proved_again(self.stream.blocks, seen, self._run)
-        if not any(self.attended):
-            return placements
-        again = [(placement, evidence) for placement, (_, evidence) in zip(placements, seen, strict=True)]
-        return proved_heads(self.model, self.stream.blocks, again, self.attended, self.attentions, self._run)
+        if any(self.attended):
+            again = [(placement, evidence) for placement, (_, evidence) in zip(placements, seen, strict=True)]
+            placements = proved_heads(self.model, self.stream.blocks, again, self.attended, self.attentions, self._run)
+        self.placements = placements
 
     def _reads_tokens(self) -> bool:
         """Whether the stream is that of token ids: its first states do not change with pixels."""
