@@ -37,11 +37,6 @@ def rotation_of(kwargs: dict[str, Any], positions: bool = False) -> Rotation | N
     return (given,) if isinstance(given, Tensor) and (positions or given.is_complex()) else None
 
 
-def first_output(output: Any) -> Any:
-    """The first of what a module returns."""
-    return output[0] if isinstance(output, tuple) else output
-
-
 _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 

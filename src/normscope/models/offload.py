@@ -35,11 +35,6 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                     yield f"{prefix}.{name}" if prefix else name, _loaded(part, name, tensor)
 
 
-def is_offloaded(module: nn.Module) -> bool:
-    """Whether some weights stay on disk or in the memory of another device until they are needed."""
-    return any(parameter.is_meta for parameter in module.parameters())
-
-
 def _loaded(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_meta:
         return tensor

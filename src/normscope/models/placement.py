@@ -3,9 +3,9 @@
 A recorded pass of a few tokens has the input and output of every module of a block. The block's output is taken apart from its
 end: a norm of a sum that the stream continues with is a stream norm; a sum is carry·(earlier states) + step·(the output of a
 sublayer), one sublayer or several in parallel; a norm between a sublayer and the sum is an output norm; a norm between the
-states and what the sublayer reads is an input norm. Scales are fitted. Class names decide only which modules are norms, and
-attribute names which of them are norms of q, k and v. What was identified is proved: ``Placement.error`` is the error of the
-updates with these slots against the block's output.
+states and what the sublayer reads is an input norm. Scales are fitted. A module is a norm by the name of its class or by what
+it computes. ``Placement.error`` is the error of the updates with these slots against the block's output; ``proof`` repeats that
+with other states.
 """
 
 import re
