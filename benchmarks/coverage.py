@@ -396,7 +396,7 @@ def _goals(rows: Sequence[Row]) -> str:
         return 100 * part / max(whole, 1)
 
     return (
-        f"stream {share('stream'):.1f} % (goal 98 %), attention {share('attention'):.1f} % of streams with softmax attention "
+        f"stream {share('stream'):.2f} % (goal 98 %), attention {share('attention'):.2f} % of streams with softmax attention "
         f"(goal 90 %), {reached['exceptions'][0]} exceptions (goal 0), {reached['wrong scheme'][0]} wrong schemes (goal 0)."
     )
 

@@ -31,7 +31,8 @@ class CheckScheme(WithModel):
 
     Layer by layer: missing and additional norms, wrong or missing factors, gains of 0, norms without effect, a missing final
     norm. Without a scheme, the model's code declares it: a model with random weights is built from the same configuration;
-    for a model of normscope, its configuration states the scheme. The exit status is 1 if there is a difference.
+    for a model of normscope, its configuration states the scheme. Nothing is saved. The exit status is 1 if there is a
+    difference, and 2 if the check could not run.
 
     Example:
         >>> import normscope as ns
