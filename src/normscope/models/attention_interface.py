@@ -3,18 +3,21 @@
 While a forward pass is observed, it passes q, k and v to the observer; otherwise it computes attention and nothing more.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.models.hooks import suspended
 from normscope.models.observe import Softmax
+from normscope.models.wrapped import sharded_as_before
 
 IMPLEMENTATION = "normscope"
 
@@ -53,6 +56,7 @@ class AttentionCall:
 
 AttentionObserver = Callable[[AttentionCall], Tensor]  # gives the mixed values, (rows, heads, tokens, value)
 _observer: ContextVar[AttentionObserver | None] = ContextVar("observer", default=None)
+_observable: ContextVar[tuple[nn.Module, ...]] = ContextVar("observable", default=())
 
 
 @contextmanager
@@ -67,32 +71,52 @@ def observing(observer: AttentionObserver) -> Iterator[None]:
 
 @contextmanager
 def observable(model: nn.Module) -> Iterator[None]:
-    """Until the block ends: the model is in evaluation mode and calls our attention function; then it is as before.
+    """Until the block ends: the model is in evaluation mode, runs eagerly and calls our attention function.
 
+    Then it is as before: the attributes and buffers of its modules, which weights are sharded, and all random generators.
     Models that do not use the attention interface of ``transformers`` are left with what they call.
     """
+    if model in _observable.get():
+        yield
+        return
     modules = list(model.modules())  # once: walking through a large model takes a millisecond
     replaced = [(config, config._attn_implementation_internal) for config in _configs(modules)]
-    training = [module for module in modules if module.training]
-    buffers = [(part, name, x, x.clone()) for part in modules for name, x in part._buffers.items() if x is not None]
-    devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
+    attributes = [(at, dict(at)) for module in modules for at in (vars(module), module._buffers)]
+    buffers = [(x, x.clone()) for part in modules for x in part._buffers.values() if x is not None]
+    token = _observable.set((*_observable.get(), model))
     try:
         if replaced:
             _register()
         for config, _ in replaced:
             config._attn_implementation_internal = IMPLEMENTATION
-        for module in training:
+        for module in modules:
             module.training = False
-        with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+        with _same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
             yield
     finally:
+        _observable.reset(token)
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation
-        for module in training:
-            module.training = True
-        for part, name, x, before in buffers:
-            if part._buffers.get(name) is not x or not torch.equal(x, before):
-                part._buffers[name] = x.copy_(before)
+        for current, before in attributes:
+            for name in [name for name in current if name not in before]:
+                del current[name]
+            current.update((name, value) for name, value in before.items() if current.get(name, current) is not value)
+        for x, content in buffers:
+            if not x.is_inference() and (x.is_contiguous() or not torch.equal(x, content)):
+                x.data.copy_(content)  # without a comparison, which would wait for the device
+
+
+@contextmanager
+def _same_random_numbers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Until the block ends, random numbers may be drawn; then all generators are where they were."""
+    devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
+    state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def _register() -> None:
