@@ -30,7 +30,6 @@ import json
 import math
 import multiprocessing
 import os
-import shutil
 import sys
 import time
 import zipfile
@@ -252,7 +251,7 @@ def train(run: Run, folder: Path, steps: int, every: int, device: str, until: fl
     groups = [{"params": others, "factor": 1.0}, {"params": scores, "factor": run.of_scores}]
     optimizer = torch.optim.AdamW(groups, lr=run.rate, betas=run.betas, eps=run.eps, weight_decay=run.weight_decay, fused=True)
     batches, losses, ended = Batches(run.task, run.seed), [], steps
-    watch = ns.watch(model, probe=probe_of(run.task).to(device), every=every, to=folder / "watch", alarms=())
+    watch = ns.watch(model, probe=probe_of(run.task).to(device), every=every, rows=None, alarms=())
     with watch:
         for step in range(steps):
             characters, targets = (x.to(device) for x in batches.draw())
@@ -277,6 +276,8 @@ def train(run: Run, folder: Path, steps: int, every: int, device: str, until: fl
                     ended = step + _AFTER_THE_END
             if step >= ended:
                 break
+    for name, table in watch.tables.items():
+        table.to_parquet(folder / f"{name}.parquet", index=False)
     np.save(folder / "losses.npy", torch.stack(losses).float().cpu().numpy())
     about = {**asdict(run), "steps": steps, "every": every, "device": device, "seconds": time.monotonic() - began}
     (folder / "run.json").write_text(json.dumps(about))
@@ -296,7 +297,6 @@ def work(runs: list[Run], folder: Path, steps: int, every: int, device: str, unt
         place, began = folder / run.name, time.monotonic()
         if finished(place) or began + longest > until or not claimed(place):
             continue
-        shutil.rmtree(place / "watch", ignore_errors=True)
         place.mkdir(exist_ok=True)
         try:
             if not train(run, place, steps, every, device, until):
@@ -328,7 +328,7 @@ def train_all(out: Path, steps: int, every: int, processes: int, on_gpu: int, se
     text(), entropies("text"), entropies("addition")
     until = time.monotonic() + seconds
     by_size = sorted(runs, key=lambda run: (run.work, _hash(run.name)))
-    small = [run for run in by_size if run.work < _LARGE] if on_gpu else by_size
+    small = [run for run in by_size if run.work < _LARGE and run.precision != "float16"] if on_gpu else by_size
     context = multiprocessing.get_context("spawn")
     workers = [(by_size[::-1], "cuda")] * on_gpu + [(small, "cpu")] * (processes - on_gpu)
     started = [
@@ -354,8 +354,8 @@ def collect(out: Path, runs: list[Run]) -> None:
         )
         about = json.loads((folder / "run.json").read_text())
         tables.setdefault("runs", []).append(pd.DataFrame([{"run": run.name, **about, "betas": str(about["betas"])}]))
-        for name, table in ns.load(folder / "watch").tables.items():
-            tables.setdefault(name, []).append(table.assign(run=run.name))
+        for path in folder.glob("*.parquet"):
+            tables.setdefault(path.stem, []).append(pd.read_parquet(path).assign(run=run.name))
     with zipfile.ZipFile(out / _ARCHIVE, "w") as archive:
         for name, frames in tables.items():
             table = pd.concat(frames, ignore_index=True)

@@ -13,8 +13,8 @@ from normscope.results.findings import Severity
 from normscope.watch.snapshot import Snapshot
 
 Tables = Mapping[str, pd.DataFrame]
+Place = tuple[int, int]  # layer and head
 NOWHERE = -1  # the layer or head of what belongs to none
-_PLACE = ["layer", "head"]
 _EARLY = 3  # probes whose least extreme value is the early one
 
 
@@ -86,38 +86,39 @@ class Rule:
         if math.isnan(self.limit):
             raise InputError("limit=nan: a rule needs a number to compare with; ±inf for a rule that never fires")
 
+    def breached(self, number: float, early: float) -> bool:
+        """Whether a number that began at ``early`` breaches the rule."""
+        if self.below:
+            return number < self.limit and (self.growth == 1 or number < early / self.growth)
+        return number > self.limit and (self.growth == 1 or number > early * self.growth)
+
 
 @dataclass
 class _History:
     """What a rule remembers: the early value of each place, how long each has breached it, and whether it has fired."""
 
-    early: pd.Series = field(default_factory=lambda: pd.Series(dtype=np.float64))
+    early: dict[Place, float] = field(default_factory=dict)
     seen: int = 0
-    breaches: pd.Series = field(default_factory=lambda: pd.Series(dtype=np.int64))
+    breaches: dict[Place, int] = field(default_factory=dict)
     fired: bool = False
     quiet: int = 0
 
-    def add(self, rule: Rule, numbers: pd.Series) -> pd.Index:
+    def add(self, rule: Rule, numbers: Mapping[Place, float]) -> list[Place]:
         """The places that have breached the rule for long enough, if the rule is to fire."""
-        sign = -1.0 if rule.below else 1.0
-        known = numbers[np.isfinite(numbers)]
-        if self.seen < _EARLY and len(known):
-            joined = pd.concat([self.early, known])
-            self.early = joined.groupby(level=[0, 1]).max() if rule.below else joined.groupby(level=[0, 1]).min()
+        if self.seen < _EARLY and numbers:
             self.seen += 1
-        early = self.early.reindex(numbers.index)
-        bound = early / rule.growth if rule.below else early * rule.growth
-        breached = sign * numbers > sign * rule.limit
-        if rule.growth > 1:
-            breached &= sign * numbers > sign * bound
-        counts = self.breaches.reindex(numbers.index, fill_value=0) + 1
-        self.breaches = counts[breached]
-        lasting = self.breaches.index[self.breaches >= rule.probes]
-        self.quiet = 0 if breached.any() else self.quiet + 1
+            least = max if rule.below else min
+            for place, number in numbers.items():
+                if math.isfinite(number):
+                    self.early[place] = least(number, self.early.get(place, number))
+        breached = [place for place, number in numbers.items() if rule.breached(number, self.early.get(place, math.nan))]
+        self.breaches = {place: self.breaches.get(place, 0) + 1 for place in breached}
+        self.quiet = 0 if breached else self.quiet + 1
         if self.fired:
             self.fired = self.quiet < rule.probes
-            return lasting[:0]
-        self.fired = len(lasting) > 0
+            return []
+        lasting = [place for place, count in self.breaches.items() if count >= rule.probes]
+        self.fired = bool(lasting)
         return lasting
 
 
@@ -146,31 +147,33 @@ class Alarms:
         """The alarms that the next probe raises: one for each rule at most, at the place where it is worst."""
         alarms = []
         for rule, history in zip(self.rules, self._histories, strict=True):
-            table = rule.measure(snapshot.tables)
-            table = table.assign(**{name: NOWHERE for name in _PLACE if name not in table}).set_index(_PLACE)
-            table = table[~table.index.duplicated()]
-            places = history.add(rule, table["number"].astype(np.float64))
-            if len(places):
-                alarms.append(_alarm(rule, snapshot.step, table.loc[places], history.early, len(places)))
+            readings = _readings(rule.measure(snapshot.tables))
+            places = history.add(rule, {place: number for place, (number, _) in readings.items()})
+            if places:
+                worst = (min if rule.below else max)(places, key=lambda place: readings[place][0])
+                early = history.early.get(worst, math.nan)
+                alarms.append(_alarm(rule, snapshot.step, worst, *readings[worst], early, len(places) - 1))
         return alarms
 
 
-def _alarm(rule: Rule, step: int, rows: pd.DataFrame, early: pd.Series, count: int) -> Alarm:
-    """The alarm of the worst of some places."""
-    numbers = rows["number"].astype(np.float64)
-    place = numbers.idxmin() if rule.below else numbers.idxmax()
-    layer, head = (int(i) for i in place)
-    number, row = float(numbers.loc[place]), rows.loc[place]
+def _readings(table: pd.DataFrame) -> dict[Place, tuple[float, str]]:
+    """Number and tensor of each place; the first row of those that share one."""
+    rows = len(table)
+    layers, heads = (table[name].tolist() if name in table else [NOWHERE] * rows for name in ("layer", "head"))
+    tensors = table["tensor"].tolist() if "tensor" in table else [""] * rows
+    readings: dict[Place, tuple[float, str]] = {}
+    for layer, head, number, tensor in zip(layers, heads, table["number"].tolist(), tensors, strict=True):
+        readings.setdefault((int(layer), int(head)), (float(number), str(tensor)))
+    return readings
+
+
+def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, early: float, others: int) -> Alarm:
+    layer, head = place
     where = "the model" if layer == NOWHERE else f"layer {layer}" + (f", head {head}" if head != NOWHERE else "")
-    if count > 1:
-        where += f" (and {count - 1} other place{'s' * (count > 2)})"
-    values = {
-        "place": where,
-        "number": f"{number:.3g}",
-        "early": f"{early.get(place, math.nan):.3g}",
-        "tensor": row.get("tensor", ""),
-    }
-    return Alarm(step, rule.name, layer, head, number, f"{rule.sentence.format(**values)} {rule.advice}", rule.severity)
+    if others:
+        where += f" (and {others} other place{'s' * (others > 1)})"
+    sentence = rule.sentence.format(place=where, number=f"{number:.3g}", early=f"{early:.3g}", tensor=tensor)
+    return Alarm(step, rule.name, layer, head, number, f"{sentence} {rule.advice}", rule.severity)
 
 
 def column(table: str, name: str) -> Callable[[Tables], pd.DataFrame]:
@@ -180,7 +183,7 @@ def column(table: str, name: str) -> Callable[[Tables], pd.DataFrame]:
         rows = tables.get(table)
         if rows is None or name not in rows:
             return _NOTHING
-        return rows[[place for place in _PLACE if place in rows]].assign(number=rows[name])
+        return rows[[place for place in ("layer", "head") if place in rows]].assign(number=rows[name])
 
     return measure
 
@@ -198,13 +201,12 @@ def _last_state(tables: Tables) -> pd.DataFrame:
 
 
 def _gradients_apart(tables: Tables) -> pd.DataFrame:
-    """The largest gradient norm of a layer over the smallest, at the layer with the smallest."""
+    """The largest gradient norm of a layer over that of each."""
     layers = tables.get("layers")
     if layers is None or "gradient" not in layers:
         return _NOTHING
     known = layers[layers["gradient"] > 0]
-    smallest = known.nsmallest(1, "gradient")
-    return smallest[["layer"]].assign(number=known["gradient"].max() / smallest["gradient"])
+    return known[["layer"]].assign(number=known["gradient"].max() / known["gradient"])
 
 
 def _mean_of_heads(name: str) -> Callable[[Tables], pd.DataFrame]:
