@@ -30,6 +30,7 @@ import json
 import math
 import multiprocessing
 import os
+import pydoc_data.topics
 import sys
 import time
 import zipfile
@@ -40,7 +41,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pydoc_data.topics
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -89,11 +89,6 @@ class Run:
         return f"{self.family}_{self.task}_{self.scheme}_{self.seed}"
 
     @property
-    def half(self) -> str:
-        """Where the run belongs: fixed by its name, whatever becomes of it; runs of a family take turns in ``halved``."""
-        return halved()[self.name]
-
-    @property
     def work(self) -> float:
         """How long a step takes, in units of no meaning."""
         return self.layers * (12 * self.dim**2 + 50_000)
@@ -102,10 +97,10 @@ class Run:
         """The learning rate of a step."""
         share = step / steps
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        factors = {
+        factors: dict[str, float] = {
             "cosine": 0.55 + 0.45 * math.cos(math.pi * share),
             "constant": 1.0,
-            "ramp": 1000 ** (share - 1),
+            "ramp": math.pow(1000, share - 1),
             "jump": 30.0 if share >= 0.6 else 1.0,
         }
         return self.rate * warm * factors[self.schedule]
@@ -121,7 +116,7 @@ def grid() -> list[Run]:
     runs: list[Run] = []
 
     def add(family: str, schemes: tuple[str, ...], tasks: tuple[str, ...] = _TASKS, seeds: int = 1, **changes: Any) -> None:
-        """A run for each scheme and task; with one task it alternates from scheme to scheme if it is called "either"."""
+        """A run for each scheme and task; with ``either``, tasks take turns from scheme to scheme."""
         for index, scheme in enumerate(schemes):
             for task in (_TASKS[index % 2],) if tasks == ("either",) else tasks:
                 runs.extend(Run(family, task, scheme, seed=seed, **changes) for seed in range(seeds))
@@ -129,7 +124,14 @@ def grid() -> list[Run]:
     either = ("either",)
     add("plain", _ALL)
     add("plain-low-rate", _SOUND, either, rate=1e-3)
-    add("plain-constant", ("pre", "peri", "qk", "ln-scaling", "res-post", "mix"), either, rate=1e-3, schedule="constant", clip=0.0)
+    add(
+        "plain-constant",
+        ("pre", "peri", "qk", "ln-scaling", "res-post", "mix"),
+        either,
+        rate=1e-3,
+        schedule="constant",
+        clip=0.0,
+    )
     add("plain-higher-rate", _SOUND, either, rate=1e-2)
     add("plain-deep", ("peri", "qk", "ln-scaling", "pre", "ngpt-lerp", "res-post"), either, layers=12, rate=1e-3)
     add("plain-wide", ("pre", "peri", "qk", "ngpt-lerp", "pre-qkv", "ln-scaling"), either, dim=256, rate=1e-3)
@@ -142,9 +144,15 @@ def grid() -> list[Run]:
     add("deep", ("post", "deepnorm", "sqrt-scaling", "hybrid", "none", "mix", "pre"), either, layers=16, rate=1e-2, warmup=0)
     add("deep-post", ("post",), layers=24, rate=1e-3, seeds=2)
     add("wide", ("pre", "post", "qkv", "mix", "none", "res-post"), either, dim=384, rate=0.1, warmup=0, clip=0.0)
-    add("late-ramp", ("pre", "peri", "qk", "ln-scaling", "mix", "pre-qkv", "res-post", "ngpt-lerp", "qkv", "hybrid-star"), either,
-        rate=10.0, schedule="ramp", warmup=0, clip=0.0)  # fmt: skip
-    add("late-ramp-clipped", ("mix", "pre", "qkv", "peri", "hybrid-star", "ln-scaling"), either, rate=3.0, schedule="ramp", warmup=0)
+    add("late-ramp", (*_SOUND, "qkv", "hybrid-star"), either, rate=10.0, schedule="ramp", warmup=0, clip=0.0)
+    add(
+        "late-ramp-clipped",
+        ("mix", "pre", "qkv", "peri", "hybrid-star", "ln-scaling"),
+        either,
+        rate=3.0,
+        schedule="ramp",
+        warmup=0,
+    )
     add("late-jump", ("qk", "ln-scaling", "pre", "mix"), either, rate=1e-2, schedule="jump", clip=0.0)
     add("large-start", ("pre", "none", "qkv", "mix", "post", "ln-scaling"), either, start=8.0, rate=3e-2, clip=0.0, warmup=0)
     add("score-rate", ("pre", "mix", "none", "post", "ln-scaling", "res-post"), either, of_scores=100.0, rate=1e-2, clip=0.0)
@@ -164,7 +172,7 @@ def halved() -> dict[str, str]:
     families: dict[str, list[str]] = {}
     for run in grid():
         families.setdefault(run.family, []).append(run.name)
-    halves = {}
+    halves: dict[str, str] = {}
     for family, names in families.items():
         ordered = sorted(names, key=_hash)
         first = _hash(family) % 2  # which half gets the odd one out
@@ -262,7 +270,7 @@ def train(run: Run, folder: Path, steps: int, every: int, device: str, until: fl
             for group in optimizer.param_groups:
                 group["lr"] = run.rate_at(step, steps) * group["factor"]
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             if run.clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip)
             optimizer.step()
@@ -292,10 +300,10 @@ def finished(folder: Path) -> bool:
 def work(runs: list[Run], folder: Path, steps: int, every: int, device: str, until: float) -> None:
     """Train, one after another, the runs that no other process has claimed, until the time is up."""
     torch.set_num_threads(1)
-    longest = 0.0
+    pace = 0.0  # seconds for a unit of work
     for run in runs:
         place, began = folder / run.name, time.monotonic()
-        if finished(place) or began + longest > until or not claimed(place):
+        if finished(place) or began + pace * run.work > until or not claimed(place):
             continue
         place.mkdir(exist_ok=True)
         try:
@@ -305,7 +313,7 @@ def work(runs: list[Run], folder: Path, steps: int, every: int, device: str, unt
             (place / "error.txt").write_text(f"{type(error).__name__}: {error}")
             print(f"{run.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
-        longest = max(longest, time.monotonic() - began)
+        pace = max(pace, (time.monotonic() - began) / run.work)
         print(f"{run.name} on {device}: {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -324,16 +332,12 @@ def train_all(out: Path, steps: int, every: int, processes: int, on_gpu: int, se
     folder.mkdir(parents=True, exist_ok=True)
     for claim in folder.glob("*.claim"):
         claim.unlink()
-    torch.manual_seed(0)
-    text(), entropies("text"), entropies("addition")
     until = time.monotonic() + seconds
     by_size = sorted(runs, key=lambda run: (run.work, _hash(run.name)))
     small = [run for run in by_size if run.work < _LARGE and run.precision != "float16"] if on_gpu else by_size
     context = multiprocessing.get_context("spawn")
     workers = [(by_size[::-1], "cuda")] * on_gpu + [(small, "cpu")] * (processes - on_gpu)
-    started = [
-        context.Process(target=work, args=(mine, folder, steps, every, device, until)) for mine, device in workers
-    ]
+    started = [context.Process(target=work, args=(mine, folder, steps, every, device, until)) for mine, device in workers]
     for process in started:
         process.start()
     for process in started:
@@ -367,7 +371,7 @@ def collect(out: Path, runs: list[Run]) -> None:
 
 def _compact(table: pd.DataFrame) -> pd.DataFrame:
     """Floats as float32 with twelve of their bits cut off, text as categories."""
-    columns = {}
+    columns: dict[Any, pd.Series[Any]] = {}
     for name, column in table.items():
         if column.dtype.kind == "f":
             bits = column.to_numpy(np.float32).view(np.uint32)
@@ -431,9 +435,9 @@ def outcomes(losses: dict[str, np.ndarray], tasks: dict[str, str]) -> dict[str, 
 
 def snapshots(tables: dict[str, pd.DataFrame]) -> Iterator[Snapshot]:
     """The probes of one run, in order."""
-    by_step = {name: dict(iter(table.groupby("step", observed=True))) for name, table in tables.items()}
+    by_step = {name: {int(str(step)): rows for step, rows in table.groupby("step")} for name, table in tables.items()}
     for step in sorted({step for groups in by_step.values() for step in groups}):
-        yield Snapshot(int(step), {name: groups[step] for name, groups in by_step.items() if step in groups})
+        yield Snapshot(step, {name: groups[step] for name, groups in by_step.items() if step in groups})
 
 
 def read(out: Path, half: str | None) -> tuple[pd.DataFrame, dict[str, np.ndarray], dict[str, dict[str, pd.DataFrame]]]:
@@ -454,7 +458,7 @@ def read(out: Path, half: str | None) -> tuple[pd.DataFrame, dict[str, np.ndarra
 def replay(out: Path, half: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The outcome of every run of a half, and the alarms that its probes raise."""
     runs, losses, watched = read(out, half)
-    tasks = {name: str(task) for name, task in runs["task"].items()}
+    tasks = {str(name): str(task) for name, task in runs["task"].items()}
     known = outcomes(losses, tasks)  # from all runs: of the kept-aside ones losses alone are used
     rows = [
         {"run": name, "scheme": runs.loc[name, "scheme"], "task": tasks[name], "half": halved()[name], **asdict(known[name])}

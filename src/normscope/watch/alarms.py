@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -130,7 +130,7 @@ class Alarms:
         >>> from normscope.watch.snapshot import Snapshot
         >>> faults = pd.DataFrame({"step": [7], "tensor": ["attention output"], "layer": [3], "count": [12]})
         >>> print(*(alarm.text for alarm in Alarms().add(Snapshot(7, {"faults": faults}))))
-        12 values of attention output in layer 3 are NaN or infinite. …
+        12 values of the attention output of layer 3 are NaN or infinite. What may help: ...
 
     Args:
         rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
@@ -196,37 +196,25 @@ def _faults(tables: Tables) -> pd.DataFrame:
 
 def _last_state(tables: Tables) -> pd.DataFrame:
     """The token cosine after the last layer."""
-    layers = tables.get("layers")
-    return _NOTHING if layers is None else layers.nlargest(1, "layer")[["layer"]].assign(number=layers["cosine"])
+    states = column("layers", "cosine")(tables)
+    return states.nlargest(1, "layer")
 
 
 def _gradients_apart(tables: Tables) -> pd.DataFrame:
     """The largest gradient norm of a layer over that of each."""
-    layers = tables.get("layers")
-    if layers is None or "gradient" not in layers:
-        return _NOTHING
-    known = layers[layers["gradient"] > 0]
-    return known[["layer"]].assign(number=known["gradient"].max() / known["gradient"])
+    gradients = column("layers", "gradient")(tables)
+    known = gradients[gradients["number"] > 0]
+    return known.assign(number=known["number"].max() / known["number"])
 
 
-def _mean_of_heads(name: str) -> Callable[[Tables], pd.DataFrame]:
-    """A measure: the mean over the heads of a layer."""
+def by_layer(table: str, name: str, how: Literal["mean", "max"]) -> Callable[[Tables], pd.DataFrame]:
+    """A measure: mean or largest value of a column in each layer."""
 
     def measure(tables: Tables) -> pd.DataFrame:
-        heads = tables.get("heads")
-        if heads is None or name not in heads:
-            return _NOTHING
-        return heads.groupby("layer", as_index=False)[name].mean().rename(columns={name: "number"})
+        groups = column(table, name)(tables).groupby("layer", as_index=False)
+        return groups.mean() if how == "mean" else groups.max()
 
     return measure
-
-
-def _gains(tables: Tables) -> pd.DataFrame:
-    """The largest gain of a norm in each layer."""
-    norms = tables.get("norms")
-    if norms is None:
-        return _NOTHING
-    return norms.groupby("layer", as_index=False)["gain_max"].max().rename(columns={"gain_max": "number"})
 
 
 _NOTHING = pd.DataFrame({"layer": pd.Series(dtype=np.int64), "number": pd.Series(dtype=np.float64)})
@@ -242,7 +230,7 @@ ATTENTION_LOGITS = Rule(
     f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0,
 )  # fmt: skip
 ATTENTION_ENTROPY = Rule(
-    "attention entropy", _mean_of_heads("entropy"), 0.1,
+    "attention entropy", by_layer("heads", "entropy", "mean"), 0.1,
     "The attention of {place} has an entropy of {number} nats, near one-hot in all heads; it began at {early}.",
     f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0, below=True,
 )  # fmt: skip
@@ -254,8 +242,8 @@ TOKENS_COLLAPSE = Rule(
 STILL_LAYERS = Rule(
     "still layers", column("layers", "rotation"), 0.1,
     "{place} rotates tokens by {number}° only; it began at {early}°.",
-    "What may help: output norms (Peri-LN) or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling), so that updates "
-    "keep up with the residual stream.", growth=10.0, below=True, severity="notice",
+    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
+    growth=10.0, below=True, severity="notice",
 )  # fmt: skip
 RESIDUAL_GROWTH = Rule(
     "residual growth", column("layers", "norm"), 0.0,
@@ -278,7 +266,7 @@ GRADIENT_GROWTH = Rule(
     "The gradient norm is {number}; it began at {early}.", f"{_RATE}.", growth=20.0,
 )  # fmt: skip
 GAINS = Rule(
-    "gains", _gains, 0.0,
+    "gains", by_layer("norms", "gain_max", "max"), 0.0,
     "A gain of a norm in {place} has grown to {number}; the largest began at {early}.",
     f"{_RATE}, weight decay of gains.", growth=5.0,
 )  # fmt: skip
