@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from normscope.models import Model
     from normscope.models import open_model as open
     from normscope.schemes import Scheme, Slots
+    from normscope.watch.watching import Watch as watch  # noqa: N813  # the module can be called as its class
 
 __version__ = "0.1.0"
 
@@ -29,10 +30,11 @@ _NAMES = {
     "Result": "normscope.experiments.result:Result",
     "load": "normscope.experiments.result:load",
     "Finding": "normscope.results.findings:Finding",
-}  # name → where it is defined
+    "watch": "normscope.watch:",
+}  # name → where it is defined; a module itself ends with a colon
 _EXPERIMENTS = {"check": "verify"}  # name of the function → experiment, where they differ
 
-__all__ = ["Finding", "InputError", "Model", "Result", "Scheme", "Slots", "__version__", "load", "open"]
+__all__ = ["Finding", "InputError", "Model", "Result", "Scheme", "Slots", "__version__", "load", "open", "watch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -41,7 +43,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _NAMES:
         module, _, attribute = _NAMES[name].partition(":")
-        value = getattr(import_module(module), attribute)
+        value = getattr(import_module(module), attribute) if attribute else import_module(module)
     else:
         from normscope.experiments import function_of, summaries
 

@@ -106,6 +106,12 @@ def participation_ratio(values: Float[Tensor, "*batch values"]) -> Float[Tensor,
     return unit(values).pow(4).sum(-1).reciprocal()
 
 
+def effective_rank(theta: Float[Tensor, "tokens dim"]) -> Float[Tensor, ""]:
+    """(Σσ²)²/Σσ⁴ of the singular values of tokens × dim, without computing them: 1 if all tokens have one direction."""
+    gram = theta @ theta.T if len(theta) < theta.shape[1] else theta.T @ theta
+    return theta.square().sum().square() / gram.square().sum()
+
+
 def degrees_between(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
     """The angle between vectors, exact also where it is small: 2 atan2(|a − b|, |a + b|) of their directions."""
     a, b = unit(one), unit(other)

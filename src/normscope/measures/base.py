@@ -155,10 +155,10 @@ class LayerAttention:
         counted: the queries (rows, queries) that means are taken over.
     """
 
-    def __init__(self, step: "AttentionStep", subject: Subject) -> None:
+    def __init__(self, step: "AttentionStep", counted: "Tensor") -> None:
         self.step = step
         self.layer = step.layer
-        self.counted = subject.counted_in(step.q.transpose(1, 2))
+        self.counted = counted
 
     @cached_property
     def raw_scores(self) -> "Tensor":
@@ -348,7 +348,7 @@ def observe_pass(
     reasons: dict[int, dict[int, str]] = {id(observer): {} for observer in observers}
 
     def attention(step: "AttentionStep") -> None:
-        shared = LayerAttention(step, subject)
+        shared = LayerAttention(step, subject.counted_in(step.q.transpose(1, 2)))
         for observer in on_attention if gate.attention(shared) else ():
             try:
                 observer.attention(shared)

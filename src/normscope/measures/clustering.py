@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from normscope.core.norms import mean_cosine, unit
+from normscope.core.norms import effective_rank, mean_cosine, unit
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject
 from normscope.measures.curves import columns, last
 from normscope.measures.states import Counted, StateRows, Tokens
@@ -22,9 +22,7 @@ _SAME = 0.05  # mean cosines closer than this are told as one
 
 def token_rank(x: Tokens) -> float:
     """The effective rank (participation ratio) (Σσ²)²/Σσ⁴ of the tokens' directions: 1 if all are one, at most their number."""
-    theta = unit(x.double())
-    gram = theta @ theta.T if len(theta) < theta.shape[1] else theta.T @ theta
-    return float(theta.square().sum().square() / gram.square().sum())
+    return float(effective_rank(unit(x.double())))
 
 
 def _row(every: Tokens, counted: Counted) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Speed: by how much a token resists what attention computes, measured in the forward pass beside theory."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, ClassVar
@@ -15,12 +15,14 @@ from normscope.core.norms import length, tangent, unit, visible_part
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import late, late_layers
 from normscope.measures.rotation import replayed_lines
-from normscope.measures.states import MIXING, Tokens, norm_kind
-from normscope.models import SublayerStep
+from normscope.measures.states import MIXING, norm_kind
+from normscope.models import Model, SublayerStep
+from normscope.models.model import BlockNorm
 from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, spans_decades, table_of
+from normscope.schemes import NormKind
 
 _FACTORS = ("radial_factor", "gain_factor")
 _EXPLAINED = 0.05  # difference between measurement and theory from which its reason is given
@@ -60,6 +62,78 @@ def theory_factors(
     return float(radial.median()), float((across[0] / across[1]).median())
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """The speed factor of one sublayer: medians over tokens.
+
+    Attributes:
+        measured: from the states before and after it.
+        theory: by the slots of the layer's scheme; None without one.
+        before, A, update: the tokens, what was computed and what was added, as far as a norm sees them, in float64.
+        free: whether no norm of the sum follows.
+    """
+
+    measured: Float[Tensor, ""]
+    theory: Float[Tensor, ""] | None
+    before: Float[Tensor, "tokens dim"]
+    A: Float[Tensor, "tokens dim"]
+    update: Float[Tensor, "tokens dim"]
+    free: bool
+
+
+def speeds_of(
+    model: Model,
+    step: SublayerStep,
+    kind: NormKind,
+    chosen: Callable[[Tensor], Tensor],
+    norm_at: Callable[[int, str, str], BlockNorm | None],
+) -> Speeds:
+    """The speed of a sublayer that mixes tokens; ``chosen`` takes the tokens that count out of (rows, tokens, dim)."""
+    x, A, update = (chosen(y) for y in (step.before, step.output, step.update))
+    stream = norm_at(step.layer, step.sublayer, "stream")
+    unmoved = step.carry * x
+    if stream is not None:
+        unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
+    after = step.carry * x + update if step.after is None else chosen(step.after)
+    output = norm_at(step.layer, step.sublayer, "output")
+    radius = unmoved if stream is None else x  # a norm of the sum forgets the carry
+    before, written, added, after, of_radius, A = (
+        visible_part(y, kind).double() for y in (unmoved, A if output is None else output(A), update, after, radius, A)
+    )
+    r, a, w = (length(y).squeeze(-1) for y in (of_radius, A, written))
+    theory = _theory(model, step, r, a, w)
+    return Speeds(effective_speed(before, after, A).median(), theory, before, A, added, stream is None)
+
+
+def _theory(
+    model: Model,
+    step: SublayerStep,
+    r: Float[Tensor, " tokens"],
+    a: Float[Tensor, " tokens"],
+    written: Float[Tensor, " tokens"],
+) -> Float[Tensor, ""] | None:
+    """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
+
+    Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update (``written``);
+    tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, models
+    after it.
+    """
+    scheme = model.schemes[step.layer]
+    if scheme is None:
+        return None
+    stage = scheme.at(step.layer, model.layers)
+    slots, values = stage.attention, stage.place(step.layer, model.layers).values
+    if slots.learns_alpha:
+        slots = replace(slots, step=float(step.step.mean()), carry=float(step.carry.mean()))
+    law = slots.law
+    theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
+    if slots.output == "norm":
+        theory = theory / written
+    elif "v" not in slots.heads:
+        theory = theory * slots.input_factor(values)
+    return torch.as_tensor(theory, dtype=r.dtype, device=r.device).expand_as(r).median()
+
+
 class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
         self.model, self.counted_in = subject.model, subject.counted_in
@@ -71,53 +145,17 @@ class _Observer(PassObserver):
         if step.sublayer not in MIXING:
             return
         counted = self.counted_in(step.before)
-        x, A, update = (y[counted] for y in (step.before, step.output, step.update))
-        stream = self.model.norm_at(step.layer, step.sublayer, "stream")
-        unmoved = step.carry * x
-        if stream is not None:
-            unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
-        after = step.carry * x + update if step.after is None else step.after[counted]
-        before, A, after = (visible_part(y, self.kind).double() for y in (unmoved, A, after))
-        speed = float(effective_speed(before, after, A).median())
-        radius = before if stream is None else visible_part(x, self.kind).double()  # a norm of the sum forgets the carry
-        theory = self._theory(step, length(radius).squeeze(-1), length(A).squeeze(-1))
+        speeds = speeds_of(self.model, step, self.kind, lambda y: y[counted], self.model.norm_at)
+        speed, theory = float(speeds.measured), math.nan if speeds.theory is None else float(speeds.theory)
         row: dict[str, Any] = {
             "layer": step.layer,
             "sublayer": step.sublayer,
             "speed": speed if speed > 0 else None,
-            "theory": theory,
+            "theory": theory if math.isfinite(theory) else None,  # an update of 0 has no direction that a norm could keep
         }
-        if stream is None:
-            row |= dict(zip(_FACTORS, theory_factors(before, A, visible_part(update, self.kind).double()), strict=True))
+        if speeds.free:
+            row |= dict(zip(_FACTORS, theory_factors(speeds.before, speeds.A, speeds.update), strict=True))
         self.rows.append(row)
-
-    def _theory(self, step: SublayerStep, r: Float[Tensor, " tokens"], a: Float[Tensor, " tokens"]) -> float | None:
-        """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
-
-        Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update; tokens of
-        a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, models after it.
-        """
-        scheme = self.model.schemes[step.layer]
-        if scheme is None:
-            return None
-        stage = scheme.at(step.layer, self.model.layers)
-        slots, values = stage.attention, stage.place(step.layer, self.model.layers).values
-        if slots.learns_alpha:
-            slots = replace(slots, step=float(step.step.mean()), carry=float(step.carry.mean()))
-        law = slots.law
-        theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
-        if slots.output == "norm":
-            theory = theory / self._written(step)
-        elif "v" not in slots.heads:
-            theory = theory * slots.input_factor(values)
-        median = float(torch.as_tensor(theory).expand_as(r).median())
-        return median if math.isfinite(median) else None  # an update of 0 has no direction that a norm could keep
-
-    def _written(self, step: SublayerStep) -> Float[Tensor, " tokens"]:
-        """The length of what attention writes after its output norm, before its step."""
-        norm, output = self.model.norm_at(step.layer, step.sublayer, "output"), step.output[self.counted_in(step.output)]
-        written: Tokens = output if norm is None else norm(output)
-        return length(visible_part(written, self.kind).double()).squeeze(-1)
 
     def tables(self) -> Tables:
         columns = ["speed", "theory", *_FACTORS]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.core.norms import NORMS
 from normscope.errors import InputError
@@ -133,6 +133,16 @@ class Model(ABC):
     def device(self) -> torch.device:
         """The device of its weights."""
         return device_of(self.model)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The module of every layer; none where layers are not modules."""
+        return []
+
+    @property
+    def norm_modules(self) -> list[nn.Module]:
+        """The modules of all norms; one without parameters may be missing."""
+        return []
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

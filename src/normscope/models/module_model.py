@@ -429,6 +429,12 @@ class ModuleModel(Model):
         return norms + [norm for norm in outside if norm is not None]
 
     @property
+    def norm_modules(self) -> list[nn.Module]:
+        """The modules of all norms that were recognised."""
+        inside = (module for place in self.placements for norms in (place.norms, place.head_norms) for module in norms.values())
+        return [*inside, *self._outside.values()]
+
+    @property
     @torch.no_grad()
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
         """The table of token embeddings, scaled as the model scales it, plus the type of the first segment if there is one."""

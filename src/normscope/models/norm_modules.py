@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,19 +15,46 @@ from normscope.models.offload import weights_of
 
 _MOST_EPS = 10.0
 _SHORT = 1e-3  # the root mean square of a vector that shows eps
-_known: "WeakKeyDictionary[nn.Module, tuple[list[Tensor], BlockNorm]]" = WeakKeyDictionary()
+_NEAR = 1e-3  # of a gain read from values in half precision
+_OFFSETS = (0.0, 1.0)  # gain − weight, where they differ by a number (Gemma's gain is 1 + weight)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was measured of a norm: its parameters at that time, the norm, and gain − weight if that is the same for all."""
+
+    parameters: list[Tensor]
+    norm: BlockNorm
+    offset: float | None
+
+
+_known: "WeakKeyDictionary[nn.Module, _Known]" = WeakKeyDictionary()
 
 
 def norm_of(
     module: nn.Module, width: int, device: torch.device, slot: str = "", layer: int | None = None, sublayer: str = ""
 ) -> BlockNorm:
-    """Kind, gain and bias of a norm, in float32 at least; computed once for the same parameters, since measures ask often."""
-    parameters, (copies, known) = list(weights_of(module).values()), _known.get(module, ([], None))
-    same = len(copies) == len(parameters) and all(map(_equal, copies, parameters))
-    if known is None or not same or known.gain.device != device or len(known.gain) != width:
-        known = _measured(module, width, device)
-        _known[module] = [parameter.detach().clone() for parameter in parameters], known
-    return replace(known, slot=slot, layer=layer, sublayer=sublayer)
+    """Kind, gain and bias of a norm, in float32 at least, as its parameters are now.
+
+    Measures ask often: where gain − weight is one number whatever the weight, the norm is measured once; else once for the same
+    parameters.
+    """
+    weights, known = weights_of(module), _known.get(module)
+    parameters = list(weights.values())
+    if known is not None and known.norm.gain.device == device and len(known.norm.gain) == width:
+        now = _read(weights, known) if known.offset is not None else known.norm
+        if known.offset is not None or all(map(_equal, known.parameters, parameters)):
+            return replace(now, slot=slot, layer=layer, sublayer=sublayer)
+    norm, offset = _measured(module, width, device)
+    _known[module] = _Known([parameter.detach().clone() for parameter in parameters], norm, offset)
+    return replace(norm, slot=slot, layer=layer, sublayer=sublayer)
+
+
+def _read(weights: dict[str, Tensor], known: _Known) -> BlockNorm:
+    """The norm with the gain and bias that its parameters hold now."""
+    gain, bias = (None if x is None else x.detach().to(known.norm.gain) for x in (weights["weight"], weights.get("bias")))
+    assert gain is not None
+    return replace(known.norm, gain=gain + known.offset if known.offset else gain, bias=bias)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -35,8 +62,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return alike and torch.equal(one, other)
 
 
-def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
-    """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one.
+def _measured(module: nn.Module, width: int, device: torch.device) -> tuple[BlockNorm, float | None]:
+    """Kind, gain and bias of a norm from its values at a vector, the opposite vector, and a shifted one; gain − weight.
 
     Norm(x) = g·x̂ + b and Norm(−x) = −g·x̂ + b; LayerNorm ignores a constant that is added to all components. This holds for
     all families, however they store their gains (Gemma's is 1 + weight). The kind is that of the norm with other parameters: a
@@ -59,7 +86,27 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> BlockNorm:
             raise ValueError("a map that keeps the norms of its vectors is no norm")
     has_bias = getattr(module, "bias", None) is not None
     gain, bias = gain.to(device, wide), bias.to(device, wide)
-    return BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
+    norm = BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
+    return norm, _offset(module, stored, given, kind, has_bias)
+
+
+def _offset(
+    module: nn.Module, stored: dict[str, Tensor], given: Float[Tensor, "three dim"], kind: str, has_bias: bool
+) -> float | None:
+    """Gain − weight, if it is 0 or 1 with the stored and with random parameters, and the bias is the parameter of that name."""
+    if set(stored) != {"weight", "bias"} & {"weight", *["bias"] * has_bias} or stored["weight"].numel() != given.shape[1]:
+        return None
+    generator, sphere = torch.Generator().manual_seed(1), NORMS[kind](given[0].double().cpu())
+    drawn = {name: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for name, x in stored.items()}
+    offsets = set[float | None]()
+    for parameters in (stored, drawn):
+        plus, minus, _ = _values(module, parameters, given)
+        weight, bias = (parameters.get(name, plus.new_zeros(())).to(plus).flatten() for name in ("weight", "bias"))
+        near = torch.allclose((plus + minus) / 2, bias.expand_as(plus), rtol=_NEAR, atol=_NEAR)
+        gain = (plus - minus) / 2 / sphere
+        same = (offset for offset in _OFFSETS if near and torch.allclose(gain, weight + offset, rtol=_NEAR, atol=_NEAR))
+        offsets.add(next(same, None))
+    return offsets.pop() if len(offsets) == 1 else None
 
 
 def bare(module: nn.Module) -> nn.Module:

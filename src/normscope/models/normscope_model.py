@@ -139,6 +139,17 @@ class NormscopeModel(Model):
         return norms + self._norms_in(self.model.readout.norm, "final", None, "")
 
     @property
+    def blocks(self) -> list[nn.Module]:
+        """The module of every layer."""
+        return list(self.model.decoder)
+
+    @property
+    def norm_modules(self) -> list[nn.Module]:
+        """The modules of all norms."""
+        modules: list[nn.Module] = list(self.model.modules())
+        return [module for module in modules if isinstance(module, Norm | HeadNorm)]
+
+    @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
         """The types of characters as they enter the sum with positions."""
         embed = self.model.embed

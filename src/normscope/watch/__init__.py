@@ -1,1 +1,38 @@
-"""Watch: the measures of an audit, live, in somebody else's training loop."""
+"""Watch: the measures of an audit, live, in somebody else's training loop.
+
+``normscope.watch(model, probe=batch, every=100, to="runs/gpt")`` is ``Watch(...)``: the module can be called.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+_NAMES = {
+    "Watch": "normscope.watch.watching",
+    "Snapshot": "normscope.watch.snapshot",
+    "Alarm": "normscope.watch.alarms",
+    "RULES": "normscope.watch.alarms",
+    "TrainerCallback": "normscope.watch.hugging_face",
+    "LightningCallback": "normscope.watch.lightning",
+}  # name → where it is defined
+
+
+class _Callable(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.Watch(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used."""
+    from importlib import import_module
+
+    if name not in _NAMES:
+        raise AttributeError(f"module 'normscope.watch' has no attribute {name!r}")
+    return getattr(import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_NAMES)

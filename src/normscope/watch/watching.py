@@ -1,0 +1,255 @@
+"""Watch: a fixed probe batch goes through a model every so many steps of its training, and what it shows is kept."""
+
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from normscope import __version__
+from normscope.errors import InputError
+from normscope.models import Model, open_model
+from normscope.models.describe import scheme_text
+from normscope.results.conventions import NOISE
+from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
+from normscope.watch.destinations import Destination, destination_of
+from normscope.watch.packed import Packed
+from normscope.watch.probe_batch import sample_of
+from normscope.watch.snapshot import Snapshot
+from normscope.watch.statistics import Statistics, faults_only
+from normscope.watch.weights import Weights
+
+log = logging.getLogger("normscope.watch")
+_ROWS, _TOKENS = 4, 512
+
+
+class Watch:
+    """Live measures of a model while somebody's loop trains it.
+
+    Every ``every`` steps the probe goes through the model, eager, without gradients, with hooks that exist only for that pass.
+    Weights, gradients, modes, buffers and random generators stay as they are.
+
+    Example:
+        >>> import normscope as ns, torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = dict(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+        >>> model, batch = LlamaForCausalLM(LlamaConfig(**sizes)), torch.randint(32, (4, 16))
+        >>> optimizer, seen = torch.optim.AdamW(model.parameters()), []
+        >>> watch = ns.watch(model, probe=batch, every=2, to=seen.append)
+        >>> for _ in range(4):
+        ...     loss = model(batch, labels=batch).loss
+        ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
+        ...     watch.step(loss=loss)
+        >>> [snapshot.step for snapshot in seen], list(seen[0].tables)
+        ([1, 2, 4], ['steps', 'layers', 'sublayers', 'heads', 'norms'])
+
+    Args:
+        model: any module with a list of residual blocks, compiled or wrapped for several processes or not.
+        probe: a batch of the training: token ids or features, a mapping with them, or a tuple that begins with one.
+        every: steps between two probes; the first step is always probed.
+        to: where snapshots go: a run folder, ``tensorboard``, ``wandb``, ``mlflow``, a writer of theirs, a function that takes
+            a ``Snapshot``, or a list of those. By default they are kept in memory, in ``tables``.
+        rows, tokens: how much of the probe is read: rows, and tokens of each; None for all.
+        noise: the RMS noise of the collapse probability.
+        alarms: the rules that are applied; () for none.
+        on_alarm: called with every alarm, which is also logged.
+        resume: whether a run folder may be continued.
+        start: the number of steps that were taken before.
+        stream, blocks, example: as for ``open``.
+        group: the processes that train together; all by default.
+
+    Raises:
+        InputError: if no blocks are found, the probe is on another device, or a destination cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: Any,
+        every: int = 100,
+        to: Any = None,
+        *,
+        rows: int | None = _ROWS,
+        tokens: int | None = _TOKENS,
+        noise: float = NOISE,
+        alarms: Iterable[Rule] = RULES,
+        on_alarm: Callable[[Alarm], None] | None = None,
+        resume: bool = False,
+        start: int = 0,
+        stream: str | None = None,
+        blocks: str | None = None,
+        example: Tensor | None = None,
+        group: "dist.ProcessGroup | None" = None,
+    ) -> None:
+        for name, value in {"every": every, "rows": rows, "tokens": tokens}.items():
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+        if not 0 <= noise < 1:
+            raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
+        self.every, self.steps, self.on_alarm = every, start, on_alarm
+        self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
+        self.first = self.ranks == 1 or dist.get_rank(group) == 0
+        self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
+        self.sample = sample_of(self.model, probe, rows, tokens)
+        self.statistics = Statistics(self.model, self.sample, noise)
+        self.weights = Weights(self.model, self.ranks)
+        self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
+        self._began, self._warned, self._gradients_of = time.monotonic(), False, -1
+        self._destination: Destination | None = None
+        if self.first:
+            self._destination = destination_of(self._keep if to is None else to, resume=resume)
+            self._destination.begin(self._about(noise))
+            self._finalizer = weakref.finalize(self, self._destination.close)
+
+    def due(self, step: int) -> bool:
+        """Whether the model is probed after this step; the first is 1."""
+        return step == 1 or step % self.every == 0
+
+    def gradients(self) -> None:
+        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
+        if self.due(self.steps + 1):
+            self.weights.keep_gradients()
+            self._gradients_of = self.steps + 1
+
+    def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
+        """Count a step of the optimiser, and probe the model if it is due.
+
+        A probe that fails never stops the training: it is reported once, as a warning.
+
+        Args:
+            loss: the loss of the step.
+            step: the number of the step, where the loop has one; by default they are counted.
+            numbers: further numbers to keep with it, such as the learning rate.
+        """
+        self.steps = self.steps + 1 if step is None else step
+        if not self.due(self.steps):
+            return
+        try:
+            self.probe(loss, **numbers)
+        except Exception as error:  # whatever a user's model, disk or service may raise: their training goes on
+            self._warn(error)
+
+    @torch.no_grad()
+    def probe(self, loss: Tensor | float | None = None, **numbers: Tensor | float) -> Snapshot | None:
+        """Probe the model now; None on all processes but the first."""
+        began, packed = time.monotonic(), Packed()
+        if self._gradients_of != self.steps:
+            self.weights.keep_gradients()
+        self._gradients_of = -1
+        failure = self._read(packed, {} if loss is None else {"loss": loss}, numbers)
+        if self.ranks > 1:
+            failure = self._agree(failure)
+        if failure is not None:
+            raise failure
+        tables = packed.tables(self.group, reduce=self.ranks > 1)
+        if not self.first or self._destination is None:
+            return None
+        return self._finished(tables, began)
+
+    def _read(self, packed: Packed, loss: Mapping[str, Any], numbers: Mapping[str, Any]) -> Exception | None:
+        """One pass of the probe; what it raised, since other processes wait for this one."""
+        device = self.model.device
+        try:
+            for name, value in {**loss, **numbers}.items():
+                packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64, device=device).mean(), {})
+            with _undisturbed(self.model.model):
+                self.model.forward(self.sample, self.statistics.read(packed))
+                self.statistics.finish()
+                self.weights.read(packed)
+        except Exception as error:  # of the user's model
+            return error
+        return None
+
+    def _agree(self, failure: Exception | None) -> Exception | None:
+        """The failure of any process, for all of them."""
+        failed = torch.tensor([failure is not None], dtype=torch.int32, device=self.model.device)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
+        return RuntimeError("the probe failed on another process") if failure is None and bool(failed) else failure
+
+    def _finished(self, tables: dict[str, pd.DataFrame], began: float) -> Snapshot:
+        """The snapshot with its alarms, given to the destinations."""
+        assert self._destination is not None
+        faults_only(tables)
+        now = time.monotonic()
+        steps = tables.get("steps", pd.DataFrame([{}])).assign(seconds=now - self._began, probe_seconds=now - began)
+        tables = {**{"steps": steps}, **{name: table for name, table in tables.items() if name != "steps"}}
+        for table in tables.values():
+            table.insert(0, "step", self.steps)
+        snapshot = Snapshot(self.steps, tables)
+        alarms = self.alarms.add(snapshot)
+        if alarms:
+            snapshot.tables["alarms"] = pd.DataFrame([alarm.row for alarm in alarms])
+        self._destination.write(snapshot)
+        for alarm in alarms:
+            log.warning("step %s: %s", f"{alarm.step:,}", alarm.text)
+            if self.on_alarm is not None:
+                self.on_alarm(alarm)
+        return snapshot
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        for name, table in snapshot.tables.items():
+            before = [self.tables[name]] if name in self.tables else []
+            self.tables[name] = pd.concat([*before, table], ignore_index=True)
+
+    def _about(self, noise: float) -> dict[str, Any]:
+        model, (rows, tokens) = self.model, self.sample.tokens.shape
+        return {
+            "model": model.name,
+            "scheme": None if model.scheme is None else model.scheme.name,
+            "schemes": scheme_text(model.schemes),
+            "layers": model.layers,
+            "heads": model.heads,
+            "dim": model.dim,
+            "parameters": model.parameters,
+            "device": str(model.device),
+            "every": self.every,
+            "start": self.steps,
+            "noise": noise,
+            "rows": rows,
+            "tokens": tokens,
+            "processes": self.ranks,
+            "version": __version__,
+        }
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"normscope could not probe the model at step {self.steps:,}, and the training goes on without it: "
+                f"{type(error).__name__}: {error} (this is reported once; watch.close() turns the watch off)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def close(self) -> None:
+        """End the watch: what is not yet on disk is written. Later steps are not probed."""
+        self.due = lambda step: False  # type: ignore[method-assign]
+        if self.first:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _in_team() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _undisturbed(module: nn.Module) -> ExitStack:
+    """Until the block ends: nothing is compiled, and random generators and the cache of autocast are as before afterwards."""
+    stack = ExitStack()
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
+    stack.enter_context(torch.random.fork_rng(devices=devices))
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    stack.callback(torch.clear_autocast_cache)  # weights that were cast without gradients must not serve the training
+    return stack

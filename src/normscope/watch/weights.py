@@ -1,0 +1,103 @@
+"""What the parameters of a model show between two steps: gradients by depth, gains of norms, learned scales."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.models import Model
+from normscope.watch.packed import Packed
+
+OUTSIDE = -1  # the layer of what is in no layer
+
+
+class Weights:
+    """Reads gradients, gains and learned scales of a model; of sharded parameters, the part that this process has."""
+
+    def __init__(self, model: Model, ranks: int) -> None:
+        self.model, self.ranks = model, ranks
+        blocks, layer_of = model.blocks, dict[int, int]()
+        for layer, block in reversed(list(enumerate(blocks))):  # a module that runs many times counts to its first layer
+            layer_of |= {id(parameter): layer for parameter in block.parameters()}
+        named = list(model.model.named_parameters())
+        self.parameters = [(name, parameter, layer_of.get(id(parameter), OUTSIDE)) for name, parameter in named]
+        norms = {id(parameter) for module in model.norm_modules for parameter in module.parameters()}
+        scales = {id(parameter) for block in blocks for parameter in _scales_in(block)} - norms
+        self.scales = [(name, parameter, layer) for name, parameter, layer in self.parameters if id(parameter) in scales]
+        self._squares: Tensor | None = None
+
+    def keep_gradients(self) -> bool:
+        """Read the gradients as they are now, for ``read``; whether there are any."""
+        gradients = [(local(p.grad), self._share(p.grad)) for _, p, _ in self.parameters if p.grad is not None]
+        self._squares = None
+        if not gradients:
+            return False
+        norms = torch._foreach_norm([x if x.dtype == torch.float64 else x.float() for x, _ in gradients])
+        device = norms[0].device
+        shares = torch.tensor([weight for _, weight in gradients], dtype=torch.float64, device=device)
+        squares = torch.stack([norm.to(device) for norm in norms]).double().square() * shares
+        known = torch.tensor([p.grad is not None for _, p, _ in self.parameters])
+        self._squares = torch.zeros(len(known), dtype=torch.float64, device=device)
+        self._squares[known.nonzero().squeeze(1).to(device)] = squares
+        return True
+
+    def _share(self, x: Tensor) -> float:
+        """1 over how many processes hold the same part of a tensor."""
+        mesh: Any = getattr(x, "device_mesh", None)
+        if mesh is None:
+            return 1 / self.ranks
+        placements: Any = getattr(x, "placements", ())
+        return 1 / prod(int(size) for size, place in zip(mesh.shape, placements, strict=True) if place.is_replicate())
+
+    def read(self, packed: Packed) -> None:
+        """Add the kept gradients, the gains of norms and the learned scales."""
+        if self._squares is not None:
+            squares, self._squares = self._squares, None
+            depth = torch.tensor([layer + 1 for _, _, layer in self.parameters], device=squares.device)
+            by_layer = squares.new_zeros(self.model.layers + 1).index_add_(0, depth, squares)
+            layers = [{"layer": layer} for layer in range(self.model.layers)]
+            packed.add("layers", "gradient", by_layer[1:], layers, "norm")
+            packed.add("steps", "gradient", squares.sum(), {}, "norm")
+            tensors = [{"tensor": f"gradient of {name}", "layer": layer} for name, _, layer in self.parameters]
+            packed.add("faults", "count", ~squares.isfinite(), tensors, "sum")
+        self._summarise(packed, "norms", ("gain", "gain_min", "gain_max"), list(self._gains()))
+        scales = [({"name": name, "layer": layer}, parameter) for name, parameter, layer in self.scales]
+        self._summarise(packed, "scales", ("mean", "min", "max"), scales)
+
+    def _gains(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        for norm in self.model.norms:
+            layer = OUTSIDE if norm.layer is None else norm.layer
+            name = norm.slot if norm.layer is None else f"layer {norm.layer} {norm.sublayer} {norm.slot}"
+            yield {"norm": name, "layer": layer}, norm.gain
+
+    def _summarise(
+        self, packed: Packed, table: str, columns: tuple[str, str, str], values: list[tuple[dict[str, Any], Tensor]]
+    ) -> None:
+        """Mean, smallest and largest value of tensors, those of one shape together; of shards, over all processes."""
+        shapes: dict[tuple[int, ...], list[tuple[dict[str, Any], Tensor]]] = {}
+        for keys, x in values:
+            shapes.setdefault(tuple(local(x).shape), []).append((keys, x))
+        for together in shapes.values():
+            rows, (mean, low, high) = [keys for keys, _ in together], columns
+            parts = torch.stack([local(x).flatten() for _, x in together]).double()
+            whole = [self._share(x) / x.numel() for _, x in together]
+            packed.add(table, mean, parts.sum(1) * parts.new_tensor(whole), rows, "sum")
+            bounds = parts if parts.shape[1] else parts.new_full((len(parts), 1), torch.nan)
+            packed.add(table, low, bounds.amin(1), rows, "min")
+            packed.add(table, high, bounds.amax(1), rows, "max")
+
+
+def local(x: Tensor) -> Tensor:
+    """A tensor, or the part of a sharded one that this process has."""
+    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
+    return part.detach()
+
+
+def _scales_in(block: nn.Module) -> Iterator[Tensor]:
+    """Numbers and vectors of modules that hold no matrix: learned steps, not biases."""
+    for module in block.modules():
+        parameters = list(module.parameters(recurse=False))
+        if all(parameter.ndim <= 1 for parameter in parameters):
+            yield from parameters
