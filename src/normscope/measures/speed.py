@@ -123,7 +123,7 @@ def _theory(
         return None
     stage = scheme.at(step.layer, model.layers)
     slots, values = stage.attention, stage.place(step.layer, model.layers).values
-    if slots.learns_alpha:
+    if slots.learns_alpha or model.learned_scales[step.layer]:
         slots = replace(slots, step=float(step.step.mean()), carry=float(step.carry.mean()))
     law = slots.law
     theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -143,6 +144,18 @@ class Model(ABC):
     def norm_modules(self) -> list[nn.Module]:
         """The modules of all norms; one without parameters may be missing."""
         return []
+
+    @cached_property
+    def learned_scales(self) -> list[list[nn.Parameter]]:
+        """Learned steps and other numbers and vectors of every layer: those of modules that hold no matrix and are no norms."""
+        norms = {id(parameter) for module in self.norm_modules for parameter in module.parameters()}
+        layers: list[list[nn.Parameter]] = [[] for _ in range(self.layers)]
+        for scales, block in zip(layers, self.blocks, strict=False):
+            for module in block.modules():
+                own = list(module.parameters(recurse=False))
+                if all(parameter.numel() == max(parameter.shape, default=1) for parameter in own):
+                    scales += [parameter for parameter in own if id(parameter) not in norms]
+        return layers
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

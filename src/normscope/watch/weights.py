@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.models import Model
 from normscope.watch.packed import Packed
@@ -23,8 +23,7 @@ class Weights:
             layer_of |= {id(parameter): layer for parameter in block.parameters()}
         named = list(model.model.named_parameters())
         self.parameters = [(name, parameter, layer_of.get(id(parameter), OUTSIDE)) for name, parameter in named]
-        norms = {id(parameter) for module in model.norm_modules for parameter in module.parameters()}
-        scales = {id(parameter) for block in blocks for parameter in _scales_in(block)} - norms
+        scales = {id(parameter) for several in model.learned_scales for parameter in several}
         self.scales = [(name, parameter, layer) for name, parameter, layer in self.parameters if id(parameter) in scales]
         self._squares: Tensor | None = None
 
@@ -93,11 +92,3 @@ def local(x: Tensor) -> Tensor:
     """A tensor, or the part of a sharded one that this process has."""
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part.detach()
-
-
-def _scales_in(block: nn.Module) -> Iterator[Tensor]:
-    """Numbers and vectors of modules that hold no matrix: learned steps, not biases."""
-    for module in block.modules():
-        parameters = list(module.parameters(recurse=False))
-        if all(parameter.ndim <= 1 for parameter in parameters):
-            yield from parameters
