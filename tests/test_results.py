@@ -247,7 +247,7 @@ def test_unfinished_work_goes_with_its_run_even_if_the_process_is_killed_between
         (folder / "000000.npy").write_text("")
     script = (
         "import os, pathlib, sys; from normscope import runs\n"
-        "runs._remove_published = lambda folder: os.kill(os.getpid(), 9)\n"
+        "runs.folders._remove_published = lambda folder: os.kill(os.getpid(), 9)\n"
         "path, mine = map(pathlib.Path, sys.argv[1:])\n"
         "with runs.new_run(path, 'demo', {}, unfinished=mine): pass\n"
     )

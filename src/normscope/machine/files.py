@@ -169,6 +169,30 @@ def read_image(path: str | Path) -> "Image":
         raise InputError(f"cannot read the image {_shown(path)}: {_reason(error)}") from error
 
 
+def replace_text(target: Path, text: str, *, sync: bool = True) -> None:
+    """Replace a file by a text, whole even if the process dies meanwhile."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Have the content of a file, or the names in a folder, on the disk before anything else happens."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 @contextmanager
 def full_disk_explained(folder: str | Path) -> Iterator[None]:
     """One clear error when the disk is full, whichever library notices it."""

@@ -4,10 +4,8 @@ The state of a run follows from what is there: a complete run folder, the text o
 to be kept consistent with anything else, so a process may be killed at any point.
 """
 
-import fcntl
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -19,8 +17,8 @@ from typing import Any
 from normscope.errors import InputError, make
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import PROBLEMS
-from normscope.machine.files import read_json, read_text
-from normscope.runs import RunFolder, locked, open_run, remove_abandoned, run_path
+from normscope.machine.files import read_json, read_text, replace_text
+from normscope.runs import RunFolder, is_locked, locked, open_run, remove_abandoned, run_path
 
 PLAN = "sweep.json"
 STATES = ("finished", "diverged", "failed", "running", "waiting")
@@ -113,7 +111,7 @@ class SweepFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in filter(lambda child: _is_partial(child, PLAN), self.path.iterdir()):
             left.unlink()
-        _replace(self.path / PLAN, json.dumps(plan, indent=2, ensure_ascii=False, default=str) + "\n")
+        replace_text(self.path / PLAN, json.dumps(plan, indent=2, ensure_ascii=False, default=str) + "\n")
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -133,14 +131,7 @@ class SweepFolder:
     @property
     def active(self) -> bool:
         """Whether a process runs the sweep now."""
-        try:
-            with (self.path / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.path / "lock")
 
     @contextmanager
     def claim(self, name: str) -> Iterator[None]:
@@ -167,7 +158,7 @@ class SweepFolder:
     def fail(self, name: str, error: str, trace: str = "") -> None:
         """Record the error of a run: its line and its traceback."""
         self._error(name).parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._error(name), f"{' '.join(error.split())}\n\n{trace}")
+        replace_text(self._error(name), f"{' '.join(error.split())}\n\n{trace}")
 
     def error(self, name: str) -> str | None:
         """The first line of a failed run's error."""
@@ -184,7 +175,7 @@ class SweepFolder:
         with suppress(OSError):
             self._notes.mkdir(parents=True, exist_ok=True)
             text = json.dumps(asdict(RunProgress(done, total, note, time.time())))
-            _replace(self._noted(name, ".json"), text, sync=False)
+            replace_text(self._noted(name, ".json"), text, sync=False)
 
     def reporter(self, name: str) -> FolderProgress:
         """Receives the progress of a run."""
@@ -230,18 +221,3 @@ def _is_name(name: Any) -> bool:
 def _is_partial(path: Path, name: str) -> bool:
     """Whether a file was left by a process that died while it wrote ``name``."""
     return path.name.startswith(f".{name}.") and path.suffix == ".partial"
-
-
-def _replace(target: Path, text: str, *, sync: bool = True) -> None:
-    """Replace a file by a text, whole even if the process dies meanwhile."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        partial.replace(target)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -10,15 +10,20 @@ from normscope.training.loop import Metrics
 FOLDER = "tensorboard"
 
 
+def tensorboard_writer() -> Any:
+    """The class ``SummaryWriter``, which needs an extra."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("a TensorBoard log needs tensorboard; pip install 'normscope[training]'") from error
+    return SummaryWriter
+
+
 class TensorBoardLog:
     """Loss, accuracy, learning rate and speed by step; a resumed run overwrites the steps that it repeats."""
 
     def __init__(self, folder: Path, from_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingExtraError("a TensorBoard log needs tensorboard; pip install 'normscope[training]'") from error
-        self.writer: Any = SummaryWriter(str(folder / FOLDER), purge_step=from_step + 1)
+        self.writer: Any = tensorboard_writer()(str(folder / FOLDER), purge_step=from_step + 1)
         self.before: Metrics | None = None
 
     def add(self, metrics: Metrics) -> None:

@@ -1,15 +1,36 @@
-"""Rules over time."""
+"""Alarms: rules over the probes of a training, each a plain sentence with a number and what may help."""
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
+
+from normscope.errors import InputError
+from normscope.results.findings import Severity
 from normscope.watch.snapshot import Snapshot
+
+Tables = Mapping[str, pd.DataFrame]
+Place = tuple[int, int]  # layer and head
+NOWHERE = -1  # the layer or head of what belongs to none
+_EARLY = 3  # probes whose least extreme value is the early one
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """What a rule reports."""
+    """What a rule has to report.
+
+    Attributes:
+        step: the step of the probe that raised it.
+        rule: the name of the rule.
+        layer: where it is worst; −1 if it belongs to no layer.
+        head: likewise.
+        number: the number that the rule watches.
+        text: one sentence with the number, and what may help.
+        severity: ``warning`` if it predicts that the training fails, else ``notice``.
+    """
 
     step: int
     rule: str
@@ -17,29 +38,239 @@ class Alarm:
     head: int
     number: float
     text: str
+    severity: Severity = "warning"
 
     @property
     def row(self) -> dict[str, Any]:
-        """As a row of a table."""
+        """The alarm as a row of the table ``alarms``."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule."""
+    """A number for each place of a model, and when it is too large or too small.
+
+    A place breaches the rule at a probe if its number is above ``limit`` and above ``growth`` times its early value, which is
+    the smallest of the first three probes. With ``below`` it is the other way round: under the limit, and under the early
+    value (the largest of the first three) divided by ``growth``.
+
+    Attributes:
+        name: a few words.
+        measure: from the tables of a probe to a table with ``number`` and, where they apply, ``layer``, ``head`` and
+            ``tensor``. Numbers that are NaN breach nothing.
+        limit: the number from which on a place may breach the rule.
+        sentence: what is reported, with ``{place}``, ``{number}``, ``{early}`` and, where there is one, ``{tensor}``.
+        advice: what may help.
+        growth: how far it must have moved from its early value; 1: whatever that was.
+        probes: the number of probes in a row in which a place must breach the rule. After an alarm, the rule is silent until
+            no place has breached it in as many probes in a row.
+        below: whether small numbers breach it.
+        severity: ``warning`` if it predicts that the training fails, else ``notice``.
+    """
 
     name: str
+    measure: Callable[[Tables], pd.DataFrame]
+    limit: float
+    sentence: str
+    advice: str
+    growth: float = 1.0
+    probes: int = 2
+    below: bool = False
+    severity: Severity = "warning"
+
+    def __post_init__(self) -> None:
+        if self.probes < 1:
+            raise InputError(f"probes={self.probes}: a rule needs at least one probe in a row")
+        if not self.growth >= 1:
+            raise InputError(f"growth={self.growth}: at least 1, which asks for no change from the early value")
+        if math.isnan(self.limit):
+            raise InputError("limit=nan: a rule needs a number to compare with; ±inf for a rule that never fires")
+
+    def breached(self, number: float, early: float) -> bool:
+        """Whether a number that began at ``early`` breaches the rule."""
+        if self.below:
+            return number < self.limit and (self.growth == 1 or number < early / self.growth)
+        return number > self.limit and (self.growth == 1 or number > early * self.growth)
 
 
-RULES: tuple[Rule, ...] = ()
+@dataclass
+class _History:
+    """What a rule remembers: the early value of each place, how long each has breached it, and whether it has fired."""
+
+    early: dict[Place, float] = field(default_factory=dict)
+    seen: int = 0
+    breaches: dict[Place, int] = field(default_factory=dict)
+    fired: bool = False
+    quiet: int = 0
+
+    def add(self, rule: Rule, numbers: Mapping[Place, float]) -> list[Place]:
+        """The places that have breached the rule for long enough, if the rule is to fire."""
+        if self.seen < _EARLY and numbers:
+            self.seen += 1
+            least = max if rule.below else min
+            for place, number in numbers.items():
+                if math.isfinite(number):
+                    self.early[place] = least(number, self.early.get(place, number))
+        breached = [place for place, number in numbers.items() if rule.breached(number, self.early.get(place, math.nan))]
+        self.breaches = {place: self.breaches.get(place, 0) + 1 for place in breached}
+        self.quiet = 0 if breached else self.quiet + 1
+        if self.fired:
+            self.fired = self.quiet < rule.probes
+            return []
+        lasting = [place for place, count in self.breaches.items() if count >= rule.probes]
+        self.fired = bool(lasting)
+        return lasting
 
 
 class Alarms:
-    """Applies rules."""
+    """Rules, and what they have seen of one training.
 
-    def __init__(self, rules: Iterable[Rule] = RULES) -> None:
-        self.rules = tuple(rules)
+    Example:
+        >>> import pandas as pd
+        >>> from normscope.watch.snapshot import Snapshot
+        >>> faults = pd.DataFrame({"step": [7], "tensor": ["attention output"], "layer": [3], "count": [12]})
+        >>> print(*(alarm.text for alarm in Alarms().add(Snapshot(7, {"faults": faults}))))
+        12 values of the attention output of layer 3 are NaN or infinite. What may help: ...
+
+    Args:
+        rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
+    """
+
+    def __init__(self, rules: Iterable[Rule] | None = None) -> None:
+        self.rules = RULES if rules is None else tuple(rules)
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise InputError(f"alarms is a sequence of rules (normscope.watch.Rule), not of {type(rule).__name__}")
+        self._histories = [_History() for _ in self.rules]
 
     def add(self, snapshot: Snapshot) -> list[Alarm]:
-        """The alarms of a snapshot."""
-        return []
+        """The alarms that the next probe raises: one for each rule at most, at the place where it is worst."""
+        alarms = []
+        for rule, history in zip(self.rules, self._histories, strict=True):
+            readings = _readings(rule.measure(snapshot.tables))
+            places = history.add(rule, {place: number for place, (number, _) in readings.items()})
+            if places:
+                worst = (min if rule.below else max)(places, key=lambda place: readings[place][0])
+                early = history.early.get(worst, math.nan)
+                alarms.append(_alarm(rule, snapshot.step, worst, *readings[worst], early, len(places) - 1))
+        return alarms
+
+
+def _readings(table: pd.DataFrame) -> dict[Place, tuple[float, str]]:
+    """Number and tensor of each place; the first row of those that share one."""
+    rows = len(table)
+    layers, heads = (table[name].tolist() if name in table else [NOWHERE] * rows for name in ("layer", "head"))
+    tensors = table["tensor"].tolist() if "tensor" in table else [""] * rows
+    readings: dict[Place, tuple[float, str]] = {}
+    for layer, head, number, tensor in zip(layers, heads, table["number"].tolist(), tensors, strict=True):
+        readings.setdefault((int(layer), int(head)), (float(number), str(tensor)))
+    return readings
+
+
+def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, early: float, others: int) -> Alarm:
+    layer, head = place
+    where = "the model" if layer == NOWHERE else f"layer {layer}" + (f", head {head}" if head != NOWHERE else "")
+    if others:
+        where += f" (and {others} other place{'s' * (others > 1)})"
+    sentence = rule.sentence.format(place=where, number=f"{number:.3g}", early=f"{early:.3g}", tensor=tensor)
+    return Alarm(step, rule.name, layer, head, number, f"{sentence} {rule.advice}", rule.severity)
+
+
+def column(table: str, name: str) -> Callable[[Tables], pd.DataFrame]:
+    """A measure: a column of a table, at every layer and head that the table has."""
+
+    def measure(tables: Tables) -> pd.DataFrame:
+        rows = tables.get(table)
+        if rows is None or name not in rows:
+            return _NOTHING
+        return rows[[place for place in ("layer", "head") if place in rows]].assign(number=rows[name])
+
+    return measure
+
+
+def _faults(tables: Tables) -> pd.DataFrame:
+    """Non-finite values of each tensor; those of the earliest layer come first."""
+    faults = tables.get("faults")
+    return _NOTHING if faults is None else faults[["layer", "tensor"]].assign(number=faults["count"])
+
+
+def _last_state(tables: Tables) -> pd.DataFrame:
+    """The token cosine after the last layer."""
+    states = column("layers", "cosine")(tables)
+    return states.nlargest(1, "layer")
+
+
+def _gradients_apart(tables: Tables) -> pd.DataFrame:
+    """The largest gradient norm of a layer over that of each."""
+    gradients = column("layers", "gradient")(tables)
+    known = gradients[gradients["number"] > 0]
+    return known.assign(number=known["number"].max() / known["number"])
+
+
+def by_layer(table: str, name: str, how: Literal["mean", "max"]) -> Callable[[Tables], pd.DataFrame]:
+    """A measure: mean or largest value of a column in each layer."""
+
+    def measure(tables: Tables) -> pd.DataFrame:
+        groups = column(table, name)(tables).groupby("layer", as_index=False)
+        return groups.mean() if how == "mean" else groups.max()
+
+    return measure
+
+
+_NOTHING = pd.DataFrame({"layer": pd.Series(dtype=np.int64), "number": pd.Series(dtype=np.float64)})
+_RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
+NON_FINITE = Rule(
+    "non-finite values", _faults, 0.0,
+    "{number} values of the {tensor} of {place} are NaN or infinite.",
+    f"{_RATE}; with float16, loss scaling or bfloat16.", probes=1,
+)  # fmt: skip
+ATTENTION_LOGITS = Rule(
+    "attention logits", column("heads", "logit"), 50.0,
+    "The largest attention logit of {place} is {number}; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0,
+)  # fmt: skip
+ATTENTION_ENTROPY = Rule(
+    "attention entropy", by_layer("heads", "entropy", "mean"), 0.1,
+    "The attention of {place} has an entropy of {number} nats, near one-hot in all heads; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0, below=True,
+)  # fmt: skip
+TOKENS_COLLAPSE = Rule(
+    "tokens collapse", _last_state, 0.98,
+    "After the last layer the mean cosine between tokens is {number}: the model hardly tells them apart; it began at {early}.",
+    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.",
+)  # fmt: skip
+STILL_LAYERS = Rule(
+    "still layers", column("layers", "rotation"), 0.1,
+    "{place} rotates tokens by {number}° only; it began at {early}°.",
+    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
+    growth=10.0, below=True, severity="notice",
+)  # fmt: skip
+RESIDUAL_GROWTH = Rule(
+    "residual growth", column("layers", "norm"), 0.0,
+    "The residual stream norm before {place} is {number}; it began at {early}.",
+    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=20.0,
+)  # fmt: skip
+MASSIVE_ACTIVATIONS = Rule(
+    "massive activations", column("layers", "massive"), 300.0,
+    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early}.",
+    "Usual in large language models; quantisation needs care. What may help: gated attention, or a sink that is learned.",
+    growth=5.0, severity="notice",
+)  # fmt: skip
+GRADIENTS_APART = Rule(
+    "gradients apart", _gradients_apart, 100.0,
+    "Gradient norms of layers differ by a factor of {number}; the smallest is that of {place}.",
+    f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.",
+)  # fmt: skip
+GRADIENT_GROWTH = Rule(
+    "gradient growth", column("steps", "gradient"), 0.0,
+    "The gradient norm is {number}; it began at {early}.", f"{_RATE}.", growth=20.0,
+)  # fmt: skip
+GAINS = Rule(
+    "gains", by_layer("norms", "gain_max", "max"), 0.0,
+    "A gain of a norm in {place} has grown to {number}; the largest began at {early}.",
+    f"{_RATE}, weight decay of gains.", growth=5.0,
+)  # fmt: skip
+RULES = (
+    NON_FINITE, ATTENTION_LOGITS, ATTENTION_ENTROPY, TOKENS_COLLAPSE, STILL_LAYERS, RESIDUAL_GROWTH, MASSIVE_ACTIVATIONS,
+    GRADIENTS_APART, GRADIENT_GROWTH, GAINS,
+)  # fmt: skip

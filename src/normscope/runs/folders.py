@@ -31,18 +31,17 @@ import pandas as pd
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.machine.files import read_array, read_json, regular_file, user_path
+from normscope.machine.files import read_array, read_json, user_path
 from normscope.machine.interrupts import holding_signals, raising_signals
-from normscope.machine.memory import require_memory
+from normscope.runs.segments import has_segments, read_arrow, read_segments, segment_tables
 
-_DESCRIPTION = "run.json"
+DESCRIPTION = "run.json"
 _SAVED = {"command", "configuration", "seed", "device", "summary", "tables"}  # must not change after a run was saved
-_CELL = 24  # bytes of a table's cell in memory, while it is read
 _KEPT = "tables"  # where a kept set says which tables it has
 _LONGEST_NAME, _LONGEST_PATH = 200, 3_500  # bytes; names beside a run folder and paths inside are longer (255 and 4,096)
 _ABANDONED = re.compile(r"\.(?P<run>.+)\.partial-[0-9a-f]{8}")
 _PUBLISHED = "published"  # in the folder of unfinished work: which run folder it came to
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _RETRY = 0.05  # seconds between two attempts at a lock
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
 
@@ -75,17 +74,24 @@ class RunFolder:
     @property
     def tables(self) -> list[str]:
         """The names of the tables."""
+        if has_segments(self.path):
+            return segment_tables(self.path)
         return sorted(path.stem for path in self.path.glob("*.parquet"))
 
     def table(self, name: str) -> pd.DataFrame:
         """Read a table back."""
         if name not in self.tables:
             raise InputError(f"no table '{name}' in '{self.path}'; it has: {', '.join(self.tables) or 'none'}")
-        return _read_table(self.path / f"{name}.parquet")
+        if has_segments(self.path):
+            return read_segments(self.path, [name])[name]
+        frame: pd.DataFrame = read_arrow(self.path / f"{name}.parquet").to_pandas()
+        return frame
 
     def all_tables(self) -> dict[str, pd.DataFrame]:
         """Read all tables back; those of another shape than the run was saved with are refused."""
         shapes = self.description.get("tables")
+        if has_segments(self.path):
+            return read_segments(self.path)
         tables = {name: self.table(name) for name in (self.tables if shapes is None else shapes)}
         for name, table in tables.items():
             if shapes is not None and list(map(str, table.columns)) != shapes[name]:
@@ -149,7 +155,7 @@ def grown_run(
         yield RunFolder(Path(partial))
         _write_description(Path(partial), command, configuration, seed, device, started, summary)
         with holding_signals():
-            for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == _DESCRIPTION):
+            for file in sorted(Path(partial).iterdir(), key=lambda file: file.name == DESCRIPTION):
                 if (final / file.name).is_dir():
                     shutil.rmtree(final / file.name)
                 os.replace(file, final / file.name)
@@ -166,7 +172,7 @@ def run_path(path: Path | str) -> Path:
 def open_run(path: Path | str) -> RunFolder:
     """A complete run folder, for reading."""
     folder = user_path(path, "run folder")
-    if not (folder / _DESCRIPTION).is_file():
+    if not (folder / DESCRIPTION).is_file():
         what = "is not a run folder (no run.json in it)" if folder.exists() else "does not exist"
         raise InputError(f"'{folder}' {what}")
     return RunFolder(folder)
@@ -174,7 +180,7 @@ def open_run(path: Path | str) -> RunFolder:
 
 def read_description(folder: Path) -> dict[str, Any]:
     """The content of ``run.json`` in a folder."""
-    path = folder / _DESCRIPTION
+    path = folder / DESCRIPTION
     content = read_json(path, "run")
     kinds = {"command": str, "configuration": dict, "seed": int | None, "device": str, "versions": dict}
     if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
@@ -187,22 +193,6 @@ def read_description(folder: Path) -> dict[str, Any]:
 def _description_digest(content: Mapping[str, Any]) -> str:
     """What tells whether the settings in ``run.json`` are those that were saved."""
     return fingerprint({name: content[name] for name in _SAVED})
-
-
-def _read_table(path: Path) -> pd.DataFrame:
-    """A Parquet table; a damaged one, and one that does not fit into memory, are refused."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    regular_file(path, "table")
-    try:
-        about = pq.read_metadata(path)
-        require_memory({f"the table '{path}'": _CELL * about.num_rows * about.num_columns})
-        return pd.read_parquet(path)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"the table '{path}' is damaged: {' '.join(str(error).split())[:200]}") from error
 
 
 def check_writable(path: Path | str, *, overwrite: bool) -> None:
@@ -286,7 +276,7 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
         BlockingIOError: if another process still holds it after ``patience`` seconds.
     """
     deadline = time.monotonic() + patience
-    while (file := _lock_file(path)) is None:
+    while (file := lock_file(path)) is None:
         if time.monotonic() >= deadline:
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
         time.sleep(_RETRY)
@@ -294,7 +284,7 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
         yield
 
 
-def _lock_file(path: Path) -> TextIO | None:
+def lock_file(path: Path) -> TextIO | None:
     """The file, open and locked; None if another process has its lock or is removing it with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -307,6 +297,18 @@ def _lock_file(path: Path) -> TextIO | None:
             return None
         stack.pop_all()
         return file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file now."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or the disk has no locks
+        return False
+    return False
 
 
 def remove_abandoned(parent: Path) -> None:
@@ -350,7 +352,7 @@ def _remove_published(unfinished: Path) -> None:
 def is_run(folder: Path | str) -> bool:
     """Whether a folder is a run of ours, by its description."""
     try:
-        return "normscope" in read_json(user_path(folder) / _DESCRIPTION, "run")["versions"]
+        return "normscope" in read_json(user_path(folder) / DESCRIPTION, "run")["versions"]
     except (InputError, KeyError, TypeError, IndexError):
         return False
 
@@ -376,7 +378,7 @@ def fingerprint(configuration: Mapping[str, Any]) -> str:
 def code_fingerprint() -> str:
     """A short text that two versions of the code share only if all that measures, not what prints or draws, is the same."""
     digest = hashlib.sha256()
-    root = Path(__file__).parent
+    root = Path(__file__).parent.parent
     for path in sorted(root.rglob("*.py")):
         if path.relative_to(root).parts[0] not in ("report", "cli"):
             digest.update(path.read_bytes())
@@ -503,7 +505,7 @@ def _partial_folder(final: Path) -> Iterator[Path]:
             try:
                 stack.enter_context(locked(lock))
             except OSError as error:
-                if error.errno not in _NO_LOCKS:
+                if error.errno not in NO_LOCKS:
                     raise
                 lock.unlink()  # on a disk without locks nothing is taken for abandoned
             stack.callback(shutil.rmtree, partial, ignore_errors=True)
@@ -511,15 +513,22 @@ def _partial_folder(final: Path) -> Iterator[Path]:
         yield partial
 
 
-def _write_description(
-    folder: Path,
+def _write_description(folder: Path, *about: Any) -> None:
+    tables = {path.stem: _columns(path) for path in sorted(folder.glob("*.parquet"))}
+    (folder / DESCRIPTION).write_text(description_text(tables, *about), encoding="utf-8")
+
+
+def description_text(
+    tables: Mapping[str, list[str]],
     command: str,
     configuration: Mapping[str, Any],
     seed: int | None,
     device: str,
     started: datetime,
     summary: str = "",
-) -> None:
+    ended: bool | None = None,
+) -> str:
+    """The content of ``run.json``; ``tables`` are the columns of each, ``ended`` of a run that grows whether it has ended."""
     content = {
         "command": command,
         "summary": summary,
@@ -530,11 +539,11 @@ def _write_description(
         "platform": platform.platform(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 3),
-        "tables": {path.stem: _columns(path) for path in sorted(folder.glob("*.parquet"))},
+        "tables": dict(tables),
+        **({} if ended is None else {"ended": ended}),
     }
     content = json.loads(json.dumps(content, default=str))
-    text = json.dumps({**content, "digest": _description_digest(content)}, indent=2, ensure_ascii=False)
-    (folder / _DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+    return json.dumps({**content, "digest": _description_digest(content)}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _columns(table: Path) -> list[str]:
