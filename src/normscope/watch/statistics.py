@@ -4,12 +4,12 @@ A probe may run often, so that what counts is how many operations are launched a
 kept while the pass runs, those of many layers are reduced together, and nothing waits for a number before the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normscope.core.norms import degrees_between, effective_rank, length, mean_cosine, unit, visible_part
@@ -19,7 +19,7 @@ from normscope.measures.speed import Motion, effective_speed, theory_of
 from normscope.measures.states import MIXING, norm_kind
 from normscope.models import AttentionStep, Model, Observer, Sample, SublayerStep
 from normscope.results.conventions import NEAR_ONE_HOT
-from normscope.watch.packed import Packed
+from normscope.watch.packed import Packed, Transfer
 
 _TOGETHER = 1 << 28  # bytes of tokens that are kept before they are reduced
 _MEDIAN_OF = 1 << 18  # values of a state that its median is taken of, evenly spaced
@@ -65,8 +65,8 @@ class Statistics:
     Means are taken over the tokens without padding and without the first of every row, as in an audit.
     """
 
-    def __init__(self, model: Model, sample: Sample, noise: float) -> None:
-        self.model, self.noise = model, noise
+    def __init__(self, model: Model, sample: Sample) -> None:
+        self.model = model
         self.kind = norm_kind(model)
         self.rows, self.tokens = sample.tokens.shape
         present, counted = sample.attention_mask, sample.attention_mask.clone()
@@ -77,6 +77,7 @@ class Statistics:
         self._places = self._present[self._among]
         self.disturbed = "k" not in model.normalised_heads  # a norm of the keys removes noise on their norms
         self.sublayers = "sublayers" in model.offers
+        self._orders: dict[int, Tensor] = {}
 
     def read(self, packed: Packed) -> Observer:
         """An observer of one pass, which adds to ``packed``; ``finish`` must follow it."""
@@ -84,16 +85,15 @@ class Statistics:
         self.norms = {(norm.layer, norm.sublayer, norm.slot): norm for norm in self.model.norms}
         self._states: list[_State] = []
         self._sublayers: list[_Sublayer] = []
-        self._sparse: list[_SparseRows] = []
+        self._sparse: list[SparseRows] = []
         attention = self._attention if self.model.attention_layers else None
         return Observer(attention, self._sublayer if self.sublayers else None, self._state)
 
-    def finish(self) -> None:
-        """Reduce what is left, and add the collapse probabilities."""
+    def finish(self) -> "list[SparseRows]":
+        """Reduce what is left; the near-one-hot rows, whose collapse probabilities are still to be computed."""
         self._reduce_states()
         self._reduce_sublayers()
-        for keys in {rows.scores.shape[1] for rows in self._sparse}:
-            self._collapse([rows for rows in self._sparse if rows.scores.shape[1] == keys])
+        return self._sparse
 
     def _same(self, x: Float[Tensor, "rows positions dim"]) -> bool:
         """Whether a layer has the positions of the sample; a pyramid has others, and then all of them count."""
@@ -217,43 +217,40 @@ class Statistics:
         for name, x in {"queries": step.q, "keys": step.k}.items():
             self._check(x[None], [{"tensor": name, "layer": step.layer}])
         if self.disturbed:
-            self._sparse.append(_SparseRows.of(attention, sparse))
+            self._sparse.append(SparseRows.of(attention, sparse, self._order(sparse)))
         else:
             collapse = torch.where(sparse.any(2).any(0), 0.0, torch.nan)
             self.packed.add("heads", "collapse", collapse, of_heads)
 
-    def _collapse(self, layers: "Sequence[_SparseRows]") -> None:
-        """The collapse probabilities of layers with as many keys."""
-        scores = torch.cat([rows.scores for rows in layers])
-        shift = None
-        if any(rows.shift is not None for rows in layers):
-            shift = torch.cat([torch.zeros_like(rows.scores) if rows.shift is None else rows.shift for rows in layers])
-        probability = collapse_probability(scores, [self.noise], shift=shift)[0].view(len(layers), -1)
-        for rows, of_rows in zip(layers, probability, strict=True):
-            self.packed.add("heads", "collapse", rows.by_head(of_rows), _heads(rows.layer, rows.heads))
+    def _order(self, sparse: Tensor) -> Float[Tensor, " order"]:
+        """A random number below 1 for each row of attention, always the same."""
+        size, device = sparse.numel(), sparse.device
+        if size not in self._orders:
+            self._orders[size] = torch.rand(size, generator=torch.Generator().manual_seed(0)).to(device)
+        return self._orders[size].to(device)
 
-    def _check(self, x: Float[Tensor, "several *rest"], rows: Sequence[Mapping[str, Any]]) -> None:
+    def _check(self, x: Float[Tensor, "several ..."], rows: Sequence[Mapping[str, Any]]) -> None:
         """Count the non-finite values of tensors, to be reported with these names."""
         self.packed.add("faults", "count", (~x.isfinite()).flatten(1).sum(1), rows, "sum")
 
 
 @dataclass(frozen=True)
-class _SparseRows:
+class SparseRows:
     """Raw scores of near-one-hot rows of a layer: a fixed number, some of which may be other rows, which do not count."""
 
     layer: int
     heads: int
-    scores: Float[Tensor, "drawn keys"]
-    shift: Float[Tensor, "drawn keys"] | None
-    of_head: Int[Tensor, " drawn"]
-    counts: Bool[Tensor, " drawn"]
-    known: bool = True
+    scores: Transfer
+    shift: Transfer | None
+    of_head: Transfer
+    counts: Transfer
 
     @classmethod
-    def of(cls, attention: LayerAttention, sparse: Bool[Tensor, "rows heads queries"]) -> "_SparseRows":
-        """The near-one-hot rows that come first in a random order, always the same."""
-        rows, heads, queries = sparse.shape
-        order = torch.rand(sparse.numel(), generator=torch.Generator().manual_seed(0)).to(sparse.device)
+    def of(
+        cls, attention: LayerAttention, sparse: Bool[Tensor, "rows heads queries"], order: Float[Tensor, " order"]
+    ) -> "SparseRows":
+        """The near-one-hot rows that come first in the given order; none where a bias is added to capped scores."""
+        _, heads, queries = sparse.shape
         chosen = (order + sparse.flatten()).topk(min(_SPARSE, sparse.numel())).indices
         row, head, query = chosen // (heads * queries), chosen // queries % heads, chosen % queries
 
@@ -261,17 +258,33 @@ class _SparseRows:
             return x[row, head, query]
 
         raw, softmax = attention.raw_scores, attention.step.softmax
-        known = softmax.bias is None or softmax.softcap is None
-        shift = softmax.select(raw.shape, of_chosen).shift if known else None
-        return cls(attention.layer, heads, of_chosen(raw), shift, head, sparse.flatten()[chosen], known)
+        unknown = softmax.bias is not None and softmax.softcap is not None
+        shift = None if unknown else softmax.select(raw.shape, of_chosen).shift
+        counts = sparse.flatten()[chosen] & (not unknown)
+        shifts = None if shift is None else Transfer.of(shift)
+        return cls(attention.layer, heads, Transfer.of(of_chosen(raw)), shifts, Transfer.of(head), Transfer.of(counts))
 
-    def by_head(self, probability: Float[Tensor, " drawn"]) -> Float[Tensor, " heads"]:
-        """The mean of every head; NaN for one without near-one-hot rows, and where the probability is not known."""
-        total, count = (
-            torch.zeros(self.heads, dtype=torch.float64, device=self.of_head.device).index_add_(0, self.of_head, x.double())
-            for x in (probability * self.counts, self.counts)
-        )
-        return total / count if self.known else torch.full_like(total, torch.nan)
+
+def collapse_of(layers: Sequence[SparseRows], noise: float) -> Iterator[tuple[int, Float[Tensor, " heads"]]]:
+    """The mean exact collapse probability of every head, by layer; NaN for a head without near-one-hot rows.
+
+    Computed where the training's device does not wait for it: on the CPU, for all layers with as many keys at once.
+    """
+    for keys in {rows.scores.host.shape[1] for rows in layers}:
+        alike = [rows for rows in layers if rows.scores.host.shape[1] == keys]
+        counts = [rows.counts.tensor for rows in alike]
+        scores = torch.cat([rows.scores.tensor[known] for rows, known in zip(alike, counts, strict=True)])
+        shift = None
+        if any(rows.shift is not None for rows in alike):
+            zeros = [torch.zeros_like(rows.scores.host) if rows.shift is None else rows.shift.tensor for rows in alike]
+            shift = torch.cat([x[known] for x, known in zip(zeros, counts, strict=True)])
+        probability = collapse_probability(scores, [noise], shift=shift)[0].double() if len(scores) else scores.new_zeros(0)
+        start = 0
+        for rows, known in zip(alike, counts, strict=True):
+            of_head, end = rows.of_head.tensor[known], start + int(known.sum())
+            total = torch.zeros(rows.heads, dtype=torch.float64).index_add_(0, of_head, probability[start:end].double())
+            yield rows.layer, total / torch.bincount(of_head, minlength=rows.heads)
+            start = end
 
 
 def _heads(layer: int, heads: int) -> list[dict[str, int]]:
