@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from normscope.runs.segments import FOLDER, Session, read_segments, segments
 
 import normscope as ns
 from helpers.watched import ABOUT, snapshot, watched_folder
 from normscope.runs import GrowingRun, growth, open_run
+from normscope.runs.segments import FOLDER, Session, read_segments, segments
 from normscope.watch.destinations import destination_of
 from normscope.watch.snapshot import Snapshot
 from normscope.watch.trackers import scalars_of

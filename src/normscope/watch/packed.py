@@ -117,7 +117,7 @@ class Transfer:
             return cls(x.cpu(), None)
         host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
         host.copy_(x, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(torch.cuda.current_stream(x.device))
         return cls(host, arrived)
 
