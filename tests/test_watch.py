@@ -416,7 +416,10 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
     scales = snapshot.tables["scales"].set_index("name")
     for layer, block in enumerate(model.blocks):
         x = plain.entered[block]
-        for sublayer, part, norm, scale in (("attention", block.attn, block.ln1, block.a), ("feedforward", block.mlp, block.ln2, block.b)):
+        for sublayer, part, norm, scale in (
+            ("attention", block.attn, block.ln1, block.a),
+            ("feedforward", block.mlp, block.ln2, block.b),
+        ):
             carry = float(block.keep) if kind == "carry" and sublayer == "attention" else 1.0
             A = plain.left[part]
             update = (scale * (plain.left[norm] if "output" in kind else A)).detach()

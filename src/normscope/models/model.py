@@ -106,6 +106,7 @@ class Model(ABC):
         zero_weights: its matrices of zeros, as they were when it was opened.
         tokenizer: of the ``transformers`` library; None where there is none.
         bos: whether texts begin with BOS; None where that is left to the tokenizer.
+        thorough: whether every pass checks again that attention is what it was recognised as; a GPU is asked for that.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Model(ABC):
     zero_weights: tuple[WeightFault, ...] = ()
     tokenizer: Any = None
     bos: bool | None = None
+    thorough: bool = True
     _captures: tuple[Captured, ...] = ()
 
     @property

@@ -39,7 +39,7 @@ class AttentionHooks:
         sites = [site for several, _ in self._observed for site in several if site is not None]
         for module in {id(site.module): site.module for site in sites}.values():
             before(stack, module, self._on_attention)
-        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced))
+        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced, self.model.thorough))
 
     def _on_block(self, layer: int, x: Tensor) -> None:
         self.stream, self.nth = x, -1
