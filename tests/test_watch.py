@@ -343,3 +343,100 @@ def check_gradients(case: Case, model: nn.Module, snapshot: Snapshot) -> None:
         assert snapshot.tables["layers"].loc[layer].gradient == pytest.approx(float(gradients.norm()), rel=1e-5)
     every = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert snapshot.tables["steps"].gradient[0] == pytest.approx(float(every.norm()), rel=1e-5)
+
+
+class PlainAttention(nn.Module):
+    def __init__(self, dim: int, heads: int, causal: bool = True) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+
+
+class PlainBlock(nn.Module):
+    """A block whose updates have learned scales, at places that ``kind`` names."""
+
+    def __init__(self, dim: int, kind: str, start: float) -> None:
+        super().__init__()
+        self.kind = kind
+        self.attn, self.mlp = PlainAttention(dim, 4), nn.Sequential(nn.Linear(dim, 48), nn.GELU(), nn.Linear(48, dim))
+        self.ln1, self.ln2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        shape = (dim,) if "channels" in kind else ()
+        self.a, self.b = (nn.Parameter(torch.full(shape, start)) for _ in range(2))
+        self.keep = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "post" in self.kind:
+            x = self.ln1(x + self.a * self.attn(x))
+            return self.ln2(x + self.b * self.mlp(x))
+        if "output" in self.kind:
+            x = x + self.a * self.ln1(self.attn(x))
+            return x + self.b * self.ln2(self.mlp(x))
+        x = (self.keep if "carry" in self.kind else 1) * x + self.a * self.attn(self.ln1(x))
+        return x + self.b * self.mlp(self.ln2(x))
+
+
+class PlainGPT(nn.Module):
+    def __init__(self, kind: str = "", start: float = 1.0, dim: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(WORDS, dim), nn.Embedding(64, dim)
+        self.blocks = nn.ModuleList(PlainBlock(dim, kind, start) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def moved(model: nn.Module, size: float = 0.1) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.randn_like(parameter)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"), [("", 0.5), ("post", 0.5), ("output", 0.5), ("carry", 0.5), ("channels", 1e-4), ("output channels", 0.5)]
+)
+def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, tokens = PlainGPT(kind, start), some_tokens(2, 12)
+    watch = Watch(model, probe=tokens)
+    moved(model)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.a += 0.3
+            block.b -= 0.2
+    snapshot, plain = probed(watch), plain_pass(model, lambda: model(tokens), monkeypatch)
+    sublayers, layers = snapshot.tables["sublayers"].set_index(["layer", "sublayer"]), snapshot.tables["layers"]
+    scales = snapshot.tables["scales"].set_index("name")
+    for layer, block in enumerate(model.blocks):
+        x = plain.entered[block]
+        for sublayer, part, norm, scale in (
+            ("attention", block.attn, block.ln1, block.a),
+            ("feedforward", block.mlp, block.ln2, block.b),
+        ):
+            carry = float(block.keep) if kind == "carry" and sublayer == "attention" else 1.0
+            A = plain.left[part]
+            update = (scale * (plain.left[norm] if "output" in kind else A)).detach()
+            before, after = carry * x, carry * x + update
+            if kind == "post":
+                before, after = norm(before).detach(), plain.left[norm]
+            seen = {name: centred(y[:, 1:].flatten(0, 1).double(), True) for name, y in (("x", x), ("u", update))}
+            size = float((seen["u"].norm(dim=-1) / seen["x"].norm(dim=-1)).mean())
+            assert_near(sublayers.loc[layer, sublayer], {"update": size, "scale": float(scale.mean()), "carry": carry}, 1e-4)
+            if sublayer == "attention":
+                tokens_of = [centred(y[:, 1:].flatten(0, 1).double(), True) for y in (before, after, A)]
+                assert_near(layers.loc[layer], {"speed": speed(*tokens_of)}, 1e-4)
+                if not kind:  # θ̇ = (α/r) P_θ A
+                    r = tokens_of[0].norm(dim=-1).median()
+                    assert_near(layers.loc[layer], {"theory": float(r / scale)}, 1e-4)
+            x = after
+        for name, parameter in (("a", block.a), ("b", block.b), ("keep", block.keep)):
+            expected = {"mean": float(parameter.mean()), "min": float(parameter.min()), "max": float(parameter.max())}
+            assert_near(scales.loc[f"blocks.{layer}.{name}"], expected, 1e-6)
+            assert scales.loc[f"blocks.{layer}.{name}"].layer == layer

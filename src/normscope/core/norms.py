@@ -75,10 +75,13 @@ def unit(x: Float[Tensor, "*batch dim"], dim: int = -1, kind: str = "rms", quick
     return seen / norm
 
 
-def length(x: Float[Tensor, "*batch dim"], dim: int = -1) -> Float[Tensor, "*batch 1"]:
-    """|x| along a dimension, which is kept so that it divides x."""
+def length(x: Float[Tensor, "*batch dim"], dim: int = -1, quick: bool = False) -> Float[Tensor, "*batch 1"]:
+    """|x| along a dimension, which is kept so that it divides x.
+
+    ``quick`` spares a GPU the question whether squares are representable: for numbers of which that is known.
+    """
     norm = _plain_length(x, dim)
-    if not _ordinary(norm, _ORDINARY[x.dtype]):
+    if not quick and not _ordinary(norm, _ORDINARY[x.dtype]):
         x, size = _scaled(x, dim)
         norm = _plain_length(x, dim) * size
     return norm
@@ -106,16 +109,22 @@ def participation_ratio(values: Float[Tensor, "*batch values"]) -> Float[Tensor,
     return unit(values).pow(4).sum(-1).reciprocal()
 
 
-def effective_rank(theta: Float[Tensor, "tokens dim"]) -> Float[Tensor, ""]:
+def effective_rank(theta: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, " *batch"]:
     """(Σσ²)²/Σσ⁴ of the singular values of tokens × dim, without computing them: 1 if all tokens have one direction."""
-    gram = theta @ theta.T if len(theta) < theta.shape[1] else theta.T @ theta
-    return theta.square().sum().square() / gram.square().sum()
+    tokens, dim = theta.shape[-2:]
+    gram = theta @ theta.mT if tokens < dim else theta.mT @ theta
+    return theta.square().sum((-2, -1)).square() / gram.square().sum((-2, -1))
 
 
-def degrees_between(one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
-    """The angle between vectors, exact also where it is small: 2 atan2(|a − b|, |a + b|) of their directions."""
-    a, b = unit(one), unit(other)
-    return torch.atan2(length(a - b), length(a + b)).squeeze(-1).mul(2).rad2deg()
+def degrees_between(
+    one: Float[Tensor, "*batch dim"], other: Float[Tensor, "*batch dim"], quick: bool = False
+) -> Float[Tensor, " *batch"]:
+    """The angle between vectors, exact also where it is small: 2 atan2(|a − b|, |a + b|) of their directions.
+
+    ``quick`` is that of ``unit``.
+    """
+    a, b = unit(one, quick=quick), unit(other, quick=quick)
+    return torch.atan2(length(a - b, quick=True), length(a + b, quick=True)).squeeze(-1).mul(2).rad2deg()
 
 
 def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:

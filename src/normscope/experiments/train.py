@@ -2,9 +2,10 @@
 
 import math
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from normscope.training.log import TensorBoardLog
     from normscope.training.loop import Metrics
     from normscope.training.parallel import Team
+    from normscope.watch import Watch
 
 _POINTS = 400  # more than these would not show in a figure
 _NO_SHAPE = ("seed", "rate", "schedule", "warmup", "patience", "epoch", "weight_decay", "beta2", "calibrate")
@@ -42,6 +44,8 @@ _PROCESS = 300e6  # bytes of a process with PyTorch alone
 _TIMED_STEPS = 3
 _TIMED_BATCHES = 4, 16
 _TIMED_EXAMPLES = {"cpu": 32, "cuda": 8192}
+WATCHED = "watch"  # the folder of the watched run in that of the training
+_PROBED = 64  # examples
 
 
 def _as_changes(value: Any) -> dict[str, Any]:
@@ -74,6 +78,7 @@ class Train(Experiment):
         "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
         "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
         "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; resumes if interrupted)",
+        "normscope train --preset tiny --watch 100                   (then: normscope watch runs/train-tiny-pre)",
         "normscope train --preset small --processes 2                (one model on two processes, the same global batch)",
         "torchrun --nproc-per-node 2 -m normscope train --preset small",
         "normscope train --preset small --show > mine.toml && normscope train mine.toml --scheme ./mine-scheme.toml",
@@ -101,6 +106,7 @@ class Train(Experiment):
     device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints.", ge=0.0)
     processes: int = setting(1, "Processes that share every batch, on this machine; a GPU each where there are GPUs.", ge=1)
+    watch: int = setting(0, "Steps between two probes of the model (normscope watch shows them); 0: none.", ge=0)
     show: bool = setting(False, "Print the recipe as TOML and stop.")
 
     def memory(self) -> dict[str, float]:
@@ -117,7 +123,8 @@ class Train(Experiment):
     def _consistent(self) -> "Train":
         if (self.recipe is None) == (self.preset is None):
             raise InputError("give either a recipe file or preset=, for example preset=tiny")
-        self.found  # noqa: B018  # raises InputError for a recipe that cannot run
+        if self.found.encoder_layers and self.watch:  # a recipe that cannot run is refused here, too
+            raise InputError(f"watch={self.watch}: an encoder-decoder has two residual streams and cannot be watched; watch=0")
         return self
 
     @classmethod
@@ -192,7 +199,8 @@ class Train(Experiment):
         from normscope.training.parallel import joined
 
         with joined(self.device) as team, suppress(DivergedError):  # the first process reports it
-            for _ in Training(self.found, self.device, team).run():
+            training = Training(self.found, self.device, team)
+            for _ in training.run(observer=self._watch(training, None) if self.watch else None):
                 pass
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
@@ -219,10 +227,12 @@ class Train(Experiment):
         progress.message(self.summary)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
+        watched: dict[str, Any] = {}
         try:
-            _fit(training, checkpoints, self.checkpoint_every, progress)
+            with self._watching(training, checkpoints, watched) as watch:
+                _fit(training, checkpoints, self.checkpoint_every, progress, watch)
         except DivergedError as error:
-            return self._diverged(training, error, checkpoints, started)
+            return self._diverged(training, error, checkpoints, started, watched)
         evaluation = _tested(training, progress)
         tables = {"metrics": training.table, **evaluation_tables(evaluation)}
         about = {"recipe": self.found.values, "accuracy": evaluation.accuracy.to_dict("records")}
@@ -233,13 +243,48 @@ class Train(Experiment):
             self.summary,
             self.found.seed,
             self.device,
-            files=_files(training, about, checkpoints),
+            files={**_files(training, about, checkpoints), **watched},
             objects={"model": SavedModel(training.model, about)},
             unfinished=None if checkpoints is None else checkpoints.folder,
             started=started,
         )
 
-    def _diverged(self, training: "Training", error: Exception, checkpoints: Any, started: datetime) -> Result:
+    @contextmanager
+    def _watching(
+        self, training: "Training", checkpoints: "Checkpoints | None", files: dict[str, Any]
+    ) -> "Iterator[Watch | None]":
+        """The watch of the training, if it is watched; its run folder is added to ``files`` at the end.
+
+        It is beside the checkpoints, and resumes with them. What ends up in the run folder is a copy: the folder of a training
+        that diverges before its first checkpoint is not left.
+        """
+        if not self.watch:
+            yield None
+            return
+        copy = tempfile.TemporaryDirectory(prefix="normscope-watch-")
+        folder = Path(copy.name) / "written" if checkpoints is None else checkpoints.folder / WATCHED
+        watch = self._watch(training, folder)
+        try:
+            with watch:
+                yield watch
+        finally:
+            kept = shutil.copytree(folder, Path(copy.name) / WATCHED, ignore=shutil.ignore_patterns("lock"))
+            files[WATCHED] = lambda path, _owner=copy: shutil.copytree(kept, path)
+
+    def _watch(self, training: "Training", folder: Path | None) -> "Watch":
+        """A watch with examples of the training distribution; all processes have one, the first writes to the folder."""
+        from normscope.models import open_model
+        from normscope.transformer import SavedModel
+        from normscope.watch import Watch
+
+        recipe = training.recipe
+        model = open_model(SavedModel(training.model, {"recipe": recipe.values}))
+        probe = model.sample(None, _PROBED, recipe.seed)
+        return Watch(training.model, probe, self.watch, folder, rows=None, tokens=None, resume=True, start=training.step)
+
+    def _diverged(
+        self, training: "Training", error: Exception, checkpoints: Any, started: datetime, files: dict[str, Any]
+    ) -> Result:
         """Metrics up to the step at which the loss became non-finite, and no model."""
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
@@ -248,7 +293,7 @@ class Train(Experiment):
         divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}
         return Result(
-            type(self), self.record, tables, self.summary, recipe.seed, self.device, problems=(problem,), started=started
+            type(self), self.record, tables, self.summary, recipe.seed, self.device, (problem,), files, started=started
         )
 
     @property
@@ -388,14 +433,16 @@ def _resume(training: "Training", checkpoints: "Checkpoints", progress: Progress
         progress.message("no checkpoint can be used: starting from the beginning")
 
 
-def _fit(training: "Training", checkpoints: "Checkpoints | None", every: float, progress: Progress) -> None:
+def _fit(
+    training: "Training", checkpoints: "Checkpoints | None", every: float, progress: Progress, watch: "Watch | None"
+) -> None:
     """Train to the end, with a TensorBoard log where there is a folder for it."""
     steps, before = training.recipe.steps, training.metrics[-1] if training.metrics else None
     log = None if checkpoints is None else _log(checkpoints.folder, training.step, progress)
     if training.device.type == "cuda" and training.team is None and training.step < steps:
         progress.message("compiling the model for this GPU, about half a minute")
     try:
-        for metrics in training.run(checkpoints, every):
+        for metrics in training.run(checkpoints, every, watch):
             progress("training", metrics.step, steps, _speed(metrics, before))
             before = metrics
             if log is not None:

@@ -1,8 +1,7 @@
 """Speed: by how much a token resists what attention computes, measured in the forward pass beside theory."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any, ClassVar
 
@@ -22,7 +21,6 @@ from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, spans_decades, table_of
-from normscope.schemes import NormKind
 
 _FACTORS = ("radial_factor", "gain_factor")
 _EXPLAINED = 0.05  # difference between measurement and theory from which its reason is given
@@ -33,6 +31,7 @@ def effective_speed(
     after: Float[Tensor, "*batch dim"],
     A: Float[Tensor, "*batch dim"],
     stride: float = 1.0,
+    quick: bool = False,
 ) -> Float[Tensor, " *batch"]:
     """The speed factor s in θ̇ = (1/s) P_θ A, measured: stride·|P_θ A| / tan of the angle between before and after.
 
@@ -41,10 +40,11 @@ def effective_speed(
         after: the token after it.
         A: what the sublayer computed, before any norm or factor on it.
         stride: the time that the step took.
+        quick: as that of ``unit``.
     """
-    theta = unit(before)
-    moved = length(tangent(theta, after)) / (after * theta).sum(-1, keepdim=True)
-    return (stride * length(tangent(theta, A)) / moved).squeeze(-1)
+    theta = unit(before, quick=quick)
+    moved = length(tangent(theta, after), quick=quick) / (after * theta).sum(-1, keepdim=True)
+    return (stride * length(tangent(theta, A), quick=quick) / moved).squeeze(-1)
 
 
 def theory_factors(
@@ -62,69 +62,28 @@ def theory_factors(
     return float(radial.median()), float((across[0] / across[1]).median())
 
 
-@dataclass(frozen=True)
-class Speeds:
-    """The speed factor of one sublayer: medians over tokens.
-
-    Attributes:
-        measured: from the states before and after it.
-        theory: by the slots of the layer's scheme; None without one.
-        before, A, update: the tokens, what was computed and what was added, as far as a norm sees them, in float64.
-        free: whether no norm of the sum follows.
-    """
-
-    measured: Float[Tensor, ""]
-    theory: Float[Tensor, ""] | None
-    before: Float[Tensor, "tokens dim"]
-    A: Float[Tensor, "tokens dim"]
-    update: Float[Tensor, "tokens dim"]
-    free: bool
-
-
-def speeds_of(
+def theory_of(
     model: Model,
-    step: SublayerStep,
-    kind: NormKind,
-    chosen: Callable[[Tensor], Tensor],
-    norm_at: Callable[[int, str, str], BlockNorm | None],
-) -> Speeds:
-    """The speed of a sublayer that mixes tokens; ``chosen`` takes the tokens that count out of (rows, tokens, dim)."""
-    x, A, update = (chosen(y) for y in (step.before, step.output, step.update))
-    stream = norm_at(step.layer, step.sublayer, "stream")
-    unmoved = step.carry * x
-    if stream is not None:
-        unmoved = stream(unmoved)  # the gain of the norm rotates a token by itself
-    after = step.carry * x + update if step.after is None else chosen(step.after)
-    output = norm_at(step.layer, step.sublayer, "output")
-    radius = unmoved if stream is None else x  # a norm of the sum forgets the carry
-    before, written, added, after, of_radius, A = (
-        visible_part(y, kind).double() for y in (unmoved, A if output is None else output(A), update, after, radius, A)
-    )
-    r, a, w = (length(y).squeeze(-1) for y in (of_radius, A, written))
-    theory = _theory(model, step, r, a, w)
-    return Speeds(effective_speed(before, after, A).median(), theory, before, A, added, stream is None)
-
-
-def _theory(
-    model: Model,
-    step: SublayerStep,
+    layer: int,
+    step: Float[Tensor, " *step"],
+    carry: Float[Tensor, " *carry"],
     r: Float[Tensor, " tokens"],
     a: Float[Tensor, " tokens"],
     written: Float[Tensor, " tokens"],
 ) -> Float[Tensor, ""] | None:
-    """The median of s by the slots of the layer's scheme, with the learned step and carry where the slots hold alpha.
+    """The median of s by the slots of the layer's scheme, with the step and carry of now where they are learned.
 
     Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update (``written``);
     tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, models
     after it.
     """
-    scheme = model.schemes[step.layer]
+    scheme = model.schemes[layer]
     if scheme is None:
         return None
-    stage = scheme.at(step.layer, model.layers)
-    slots, values = stage.attention, stage.place(step.layer, model.layers).values
-    if slots.learns_alpha:
-        slots = replace(slots, step=float(step.step.mean()), carry=float(step.carry.mean()))
+    stage = scheme.at(layer, model.layers)
+    slots, values = stage.attention, stage.place(layer, model.layers).values
+    if slots.learns_alpha or model.learned_scales[layer]:
+        slots = replace(slots, step=float(step.mean()), carry=float(carry.mean()))
     law = slots.law
     theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
     if slots.output == "norm":
@@ -132,6 +91,39 @@ def _theory(
     elif "v" not in slots.heads:
         theory = theory * slots.input_factor(values)
     return torch.as_tensor(theory, dtype=r.dtype, device=r.device).expand_as(r).median()
+
+
+@dataclass(frozen=True)
+class Motion:
+    """The tokens of a sublayer that mixes them, as its speed is read off them.
+
+    Attributes:
+        unmoved: what the tokens would be without the update.
+        radius: the tokens whose norm theory takes for r.
+        A: what the sublayer computed.
+        written: the same after an output norm, if there is one.
+        update: what was added.
+        after: the tokens after the sublayer.
+    """
+
+    unmoved: Float[Tensor, "tokens dim"]
+    radius: Float[Tensor, "tokens dim"]
+    A: Float[Tensor, "tokens dim"]
+    written: Float[Tensor, "tokens dim"]
+    update: Float[Tensor, "tokens dim"]
+    after: Float[Tensor, "tokens dim"]
+
+    @classmethod
+    def of(
+        cls, step: SublayerStep, chosen: Callable[[Tensor], Tensor], stream: BlockNorm | None, output: BlockNorm | None
+    ) -> "Motion":
+        """Of the tokens that ``chosen`` takes out of (rows, tokens, dim), with the norms of stream and output."""
+        x, A, update = (chosen(y) for y in (step.before, step.output, step.update))
+        kept = step.carry * x
+        after = kept + update if step.after is None else chosen(step.after)
+        unmoved = kept if stream is None else stream(kept)  # the gain of the norm rotates a token by itself
+        radius = kept if stream is None else x  # a norm of the sum forgets the carry
+        return cls(unmoved, radius, A, A if output is None else output(A), update, after)
 
 
 class _Observer(PassObserver):
@@ -145,16 +137,24 @@ class _Observer(PassObserver):
         if step.sublayer not in MIXING:
             return
         counted = self.counted_in(step.before)
-        speeds = speeds_of(self.model, step, self.kind, lambda y: y[counted], self.model.norm_at)
-        speed, theory = float(speeds.measured), math.nan if speeds.theory is None else float(speeds.theory)
+        stream, output = (self.model.norm_at(step.layer, step.sublayer, slot) for slot in ("stream", "output"))
+        motion = Motion.of(step, lambda y: y[counted], stream, output)
+        before, radius, A, written, update, after = (
+            visible_part(getattr(motion, field.name), self.kind).double() for field in fields(motion)
+        )
+        speed = float(effective_speed(before, after, A).median())
+        theory = theory_of(
+            self.model, step.layer, step.step, step.carry, *(length(y).squeeze(-1) for y in (radius, A, written))
+        )
         row: dict[str, Any] = {
             "layer": step.layer,
             "sublayer": step.sublayer,
             "speed": speed if speed > 0 else None,
-            "theory": theory if math.isfinite(theory) else None,  # an update of 0 has no direction that a norm could keep
+            # an update of 0 has no direction that a norm could keep
+            "theory": None if theory is None or not bool(theory.isfinite()) else float(theory),
         }
-        if speeds.free:
-            row |= dict(zip(_FACTORS, theory_factors(speeds.before, speeds.A, speeds.update), strict=True))
+        if stream is None:
+            row |= dict(zip(_FACTORS, theory_factors(before, A, update), strict=True))
         self.rows.append(row)
 
     def tables(self) -> Tables:

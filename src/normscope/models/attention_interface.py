@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -57,16 +58,22 @@ class AttentionCall:
 AttentionObserver = Callable[[AttentionCall], Tensor]  # gives the mixed values, (rows, heads, tokens, value)
 _observer: ContextVar[AttentionObserver | None] = ContextVar("observer", default=None)
 _observable: ContextVar[tuple[nn.Module, ...]] = ContextVar("observable", default=())
+_thorough: ContextVar[bool] = ContextVar("thorough", default=True)
+_biased: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # whether the mask of a module held numbers
 
 
 @contextmanager
-def observing(observer: AttentionObserver) -> Iterator[None]:
-    """Until the block ends, the observer computes all attention."""
-    token = _observer.set(observer)
+def observing(observer: AttentionObserver, thorough: bool = True) -> Iterator[None]:
+    """Until the block ends, the observer computes all attention.
+
+    ``thorough=False``: what earlier passes of the same modules have shown is not asked of the device again.
+    """
+    tokens = _observer.set(observer), _thorough.set(thorough)
     try:
         yield
     finally:
-        _observer.reset(token)
+        _observer.reset(tokens[0])
+        _thorough.reset(tokens[1])
 
 
 @contextmanager
@@ -94,6 +101,7 @@ def observable(model: nn.Module) -> Iterator[None]:
         with _same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
             yield
     finally:
+        torch.clear_autocast_cache()  # weights that were cast without gradients must not serve the training
         _observable.reset(token)
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation
@@ -159,7 +167,9 @@ def _attention(
     shared = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (key, value))
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    mask, bias = _mask_and_bias(attention_mask, position_bias, query, k, causal)
+    biased = None if _thorough.get() else _biased.get(module)
+    mask, bias = _mask_and_bias(attention_mask, position_bias, query, k, causal, biased)
+    _biased[module] = bias is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = float(scale)
@@ -171,9 +181,12 @@ def _attention(
 
 
 def _mask_and_bias(
-    mask: Tensor | None, position_bias: Tensor | None, q: Tensor, k: Tensor, causal: bool
+    mask: Tensor | None, position_bias: Tensor | None, q: Tensor, k: Tensor, causal: bool, biased: bool | None
 ) -> tuple[Tensor, Tensor | None]:
-    """True where a query attends to a key, (rows or 1, heads or 1, queries, keys), and what is added to the scores there."""
+    """True where a query attends to a key, (rows or 1, heads or 1, queries, keys), and what is added to the scores there.
+
+    ``biased``: whether anything is added, if that is known.
+    """
     queries, keys = q.shape[2], k.shape[2]
     attends = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=q.device)
     if mask is None and causal:
@@ -187,4 +200,6 @@ def _mask_and_bias(
         return attends, None
     attends = attends & (added > torch.finfo(added.dtype).min / 2)  # where a mask is a number, the least one stands for -inf
     bias = added.masked_fill(~attends, 0.0)
-    return attends, bias if position_bias is not None or bool(bias.any()) else None
+    if biased is None:
+        biased = position_bias is not None or bool(bias.any())
+    return attends, bias if biased else None

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
@@ -58,18 +59,27 @@ def unless_suspended() -> Callable[[], bool]:
 
 def before(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None:
     """Until the stack unwinds: call the hook before every call of the module."""
-    active = unless_suspended()
-    handle = module.register_forward_pre_hook(lambda *given: hook(*given) if active() else None, with_kwargs=True)
+    handle = module.register_forward_pre_hook(_unseen(hook), with_kwargs=True)
     stack.callback(handle.remove)
 
 
 def after(stack: ExitStack, module: nn.Module, hook: Callable[..., Any], always: bool = False) -> None:
     """Until the stack unwinds: call the hook after every call of the module; ``always``, also after one that failed."""
-    active = unless_suspended()
-    handle = module.register_forward_hook(
-        lambda *given: hook(*given) if active() else None, with_kwargs=True, always_call=always
-    )
+    handle = module.register_forward_hook(_unseen(hook), with_kwargs=True, always_call=always)
     stack.callback(handle.remove)
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook while it is not suspended; what it computes is no operation of the model that a trace would follow."""
+    active = unless_suspended()
+
+    def call(*given: Any) -> Any:
+        if not active():
+            return None
+        with torch._C.DisableTorchFunction():
+            return hook(*given)
+
+    return call
 
 
 def replaced(values: Any, old: Tensor, new: Tensor) -> Any:

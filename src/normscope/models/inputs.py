@@ -143,7 +143,7 @@ def _stated(configs: list[Any], name: str) -> Any:
 def call(model: Any, sample: Sample, decoded: Tensor | None = None) -> Any:
     """What the model returns for a sample; the decoder of an encoder-decoder reads ``decoded``, by default the same tokens."""
     name, features = main_input(model), sample.features
-    names, padded = accepted(model), not bool(sample.attention_mask.all())
+    names, padded = accepted(model), sample.padded
     if name is None:
         if padded and _MASK not in names:
             raise InputError(f"a {type(model).__name__} takes no {_MASK}, and some rows are padded: give rows of one length")

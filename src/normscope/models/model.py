@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ class Model(ABC):
         zero_weights: its matrices of zeros, as they were when it was opened.
         tokenizer: of the ``transformers`` library; None where there is none.
         bos: whether texts begin with BOS; None where that is left to the tokenizer.
+        thorough: whether every pass checks again that attention is what it was recognised as; a GPU is asked for that.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Model(ABC):
     zero_weights: tuple[WeightFault, ...] = ()
     tokenizer: Any = None
     bos: bool | None = None
+    thorough: bool = True
     _captures: tuple[Captured, ...] = ()
 
     @property
@@ -143,6 +146,18 @@ class Model(ABC):
     def norm_modules(self) -> list[nn.Module]:
         """The modules of all norms; one without parameters may be missing."""
         return []
+
+    @cached_property
+    def learned_scales(self) -> list[list[nn.Parameter]]:
+        """Learned steps and other numbers and vectors of every layer: those of modules that hold no matrix and are no norms."""
+        norms = {id(parameter) for module in self.norm_modules for parameter in module.parameters()}
+        layers: list[list[nn.Parameter]] = [[] for _ in range(self.layers)]
+        for scales, block in zip(layers, self.blocks, strict=False):
+            for module in block.modules():
+                own = list(module.parameters(recurse=False))
+                if all(parameter.numel() == max(parameter.shape, default=1) for parameter in own):
+                    scales += [parameter for parameter in own if id(parameter) not in norms]
+        return layers
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from normscope.models.attention_trace import observing_attention
 from normscope.models.head_reader import messages_matrix
 from normscope.models.hooks import Running, SiteHooks, before, given_states, rotation_of
 from normscope.models.observe import AttentionStep, OnAttention, Rotation, SublayerStep
-from normscope.models.placement import Placement
+from normscope.models.placement import Placement, fitted
 from normscope.models.states import POSITIONS_FIRST
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class AttentionHooks:
         sites = [site for several, _ in self._observed for site in several if site is not None]
         for module in {id(site.module): site.module for site in sites}.values():
             before(stack, module, self._on_attention)
-        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced))
+        stack.enter_context(observing_attention(self.model.model, self._attend, self.model.traced, self.model.thorough))
 
     def _on_block(self, layer: int, x: Tensor) -> None:
         self.stream, self.nth = x, -1
@@ -74,6 +75,7 @@ class SublayerHooks:
     def __init__(self, model: "ModuleModel", running: Running, observe: Callable[[SublayerStep], None]) -> None:
         self.model, self.running, self.observe = model, running, observe
         self.values: dict[str, Tensor] = {}
+        self.learned = {layer: scales for layer, scales in enumerate(model.learned_scales) if scales}
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe the blocks whose branches are identified."""
@@ -86,6 +88,8 @@ class SublayerHooks:
                     sites.at(layer, branch.norms["output"], partial(self._keep, f"{name} normalised"))
                 if branch.reader is not None:
                     sites.at(layer, branch.reader, partial(self._keep, f"{name} after"))
+                if "stream" in branch.norms and layer in self.learned:
+                    sites.at(layer, replace(branch.norms["stream"], received=True), partial(self._keep, f"{name} total"))
         sites.install(stack)
         self.running.leaving(self._on_end)
 
@@ -108,6 +112,10 @@ class SublayerHooks:
         self, layer: int, name: str, placement: Placement, values: dict[str, Tensor], states: Tensor, left: Tensor | None
     ) -> None:
         scales, result = placement.branches[name].scales, values[f"{name} output"]
-        update = scales.step * values.get(f"{name} normalised", result)
+        added = values.get(f"{name} normalised", result)
         end = None if placement.shares(name) else values.get(f"{name} after", left)
+        learned, total = self.learned.get(layer), values.get(f"{name} total", end)
+        if learned and end is not None and total is not None:  # scales of when the model was opened may have changed
+            scales = fitted(states, added, total, by_channel=any(scale.numel() == self.model.dim for scale in learned))
+        update = scales.step * added
         self.observe(SublayerStep(layer, name, states, result, update, end, scales.step, scales.carry))

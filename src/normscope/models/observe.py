@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,6 +32,11 @@ class Sample:
     attention_mask: Bool[Tensor, "rows tokens"]
     positions: Int[Tensor, "rows tokens"] | None = None
     features: Float[Tensor, "rows ..."] | None = None
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether some rows are padded; asked once, since it is on the device."""
+        return not bool(self.attention_mask.all())
 
     @classmethod
     def of(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":

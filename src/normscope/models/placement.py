@@ -729,6 +729,14 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
     return step.nan_to_num(0.0), carry.nan_to_num(0.0)
 
 
+def fitted(before: States, added: States, total: States, by_channel: bool) -> Scales:
+    """The scales of total = carry·before + step·added in one pass: least squares, a number or one for each channel."""
+    x, u, target = (y.double().flatten(0, -2) for y in (before, added, total))
+    over = (0,) if by_channel and len(x) >= _FEWEST else (0, 1)
+    step, carry = _solve(*((a * b).sum(over) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
+    return Scales(step.float(), carry.float())
+
+
 def _tidy(scale: Tensor, states: Tensor) -> Tensor:
     """A scale as precise as its fit: equal channels are one number, and 1 up to rounding is 1."""
     scale = scale.float()

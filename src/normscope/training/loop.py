@@ -8,9 +8,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from normscope.core import tile_for
 from normscope.core.seeds import stream_seed
@@ -20,7 +24,7 @@ from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe
 from normscope.training.sizes import CALIBRATED_ON, EXAMPLES_A_BLOCK
-from normscope.training.steps import optimiser_for, optimiser_state, restore_optimiser, stepper_for
+from normscope.training.steps import Stepper, optimiser_for, optimiser_state, restore_optimiser, stepper_for
 from normscope.transformer import Transformer, calibrating
 
 _WORTH_THREADS = 1_000_000_000  # multiplications a step
@@ -36,6 +40,17 @@ class Metrics:
     loss: float
     accuracy: float
     rate: float
+
+
+@runtime_checkable
+class StepObserver(Protocol):
+    """Something that looks at the model after some of the steps, between which everything is as without it."""
+
+    def due(self, step: int) -> bool:
+        """Whether it is called after this step; the first is 1."""
+
+    def step(self, loss: float, *, step: int, rate: float) -> None:
+        """The step is over, and its gradients are still there."""
 
 
 class DivergedError(Exception):
@@ -72,10 +87,13 @@ class Training:
         """The metrics so far."""
         return pd.DataFrame([asdict(row) for row in self.metrics], columns=[f.name for f in fields(Metrics)])
 
-    def run(self, checkpoints: Checkpoints | None = None, every: float = 60.0) -> Iterator[Metrics]:
+    def run(
+        self, checkpoints: Checkpoints | None = None, every: float = 60.0, observer: StepObserver | None = None
+    ) -> Iterator[Metrics]:
         """Train to the end, a row of metrics at a time, with a checkpoint at most every so many seconds and at the end.
 
-        All processes continue from where the first one is, and the first process alone is given checkpoints to write.
+        All processes continue from where the first one is, and the first process alone is given checkpoints to write; each
+        has its observer, if any has one.
 
         Raises:
             DivergedError: if the loss or a weight is no longer finite; the last checkpoint is from before that.
@@ -99,8 +117,7 @@ class Training:
                 stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches, team)
                 began = time.monotonic()  # compiling is no training
             rates = self._rates(start, steps)
-            with one_thread(self._small):
-                rows = stepper.run({name: values[:steps] for name, values in batches.items()}, rates)
+            rows = self._steps(stepper, {name: values[:steps] for name, values in batches.items()}, rates, start, observer)
             broken = ~rows[:, 0].isfinite()
             if broken.any():
                 raise DivergedError(start + int(broken.nonzero()[0]) + 1, "the loss")
@@ -121,6 +138,19 @@ class Training:
                 checkpoints.save(self.checkpoint)
                 last_saved = time.monotonic()
             yield self.metrics[-1]
+
+    def _steps(
+        self, stepper: Stepper, batches: Batches, rates: list[float], start: int, observer: StepObserver | None
+    ) -> Float[Tensor, "steps 3"]:
+        """The rows of all steps of a block, which pauses where the observer is due."""
+        ends = [] if observer is None else [end for end in range(1, len(rates)) if observer.due(start + end)]
+        rows = []
+        for begin, end in pairwise([0, *ends, len(rates)]):
+            with one_thread(self._small):
+                rows.append(stepper.run({name: values[begin:end] for name, values in batches.items()}, rates[begin:end]))
+            if observer is not None and observer.due(start + end):
+                observer.step(float(rows[-1][-1, 0]), step=start + end, rate=rates[end - 1])
+        return torch.cat(rows)
 
     @property
     def checkpoint(self) -> Checkpoint:

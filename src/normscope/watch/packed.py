@@ -14,13 +14,21 @@ from torch import Tensor
 Array = npt.NDArray[np.float64]
 
 
+def _mean(values: Array) -> Array:
+    """Without NaN: a head may have near-one-hot rows on some processes only."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean: Array = np.where(known, values, 0.0).sum(0) / known.sum(0)
+    return mean
+
+
 def _norm(values: Array) -> Array:
     root: Array = np.sqrt(values.sum(0))
     return root
 
 
 _OVER_RANKS = {
-    "mean": lambda values: values.mean(0),
+    "mean": _mean,
     "max": lambda values: np.fmax.reduce(values, 0),  # a process without a part of a tensor has NaN
     "min": lambda values: np.fmin.reduce(values, 0),
     "sum": lambda values: values.sum(0),
@@ -61,18 +69,72 @@ class Packed:
         self._entries.append(_Entry(table, rows, column, over_ranks))
         self._values.append(values.double())
 
-    def tables(self, group: "dist.ProcessGroup | None" = None, reduce: bool = False) -> dict[str, pd.DataFrame]:
-        """The tables; with ``reduce``, over all processes of the group, which must have added the same entries."""
-        if not self._entries:
-            return {}
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return sum(len(values) for values in self._values)
+
+    def sent(self, group: "dist.ProcessGroup | None" = None, ranks: int = 1) -> "Sent":
+        """The numbers on their way to this process, with those of all other processes of the group.
+
+        All processes must have added the same entries.
+        """
         device = self._values[0].device
         packed = torch.cat([values.to(device, non_blocking=True) for values in self._values])
-        every = packed[None]
-        if reduce:
-            ranks = [torch.empty_like(packed) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(ranks, packed, group=group)
-            every = torch.stack(ranks)
-        return _tables(self._entries, every.cpu().numpy())
+        return Sent(self._entries, Transfer.of(_gathered(packed, group, ranks)))
+
+    def joined(self, sent: "Sent") -> dict[str, pd.DataFrame]:
+        """The tables of numbers that were sent, and of those here."""
+        here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values])[None]
+        return _tables([*sent.entries, *self._entries], torch.cat((sent.numbers.tensor, here), 1).numpy())
+
+
+def take_part(size: int, device: torch.device, group: "dist.ProcessGroup | None", ranks: int) -> None:
+    """Take part in the reduction of other processes without numbers: theirs become NaN, which says that a probe failed."""
+    _gathered(torch.full((size,), torch.nan, dtype=torch.float64, device=device), group, ranks)
+
+
+def _gathered(packed: Tensor, group: "dist.ProcessGroup | None", ranks: int) -> Tensor:
+    """The numbers of every process, (processes, numbers): the one collective operation of a probe."""
+    if ranks == 1:
+        return packed[None]
+    every = [torch.empty_like(packed) for _ in range(ranks)]
+    dist.all_gather(every, packed, group=group)
+    return torch.stack(every)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor on its way from a device: nobody waits for it before it is asked for."""
+
+    host: Tensor
+    arrived: "torch.cuda.Event | None"
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Transfer":
+        """Send a tensor."""
+        if not x.is_cuda:
+            return cls(x.cpu(), None)
+        host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        host.copy_(x, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(x.device))
+        return cls(host, arrived)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor, once it is here."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.host
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Packed numbers on their way."""
+
+    entries: Sequence[_Entry]
+    numbers: Transfer
 
 
 def _tables(entries: Sequence[_Entry], every: Array) -> dict[str, pd.DataFrame]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-STATES = "layers"  # its last row of every step is that of the states after the last layer
+TABLES = ("steps", "layers", "sublayers", "heads", "norms", "scales", "faults", "alarms")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 import pandas as pd
@@ -20,10 +21,10 @@ from normscope.models.describe import scheme_text
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
-from normscope.watch.packed import Packed
+from normscope.watch.packed import Packed, Sent, take_part
 from normscope.watch.probe_batch import sample_of
-from normscope.watch.snapshot import Snapshot
-from normscope.watch.statistics import Statistics, faults_only
+from normscope.watch.snapshot import TABLES, Snapshot
+from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
 
 log = logging.getLogger("normscope.watch")
@@ -93,24 +94,25 @@ class Watch:
                 raise InputError(f"{name}={value!r}: give a whole number of at least 1")
         if not 0 <= noise < 1:
             raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
-        self.every, self.steps, self.on_alarm = every, start, on_alarm
+        self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
         self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
         self.sample = sample_of(self.model, probe, rows, tokens)
-        self.statistics = Statistics(self.model, self.sample, noise)
+        self.statistics = Statistics(self.model, self.sample)
         self.weights = Weights(self.model, self.ranks)
         self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
-        self._began, self._warned, self._gradients_of = time.monotonic(), False, -1
+        self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
+        self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
         if self.first:
             self._destination = destination_of(self._keep if to is None else to, resume=resume)
-            self._destination.begin(self._about(noise))
-            self._finalizer = weakref.finalize(self, self._destination.close)
+            self._destination.begin(self._about())
+            weakref.finalize(self, self._destination.close)
 
     def due(self, step: int) -> bool:
         """Whether the model is probed after this step; the first is 1."""
-        return step == 1 or step % self.every == 0
+        return not self._closed and (step == 1 or step % self.every == 0)
 
     def gradients(self) -> None:
         """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
@@ -121,7 +123,8 @@ class Watch:
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
 
-        A probe that fails never stops the training: it is reported once, as a warning.
+        On a GPU nothing waits for the numbers of a probe: they are kept at one of the next steps. A probe that fails never
+        stops the training: it is reported once, as a warning.
 
         Args:
             loss: the loss of the step.
@@ -129,60 +132,68 @@ class Watch:
             numbers: further numbers to keep with it, such as the learning rate.
         """
         self.steps = self.steps + 1 if step is None else step
-        if not self.due(self.steps):
-            return
         try:
-            self.probe(loss, **numbers)
+            self._keep_pending()
+            if self.due(self.steps):
+                self._launch(loss, numbers)
+                if self.model.device.type != "cuda":
+                    self._keep_pending()
         except Exception as error:  # whatever a user's model, disk or service may raise: their training goes on
             self._warn(error)
 
-    @torch.no_grad()
     def probe(self, loss: Tensor | float | None = None, **numbers: Tensor | float) -> Snapshot | None:
         """Probe the model now; None on all processes but the first."""
-        began, packed = time.monotonic(), Packed()
-        if self._gradients_of != self.steps:
-            self.weights.keep_gradients()
-        self._gradients_of = -1
-        failure = self._read(packed, {} if loss is None else {"loss": loss}, numbers)
-        if self.ranks > 1:
-            failure = self._agree(failure)
-        if failure is not None:
-            raise failure
-        tables = packed.tables(self.group, reduce=self.ranks > 1)
-        if not self.first or self._destination is None:
-            return None
-        return self._finished(tables, began)
+        self._keep_pending()
+        self._launch(loss, numbers)
+        return self._keep_pending()
 
-    def _read(self, packed: Packed, loss: Mapping[str, Any], numbers: Mapping[str, Any]) -> Exception | None:
-        """One pass of the probe; what it raised, since other processes wait for this one."""
-        device = self.model.device
+    @torch.no_grad()
+    def _launch(self, loss: Tensor | float | None, numbers: Mapping[str, Any]) -> None:
+        """One pass of the probe, whose numbers are then on their way to this process."""
+        began, packed, device = time.monotonic(), Packed(), self.model.device
         try:
-            for name, value in {**loss, **numbers}.items():
-                packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64, device=device).mean(), {})
+            if self._gradients_of != self.steps:
+                self.weights.keep_gradients()
+            self._gradients_of = -1
+            for name, value in {**({} if loss is None else {"loss": loss}), **numbers}.items():
+                packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
             with _undisturbed(self.model.model):
                 self.model.forward(self.sample, self.statistics.read(packed))
-                self.statistics.finish()
+                sparse = self.statistics.finish()
                 self.weights.read(packed)
-        except Exception as error:  # of the user's model
-            return error
-        return None
+            if self.ranks > 1:
+                _add_collapse(packed, sparse, self.noise)
+                sparse = []
+        except Exception:  # of the user's model; other processes wait for this one
+            if self.ranks > 1 and self._size:
+                take_part(self._size, device, self.group, self.ranks)
+            raise
+        sent, self._size = packed.sent(self.group, self.ranks), packed.size
+        self.model.thorough = False  # what this pass has shown need not be asked of the device again
+        if self.first:
+            self._pending.append(_Pending(self.steps, sent, sparse, time.monotonic() - began))
 
-    def _agree(self, failure: Exception | None) -> Exception | None:
-        """The failure of any process, for all of them."""
-        failed = torch.tensor([failure is not None], dtype=torch.int32, device=self.model.device)
-        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
-        return RuntimeError("the probe failed on another process") if failure is None and bool(failed) else failure
+    def _keep_pending(self) -> Snapshot | None:
+        """Give what was launched to the destinations: the last snapshot."""
+        snapshot = None
+        while self._pending:
+            pending, late = self._pending.pop(0), Packed()
+            began = time.monotonic()
+            _add_collapse(late, pending.sparse, self.noise)
+            snapshot = self._finished(pending, late.joined(pending.sent), began)
+        return snapshot
 
-    def _finished(self, tables: dict[str, pd.DataFrame], began: float) -> Snapshot:
+    def _finished(self, pending: "_Pending", tables: dict[str, pd.DataFrame], began: float) -> Snapshot:
         """The snapshot with its alarms, given to the destinations."""
         assert self._destination is not None
         faults_only(tables)
         now = time.monotonic()
-        steps = tables.get("steps", pd.DataFrame([{}])).assign(seconds=now - self._began, probe_seconds=now - began)
-        tables = {**{"steps": steps}, **{name: table for name, table in tables.items() if name != "steps"}}
+        seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
+        tables["steps"] = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
+        tables = {name: tables[name] for name in TABLES if name in tables}
         for table in tables.values():
-            table.insert(0, "step", self.steps)
-        snapshot = Snapshot(self.steps, tables)
+            table.insert(0, "step", pending.step)
+        snapshot = Snapshot(pending.step, tables)
         alarms = self.alarms.add(snapshot)
         if alarms:
             snapshot.tables["alarms"] = pd.DataFrame([alarm.row for alarm in alarms])
@@ -198,7 +209,7 @@ class Watch:
             before = [self.tables[name]] if name in self.tables else []
             self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
-    def _about(self, noise: float) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         model, (rows, tokens) = self.model, self.sample.tokens.shape
         return {
             "model": model.name,
@@ -211,7 +222,7 @@ class Watch:
             "device": str(model.device),
             "every": self.every,
             "start": self.steps,
-            "noise": noise,
+            "noise": self.noise,
             "rows": rows,
             "tokens": tokens,
             "processes": self.ranks,
@@ -230,15 +241,34 @@ class Watch:
 
     def close(self) -> None:
         """End the watch: what is not yet on disk is written. Later steps are not probed."""
-        self.due = lambda step: False  # type: ignore[method-assign]
-        if self.first:
-            self._finalizer()
+        self._closed = True
+        try:
+            self._keep_pending()
+        except Exception as error:  # as in ``step``
+            self._warn(error)
+        if self._destination is not None:
+            self._destination.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A probe whose numbers are on their way."""
+
+    step: int
+    sent: Sent
+    sparse: list[SparseRows]
+    seconds: float
+
+
+def _add_collapse(packed: Packed, sparse: list[SparseRows], noise: float) -> None:
+    for layer, means in collapse_of(sparse, noise):
+        packed.add("heads", "collapse", means, [{"layer": layer, "head": head} for head in range(len(means))])
 
 
 def _in_team() -> bool:

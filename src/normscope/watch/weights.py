@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.models import Model
 from normscope.watch.packed import Packed
@@ -23,25 +23,32 @@ class Weights:
             layer_of |= {id(parameter): layer for parameter in block.parameters()}
         named = list(model.model.named_parameters())
         self.parameters = [(name, parameter, layer_of.get(id(parameter), OUTSIDE)) for name, parameter in named]
-        norms = {id(parameter) for module in model.norm_modules for parameter in module.parameters()}
-        scales = {id(parameter) for block in blocks for parameter in _scales_in(block)} - norms
+        scales = {id(parameter) for several in model.learned_scales for parameter in several}
         self.scales = [(name, parameter, layer) for name, parameter, layer in self.parameters if id(parameter) in scales]
         self._squares: Tensor | None = None
+        self._constants: dict[tuple[Any, ...], Tensor] = {}
 
     def keep_gradients(self) -> bool:
         """Read the gradients as they are now, for ``read``; whether there are any."""
-        gradients = [(local(p.grad), self._share(p.grad)) for _, p, _ in self.parameters if p.grad is not None]
+        known = [(i, p.grad) for i, (_, p, _) in enumerate(self.parameters) if p.grad is not None]
         self._squares = None
-        if not gradients:
+        if not known:
             return False
-        norms = torch._foreach_norm([x if x.dtype == torch.float64 else x.float() for x, _ in gradients])
+        parts = [local(gradient) for _, gradient in known]
+        norms = torch._foreach_norm([x if x.dtype == torch.float64 else x.float() for x in parts])
         device = norms[0].device
-        shares = torch.tensor([weight for _, weight in gradients], dtype=torch.float64, device=device)
+        shares = self._constant([self._share(gradient) for _, gradient in known], torch.float64, device)
         squares = torch.stack([norm.to(device) for norm in norms]).double().square() * shares
-        known = torch.tensor([p.grad is not None for _, p, _ in self.parameters])
-        self._squares = torch.zeros(len(known), dtype=torch.float64, device=device)
-        self._squares[known.nonzero().squeeze(1).to(device)] = squares
+        places = self._constant([i for i, _ in known], torch.long, device)
+        self._squares = squares.new_zeros(len(self.parameters)).index_copy_(0, places, squares)
         return True
+
+    def _constant(self, values: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Numbers on the device, sent once: to send them again would wait for it."""
+        key = (*values, dtype, device)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(values, dtype=dtype, device=device)
+        return self._constants[key]
 
     def _share(self, x: Tensor) -> float:
         """1 over how many processes hold the same part of a tensor."""
@@ -55,7 +62,7 @@ class Weights:
         """Add the kept gradients, the gains of norms and the learned scales."""
         if self._squares is not None:
             squares, self._squares = self._squares, None
-            depth = torch.tensor([layer + 1 for _, _, layer in self.parameters], device=squares.device)
+            depth = self._constant([layer + 1 for _, _, layer in self.parameters], torch.long, squares.device)
             by_layer = squares.new_zeros(self.model.layers + 1).index_add_(0, depth, squares)
             layers = [{"layer": layer} for layer in range(self.model.layers)]
             packed.add("layers", "gradient", by_layer[1:], layers, "norm")
@@ -83,7 +90,7 @@ class Weights:
             rows, (mean, low, high) = [keys for keys, _ in together], columns
             parts = torch.stack([local(x).flatten() for _, x in together]).double()
             whole = [self._share(x) / x.numel() for _, x in together]
-            packed.add(table, mean, parts.sum(1) * parts.new_tensor(whole), rows, "sum")
+            packed.add(table, mean, parts.sum(1) * self._constant(whole, parts.dtype, parts.device), rows, "sum")
             bounds = parts if parts.shape[1] else parts.new_full((len(parts), 1), torch.nan)
             packed.add(table, low, bounds.amin(1), rows, "min")
             packed.add(table, high, bounds.amax(1), rows, "max")
@@ -93,11 +100,3 @@ def local(x: Tensor) -> Tensor:
     """A tensor, or the part of a sharded one that this process has."""
     part: Tensor = x.to_local() if hasattr(x, "to_local") else x
     return part.detach()
-
-
-def _scales_in(block: nn.Module) -> Iterator[Tensor]:
-    """Numbers and vectors of modules that hold no matrix: learned steps, not biases."""
-    for module in block.modules():
-        parameters = list(module.parameters(recurse=False))
-        if all(parameter.ndim <= 1 for parameter in parameters):
-            yield from parameters
