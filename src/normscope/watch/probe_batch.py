@@ -47,6 +47,12 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     )
 
 
+def features_in(probe: Any) -> Tensor | None:
+    """Two rows of the pixels or sound that a batch is, for models that do not state which shape they read."""
+    first = probe[0] if isinstance(probe, tuple | list) and probe else probe
+    return first[:2] if isinstance(first, Tensor) and first.is_floating_point() else None
+
+
 def _read(model: Model, probe: Any) -> Sample:
     if isinstance(probe, Mapping) or hasattr(probe, "keys"):
         return _of_mapping(model, probe)

@@ -22,7 +22,7 @@ from normscope.results.conventions import NOISE
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import sample_of
+from normscope.watch.probe_batch import features_in, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
@@ -97,6 +97,7 @@ class Watch:
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
+        example = features_in(probe) if example is None else example
         self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
         self.weights = Weights(self.model, self.ranks)
         self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
