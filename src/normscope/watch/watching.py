@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, Observer, open_model
+from normscope.models import Model, Observer
 from normscope.models.describe import scheme_text
 from normscope.results.conventions import NOISE
-from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
+from normscope.watch.alarms import Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import sample_of
+from normscope.watch.probe_batch import open_with, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
@@ -60,7 +60,7 @@ class Watch:
             a ``Snapshot``, or a list of those. By default they are kept in memory, in ``tables``.
         rows, tokens: how much of the probe is read: rows, and tokens of each; None for all.
         noise: the RMS noise of the collapse probability.
-        alarms: the rules that are applied; () for none.
+        alarms: the rules that are applied, by default ``normscope.watch.RULES``; () for none.
         on_alarm: called with every alarm, which is also logged.
         resume: whether a run folder may be continued.
         start: the number of steps that were taken before.
@@ -81,7 +81,7 @@ class Watch:
         rows: int | None = _ROWS,
         tokens: int | None = _TOKENS,
         noise: float = NOISE,
-        alarms: Iterable[Rule] = RULES,
+        alarms: Iterable[Rule] | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         resume: bool = False,
         start: int = 0,
@@ -90,15 +90,16 @@ class Watch:
         example: Tensor | None = None,
         group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        for name, value in {"every": every, "rows": rows, "tokens": tokens}.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+        _check_numbers(every=every, rows=1 if rows is None else rows, tokens=1 if tokens is None else tokens)
+        _check_numbers(0, start=start)
+        if on_alarm is not None and not callable(on_alarm):
+            raise InputError(f"on_alarm={on_alarm!r}: give a function that takes an alarm")
         if not 0 <= noise < 1:
             raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
+        self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
         self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
@@ -108,7 +109,7 @@ class Watch:
         try:
             self.sample = sample_of(self.model, probe, rows, tokens)
             if self.first:
-                self._destination = destination_of(self._keep if to is None else to, resume=resume)
+                self._destination = destination_of(self._keep if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 weakref.finalize(self, self._destination.close)
         except InputError as error:
@@ -147,8 +148,8 @@ class Watch:
             step: the number of the step, where the loop has one; by default they are counted.
             numbers: further numbers to keep with it, such as the learning rate.
         """
-        self.steps = self.steps + 1 if step is None else step
         try:
+            self.steps = self.steps + 1 if step is None else int(step)
             self._keep_pending()
             if self.due(self.steps):
                 self._launch(loss, numbers)
@@ -334,6 +335,12 @@ def _patient(observer: Observer, failures: list[Exception]) -> Observer:
 
     calls = {each.name: patient(getattr(observer, each.name)) for each in fields(observer)}
     return Observer(**calls)
+
+
+def _check_numbers(least: int = 1, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"{name}={value!r}: give a whole number of at least {least}")
 
 
 def _in_team() -> bool:
