@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import pandas as pd
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, open_model
+from normscope.models import Model, open_awake
 from normscope.models.describe import scheme_text
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import sample_of
+from normscope.watch.probe_batch import example_of, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
@@ -97,16 +97,18 @@ class Watch:
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
+        view = {"stream": stream, "blocks": blocks, "example": example_of(model, probe) if example is None else example}
+        self.model: Model = open_awake(model, **view)
         self.sample = sample_of(self.model, probe, rows, tokens)
         self.statistics = Statistics(self.model, self.sample)
         self.weights = Weights(self.model, self.ranks)
-        self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
+        memory = _Memory()
+        self.alarms, self.tables = Alarms(alarms), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
         if self.first:
-            self._destination = destination_of(self._keep if to is None else to, resume=resume)
+            self._destination = destination_of(memory if to is None else to, resume=resume)
             self._destination.begin(self._about())
             weakref.finalize(self, self._destination.close)
 
@@ -114,11 +116,15 @@ class Watch:
         """Whether the model is probed after this step; the first is 1."""
         return not self._closed and (step == 1 or step % self.every == 0)
 
-    def gradients(self) -> None:
-        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
-        if self.due(self.steps + 1):
+    def gradients(self, step: int | None = None) -> None:
+        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``.
+
+        ``step`` is its number, where the loop has one.
+        """
+        step = self.steps + 1 if step is None else step
+        if self.due(step):
             self.weights.keep_gradients()
-            self._gradients_of = self.steps + 1
+            self._gradients_of = step
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
@@ -204,11 +210,6 @@ class Watch:
                 self.on_alarm(alarm)
         return snapshot
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        for name, table in snapshot.tables.items():
-            before = [self.tables[name]] if name in self.tables else []
-            self.tables[name] = pd.concat([*before, table], ignore_index=True)
-
     def _about(self) -> dict[str, Any]:
         model, (rows, tokens) = self.model, self.sample.tokens.shape
         return {
@@ -254,6 +255,18 @@ class Watch:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A destination that keeps tables; not the watch, which would then hold its model as long as the interpreter runs."""
+
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        for name, table in snapshot.tables.items():
+            before = [self.tables[name]] if name in self.tables else []
+            self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
 
 @dataclass(frozen=True)
