@@ -32,7 +32,7 @@ _NAMES = {
     "Finding": "normscope.results.findings:Finding",
     "watch": "normscope.watch:",
 }  # name → where it is defined; a module itself ends with a colon
-_EXPERIMENTS = {"check": "verify"}  # name of the function → experiment, where they differ
+_EXPERIMENTS = {"check": "verify", "follow": "watch"}  # name of the function → experiment, where they differ
 
 __all__ = ["Finding", "InputError", "Model", "Result", "Scheme", "Slots", "__version__", "load", "open", "watch"]
 

@@ -50,6 +50,7 @@ BASES: dict[str, Arguments] = {
     "simulate": {"--scheme": "pre", "--tokens": "3", "--dim": "3", "--time": "0.5", "--samples": "3"},
     "ensemble": {"--scheme": "pre", "--runs": "2", "--tokens": "3", "--dim": "4", "--time": "0.5", "--samples": "2"},
     "train": {"recipe": f"{_POOL}/recipe.toml"},
+    "watch": {"folder": f"{_POOL}/watched"},
     "evaluate": {"model": _MODEL, "--examples": "2"},
     "stability": {"model": _MODEL, "--examples": "2", "--levels": "0.1", "--noise-levels": "0.1", "--layer-noise": "none"},
     "subspaces": {"model": _MODEL, "--examples": "2"},
@@ -77,6 +78,7 @@ CONTEXTS: dict[tuple[str, str], Arguments] = {
     **{(command, option): _TEXT_MODEL for command in ("stability", "subspaces") for option in ("--text", "--tokens")},
     ("advise", "model"): {"--weights": "spectrum-of"},
     ("sweep", "folder"): {"plan": "status", "--dry-run": None},
+    ("watch", "--serve"): {"--once": ""},  # a server ends with Ctrl-C
     ("simulate", "--gradient"): {"--layers": "", "--time": "2"},
 }  # what an option needs to have a meaning
 UNWANTED = {
@@ -96,7 +98,7 @@ _RELATED = {
     "weights": ("weights", "start", "zero.safetensors"),
     "plan": ("plan", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
     "recipe": ("recipe", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
-    "folder": ("sweep", "run-"),
+    "folder": ("sweep", "run-", "watched"),
     "text": ("text", "latin", "nul", "bom", "control", "longline", "empty", "sparse.txt", "fifo", "zero"),
 }  # the files that are most like what an option expects, by how they begin
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.gpt2 import SENTENCE, save_gpt2
+from helpers.watched import watched_folder
 
 NUMBERS = (
     "0", "-1", "1", "2", "7", "0.5", "-0.0", "3.0", "1.5", "1e300", "-1e300", "1e-300", "1e400", "nan", "inf", "-inf",
@@ -200,6 +202,16 @@ def _description(**changes: Any) -> str:
     return json.dumps(about | {"summary": "", "started": "2020-01-01T00:00:00+00:00", "seconds": 1.0} | changes)
 
 
+def _watched(change: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """The folder of a watched training with a change to its only segment."""
+
+    def make(path: Path) -> None:
+        watched_folder(path, [0, 10])
+        change(next((path / "segments").iterdir()))
+
+    return make
+
+
 def _array(make: Callable[[], Any]) -> Callable[[Path], Any]:
     return lambda path: np.save(path, make(), allow_pickle=True)
 
@@ -358,6 +370,11 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "run-damaged": _run(_description(), trajectories=b"PAR1 damaged PAR1", milestones=b""),
     "run-damaged-audit": _run(_description(command="audit", configuration={"layers": "x"}), growth=b"PAR1" * 9),
     "run-damaged-train": _run(_description(command="train", configuration={"recipe": []}), log=b"x"),
+    "watched": lambda path: watched_folder(path, [0, 10, 20], alarms=(10,)),
+    "watched-empty": lambda path: watched_folder(path, []),
+    "watched-damaged": _watched(lambda folder: (folder / "layers.parquet").write_bytes(b"PAR1 damaged PAR1")),
+    "watched-other": _watched(lambda folder: pd.DataFrame({"step": [1], "x": ["y"]}).to_parquet(folder / "heads.parquet")),
+    "watched-texts": _watched(lambda folder: pd.DataFrame({"step": ["one"]}).to_parquet(folder / "steps.parquet")),
     "sweep-list": _folder(sweep_json="[]"),
     "sweep-text": _folder(sweep_json='{"points": "x"}'),
     "sweep-deep": _folder(sweep_json=_NESTED["list"]),

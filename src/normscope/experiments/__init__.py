@@ -18,6 +18,7 @@ _FIRST = (
     "simulate",
     "ensemble",
     "train",
+    "watch",
     "evaluate",
     "stability",
     "subspaces",

@@ -130,7 +130,7 @@ class Compare(Seeded):
 
     subjects: Annotated[tuple[Any, ...], BeforeValidator(lambda value: _distinct(as_list(value)))] = setting(
         help="Two or more: models (as for audit) or run folders of audit, train, evaluate, stability, subspaces, words "
-        "(journey), ensemble, simulate or advise.",
+        "(journey), ensemble, simulate or advise, or of watched trainings.",
         argument=True,
     )
     text: Path | None = _shared("text")

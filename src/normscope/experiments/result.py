@@ -15,7 +15,7 @@ from normscope.results.figures import Figure
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
-from normscope.runs import grown_run, new_run, open_run, run_path
+from normscope.runs import grown_run, has_segments, new_run, open_run, run_path
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
@@ -130,12 +130,13 @@ class Result:
 
         return Report(self.kind.title, self.summary, self.sections, self.kind.facts(self), self.findings)
 
-    def to_html(self) -> str:
-        """The report: one self-contained page."""
+    def to_html(self, follow: Mapping[str, Any] | None = None) -> str:
+        """The report: one self-contained page; ``follow`` says how it gets news while its run grows."""
         from normscope.report.page import render_page
 
         report = self.report
-        return render_page(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
+        texts: dict[str, Any] = {"facts": report.facts, "findings": report.findings}
+        return render_page(report.title, report.lead, report.sections, **texts, follow=follow)
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
@@ -145,7 +146,13 @@ class Result:
         return render_markdown(report.title, report.lead, report.sections, facts=report.facts, findings=report.findings)
 
     def save(self, path: Path | str, *, formats: Sequence[str] = ("html",), overwrite: bool = False) -> "Result":
-        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; without any there is no page."""
+        """Write the run folder: complete or absent. ``formats``: html, md, png, csv; without any there is no page.
+
+        In the folder of a watched run, which grows with the training, only the report is written.
+        """
+        if self.path is not None and has_segments(self.path) and run_path(self.path) == run_path(path):
+            self._write_report(self.path, formats)
+            return self
         about: dict[str, Any] = {
             "command": self.kind.command, "configuration": self.configuration, "seed": self.seed, "device": self.device,
             "started": self.started, "summary": self.summary,
@@ -162,14 +169,17 @@ class Result:
                 write(run.path / name)
             if self.problems:
                 run.write_text(PROBLEMS, "\n".join(self.problems) + "\n")
-            if formats:
-                from normscope.report.write import write_report
-
-                write_report(run.path, self.report, (formats,) if isinstance(formats, str) else formats)
+            self._write_report(run.path, formats)
         if self.kind.grows and not self.problems:
             (run_path(path) / PROBLEMS).unlink(missing_ok=True)  # of an earlier command in the same folder
         object.__setattr__(self, "path", run_path(path))
         return self
+
+    def _write_report(self, folder: Path, formats: Sequence[str]) -> None:
+        if formats:
+            from normscope.report.write import write_report
+
+            write_report(folder, self.report, (formats,) if isinstance(formats, str) else formats)
 
     def _repr_html_(self) -> str:
         from normscope.report.notebook import render_summary

@@ -3,6 +3,7 @@
 While a forward pass is observed, it passes q, k and v to the observer; otherwise it computes attention and nothing more.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normscope.models.hooks import suspended
 from normscope.models.observe import Softmax
+from normscope.models.wrapped import sharded_as_before
 
 IMPLEMENTATION = "normscope"
 
@@ -54,6 +57,7 @@ class AttentionCall:
 
 AttentionObserver = Callable[[AttentionCall], Tensor]  # gives the mixed values, (rows, heads, tokens, value)
 _observer: ContextVar[AttentionObserver | None] = ContextVar("observer", default=None)
+_observable: ContextVar[tuple[nn.Module, ...]] = ContextVar("observable", default=())
 _thorough: ContextVar[bool] = ContextVar("thorough", default=True)
 _biased: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # whether the mask of a module held numbers
 
@@ -74,57 +78,53 @@ def observing(observer: AttentionObserver, thorough: bool = True) -> Iterator[No
 
 @contextmanager
 def observable(model: nn.Module) -> Iterator[None]:
-    """Until the block ends: the model is in evaluation mode and calls our attention function; then it is as before.
+    """Until the block ends: the model is in evaluation mode, runs eagerly and calls our attention function.
 
+    Then it is as before: the attributes and buffers of its modules, which weights are sharded, and all random generators.
     Models that do not use the attention interface of ``transformers`` are left with what they call.
     """
+    if model in _observable.get():
+        yield
+        return
     modules = list(model.modules())  # once: walking through a large model takes a millisecond
     replaced = [(config, config._attn_implementation_internal) for config in _configs(modules)]
-    training = [module for module in modules if module.training]
-    buffers = [_Buffer.of(part, name, x) for part in modules for name, x in part._buffers.items() if x is not None]
-    devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
+    attributes = [(at, dict(at)) for module in modules for at in (vars(module), module._buffers)]
+    buffers = [(x, x.clone()) for part in modules for x in part._buffers.values() if x is not None]
+    token = _observable.set((*_observable.get(), model))
     try:
         if replaced:
             _register()
         for config, _ in replaced:
             config._attn_implementation_internal = IMPLEMENTATION
-        for module in training:
+        for module in modules:
             module.training = False
-        with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+        with _same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
             yield
     finally:
+        torch.clear_autocast_cache()  # weights that were cast without gradients must not serve the training
+        _observable.reset(token)
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation
-        for module in training:
-            module.training = True
-        for buffer in buffers:
-            buffer.restore()
+        for current, before in attributes:
+            for name in [name for name in current if name not in before]:
+                del current[name]
+            current.update((name, value) for name, value in before.items() if current.get(name, current) is not value)
+        for x, content in buffers:
+            if not x.is_inference() and (x.is_contiguous() or not torch.equal(x, content)):
+                x.data.copy_(content)  # without a comparison, which would wait for the device
 
 
-@dataclass(frozen=True)
-class _Buffer:
-    """A buffer of a module as it was; ``version`` counts what wrote to it."""
-
-    module: nn.Module
-    name: str
-    tensor: Tensor
-    copy: Tensor
-    version: int
-
-    @classmethod
-    def of(cls, module: nn.Module, name: str, tensor: Tensor) -> "_Buffer":
-        return cls(module, name, tensor, tensor.clone(), _version(tensor))
-
-    def restore(self) -> None:
-        """Undo what was written; a GPU is not asked for values that no operation wrote to."""
-        replaced = self.module._buffers.get(self.name) is not self.tensor
-        written = not torch.equal(self.tensor, self.copy) if self.tensor.is_cpu else _version(self.tensor) != self.version
-        if replaced or written:
-            self.module._buffers[self.name] = self.tensor.copy_(self.copy)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+@contextmanager
+def _same_random_numbers(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Until the block ends, random numbers may be drawn; then all generators are where they were."""
+    devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
+    state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def _register() -> None:

@@ -26,6 +26,7 @@ from normscope.models.observe import AttentionStep, Rotation
 from normscope.models.offload import weight_of
 from normscope.models.precision import in_float32, wide
 from normscope.models.record import is_norm
+from normscope.models.wrapped import gathered
 
 _NEAR = 1e-4
 _ROTATION = "position_embeddings"
@@ -320,6 +321,7 @@ def _intercepted(model: nn.Module, module: nn.Module, args: tuple[Any, ...], kwa
             stack.enter_context(observable(model))
             stack.enter_context(observing(reach))
             trace.install(stack)
+            stack.enter_context(gathered(model, module))
             stack.enter_context(in_float32(module))
             module(*wide(args), **{name: wide(value) for name, value in kwargs.items()})
     except _ReachedError as reached:

@@ -27,6 +27,7 @@ from normscope.models.precision import HALF, all_in_float32, in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
 from normscope.models.tokenizing import special_ends
+from normscope.models.wrapped import gathered
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -64,13 +65,12 @@ class ModuleModel(Model):
         processor: Any = None,
     ) -> None:
         self.name, self.model, self.tokenizer, self.processor = name, model, tokenizer, processor
-        with observable(model):
-            probe = self._probed_as(False, stream, blocks, example)
         with ExitStack() as stack:
+            stack.enter_context(observable(model))
+            probe = self._probed_as(False, stream, blocks, example)
             if probe.degenerate:
                 stack.enter_context(typical_weights(model))
-                with observable(model):
-                    probe = self._probed_as(True, stream, blocks, example)
+                probe = self._probed_as(True, stream, blocks, example)
             self._take_structure(probe)
 
     def _probed_as(self, last: bool, *view: Any) -> Probe:
@@ -442,9 +442,11 @@ class ModuleModel(Model):
         module: Any = self._embedding
         if module is None:
             raise InputError(f"'{self.name}' has no table of token embeddings as wide as its stream")
-        rows: Tensor = module(torch.arange(module.weight.shape[0], device=self.device))
+        with gathered(self.model, module):
+            rows: Tensor = module(torch.arange(module.weight.shape[0], device=self.device)).detach()
         types = [part for name, part in self.model.named_modules() if name.endswith("token_type_embeddings")]
-        return self._embedding_factor * wide(rows.detach()) + (wide(types[0].weight[0].detach()) if types else 0.0)
+        first = weight_of(types[0]) if types else None
+        return self._embedding_factor * wide(rows) + (0.0 if first is None else wide(first[0]))
 
     @property
     def positions(self) -> Float[Tensor, "positions dim"] | None:

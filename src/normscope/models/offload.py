@@ -1,4 +1,4 @@
-"""Weights that are not in memory: read from the files that ``accelerate`` loads them from, and released after use."""
+"""Weights that are not in memory: read from the files that ``accelerate`` loads them from, or gathered from other processes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.models.wrapped import whole
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's parameters by name, without those of its parts; those that stay on disk are read.
+    """The module's parameters by name, without those of its parts; those that stay on disk are read, sharded ones gathered.
 
     Raises:
         InputError: if a parameter is nowhere.
@@ -37,7 +38,7 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _loaded(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     if not tensor.is_meta:
-        return tensor
+        return whole(module, name, tensor)
     for hook in _hooks(module):
         weights: Mapping[str, Tensor] | None = getattr(hook, "weights_map", None)
         if weights is not None and name in weights:

@@ -28,6 +28,7 @@ from normscope.models.inputs import accepted, probe_sample
 from normscope.models.loading import DISK, DTYPES, planned
 from normscope.models.model import Model
 from normscope.models.tokenizing import is_made_up
+from normscope.models.wrapped import unwrapped
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
@@ -91,14 +92,14 @@ def open_model(
         raise InputError(f"dtype={dtype}: a model in memory keeps its precision; convert it before, model.to(torch.{dtype})")
     if isinstance(source, Model):
         return source
+    source = unwrapped(source) if isinstance(source, nn.Module) else source
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
         return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device)
     if not isinstance(source, nn.Module):
         raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a torch.nn.Module")
-    module: Any = getattr(source, "_orig_mod", source)  # what torch.compile wraps
-    name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
-    return _module(name, module if device is None else module.to(device), tokenizer, **view)
+    name = str(getattr(getattr(source, "config", None), "_name_or_path", "")) or type(source).__name__
+    return _module(name, source if device is None else source.to(device), tokenizer, **view)
 
 
 def open_awake(module: nn.Module, **view: Any) -> Model:
@@ -280,11 +281,11 @@ def _module(name: str, model: Any, tokenizer: Any, **view: Any) -> Model:
     zeros = check_finite(name, model)
     tokenizer = None if not tokenizer or (not hasattr(tokenizer, "preprocess") and is_made_up(tokenizer)) else tokenizer
     refused = f"unsupported architecture: '{name}' ({type(model).__name__}) does not run on a small input: "
-    if view.get("example") is None:
-        with observable(model):
+    with observable(model):
+        if view.get("example") is None:
             view["example"] = probe_sample(model, refused)
-    with quietly():
-        opened = ModuleModel(name, model, tokenizer, **view)
+        with quietly():
+            opened = ModuleModel(name, model, tokenizer, **view)
     opened.zero_weights = zeros
     return opened
 

@@ -23,6 +23,7 @@ from normscope.models.attention_interface import AttentionCall
 from normscope.models.blocks import Block
 from normscope.models.hooks import Site
 from normscope.models.norm_modules import known_norm
+from normscope.models.offload import weight_of
 from normscope.models.record import Attended, Call, Record
 from normscope.schemes import Slots
 from normscope.schemes.update import Update
@@ -640,10 +641,12 @@ def _is_affine(call: Call) -> bool:
     """Whether a module is a convolution, or returned the product of its input and its weight, plus a bias."""
     if isinstance(call.module, nn.modules.conv._ConvNd):
         return True
-    weight, x, y = getattr(call.module, "weight", None), call.inputs[0], call.outputs[0]
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.is_meta:
+    stored, x, y = getattr(call.module, "weight", None), call.inputs[0], call.outputs[0]
+    weight = weight_of(call.module) if isinstance(stored, Tensor) and stored.ndim == 2 and not stored.is_meta else None
+    if weight is None:
         return isinstance(call.module, nn.Linear)
-    W = weight.detach().to(x) if weight.shape[0] == x.shape[-1] and weight.shape[1] == y.shape[-1] else weight.detach().to(x).mT
+    weight = weight.to(x)
+    W = weight if weight.shape[0] == x.shape[-1] and weight.shape[1] == y.shape[-1] else weight.mT
     for matrix in (W, W.mT) if W.shape[0] == W.shape[1] else (W,):
         if matrix.shape == (x.shape[-1], y.shape[-1]):
             rest = (y - x @ matrix).flatten(0, -2).double()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.models.observe import AttentionStep, Observer, OnAttention, SublayerStep
+from normscope.models.wrapped import is_sharded, other_weights, sharding_modules
 
 HALF = (torch.bfloat16, torch.float16)
 T = TypeVar("T")
@@ -79,14 +80,8 @@ def _widened(observe: OnAttention | None, device: torch.device) -> OnAttention |
 @contextmanager
 def all_in_float32(model: nn.Module) -> Iterator[None]:
     """Until the block ends, the whole model is in float32: for modules that use the weights of others without calling them."""
-    stored = [(tensor, tensor.data) for module in model.modules() for _, tensor in _own(module) if tensor.dtype in HALF]
-    try:
-        for tensor, data in stored:
-            tensor.data = data.float()
+    with other_weights(model, lambda module, name, x: x.float() if x.dtype in HALF else None):
         yield
-    finally:
-        for tensor, data in stored:
-            tensor.data = data
 
 
 @contextmanager
@@ -111,10 +106,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
     try:
         with ExitStack() as stack:
+            sharding = sharding_modules(model)  # which may round what they gather and read, and release it after use
             for module in model.modules():
-                if any(tensor.dtype in HALF for _, tensor in _own(module)):
+                if module in sharding or any(x.dtype in HALF or is_sharded(x) for _, x in _own(module)):
                     stack.callback(module.register_forward_pre_hook(widen, with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(restore, always_call=True).remove)
+                    stack.callback(module.register_forward_hook(restore, always_call=True, prepend=bool(sharding)).remove)
             yield
     finally:  # an interrupt in a module leaves its weights widened
         for module, _ in list(stored):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from normscope.models.placement import Placement, placement_of
 from normscope.models.proof import proved_again, proved_heads
 from normscope.models.record import Attended, Record, Recorder, is_norm
 from normscope.models.states import floats
+from normscope.models.wrapped import other_weights
 
 _NEAR = 1e-5
 
@@ -206,18 +208,17 @@ def typical_weights(model: nn.Module) -> Iterator[None]:
 
     Parameters of other modules, such as learned scales of updates, stay as they are. Holds a second copy of the weights.
     """
-    generator = torch.Generator().manual_seed(0)
-    replaced = []
-    for module in model.modules():
+    paths = {module: path for path, module in model.named_modules()}
+
+    def drawn(module: nn.Module, name: str, weights: Tensor) -> Tensor | None:
         own = [p for p in module.parameters(recurse=False) if p.is_floating_point()]
-        if any(p.ndim > 1 for p in own) or is_norm(module):
-            replaced += [(p, p.data) for p in own]
-    try:
-        for parameter, weights in replaced:
-            drawn = torch.randn(weights.shape, generator=generator)
-            size = 0.1 if weights.ndim < 2 else weights.shape[-1] ** -0.5
-            parameter.data = (size * drawn + (weights.ndim < 2)).to(weights)
+        if name not in module._parameters or not weights.is_floating_point():
+            return None
+        if not any(p.ndim > 1 for p in own) and not is_norm(module):
+            return None
+        generator = torch.Generator().manual_seed(crc32(f"{paths[module]}.{name}".encode()))  # the same in every process
+        size = 0.1 if weights.ndim < 2 else weights.shape[-1] ** -0.5
+        return (size * torch.randn(weights.shape, generator=generator) + (weights.ndim < 2)).to(weights)
+
+    with other_weights(model, drawn):
         yield
-    finally:
-        for parameter, weights in replaced:
-            parameter.data = weights

@@ -1,10 +1,9 @@
 // The page's figures: drawn when they come into view, again when colours or widths change; heads linked across maps.
 (() => {
   "use strict";
-  const page = JSON.parse(document.getElementById("figures-data").textContent);
-  const figures = page.figures, root = document.documentElement;
+  const page = JSON.parse(document.getElementById("figures-data").textContent), root = document.documentElement;
   const screenDark = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
-  const plots = new Map([...document.querySelectorAll(".plot")].map(plot => [plot, { ...figures[plot.dataset.figure], plot }]));
+  const plots = new Map();  // element → figure
   let chosen = null, printed = false;
 
   const isDark = () => !printed && !paper.matches && (root.dataset.theme ? root.dataset.theme === "dark" : screenDark.matches);
@@ -93,7 +92,6 @@
       else if (figure.drawn && Math.abs(figure.room - entry.target.clientWidth) > 2) drawChart(figure);
     }
   });
-  for (const plot of plots.keys()) { seen.observe(plot); sized.observe(plot); }
   screenDark.addEventListener("change", redraw);
   paper.addEventListener("change", () => paper.matches ? print() : redraw());
 
@@ -108,12 +106,12 @@
 
   // Legends: buttons that show one line alone, in all panels of a figure that have the same lines.
   const svg = (mark, style) => `<svg viewBox="0 0 26 8" aria-hidden="true">${mark.replace("STYLE", `style="${style}"`)}</svg>`;
-  for (const figure of plots.values()) {
+  function addLegend(figure) {
     const meta = figure.spec?.usermeta, legend = figure.plot.parentElement.querySelector(".legend");
-    if (!meta?.names?.length) continue;
+    if (!meta?.names?.length) return;
     const group = [...figure.plot.closest("figure").querySelectorAll(".plot")].map(plot => plots.get(plot))
       .filter(other => other.spec?.usermeta.names?.join("\n") === meta.names.join("\n"));
-    if (group[0] !== figure) continue;
+    if (group[0] !== figure) return;
     meta.names.forEach((name, i) => {
       const button = element("button", undefined, { type: "button", ariaPressed: "false" });
       const colour = `var(--line-${i % page.light.config.range.category.length})`, dash = meta.dashes[i].join(" ");
@@ -128,6 +126,12 @@
       legend.append(button);
     });
   }
+  function add(figures) {
+    const made = [...document.querySelectorAll(".plot")].filter(plot => !plots.has(plot));
+    for (const plot of made) plots.set(plot, { ...figures[plot.dataset.figure], plot });
+    for (const plot of made) { seen.observe(plot); sized.observe(plot); addLegend(plots.get(plot)); }
+  }
+  add(page.figures);
 
   // Heads: a choice in one map shows in all, with all numbers of that head.
   const heads = [...plots.values()].filter(figure => figure.spec?.usermeta.layers);
@@ -183,22 +187,21 @@
   if (contents && innerWidth < 1088) contents.open = false;
   addEventListener("hashchange", reveal);
   reveal();
-  const links = new Map([...document.querySelectorAll("nav a")].map(link => [link.hash.slice(1), link]));
+  const linkTo = id => document.querySelector(`nav a[href="#${CSS.escape(id)}"]`);
   const current = new IntersectionObserver(entries => {
-    for (const { target, isIntersecting } of entries) links.get(target.id)?.toggleAttribute("aria-current", isIntersecting);
+    for (const { target, isIntersecting } of entries) linkTo(target.id)?.toggleAttribute("aria-current", isIntersecting);
   }, { rootMargin: "-15% 0px -70%" });
-  for (const section of document.querySelectorAll("main section[id]")) current.observe(section);
-  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; redraw(); });
-  for (const button of document.querySelectorAll("button.save")) {
-    button.addEventListener("click", async () => {
-      const shown = [...button.closest("figure").querySelectorAll(".plot")].map(plot => plots.get(plot));
-      for (const figure of shown) {
-        const link = element("a", "", { download: `${figure.name}.png` });
-        link.href = await picture(figure);
-        link.click();
-      }
-    });
-  }
+  const mark = () => { for (const section of document.querySelectorAll("main section[id]")) current.observe(section); };
+  mark();
+  document.addEventListener("click", async ({ target }) => {
+    if (target.id === "theme") { root.dataset.theme = isDark() ? "light" : "dark"; redraw(); }
+    if (!target.matches?.("button.save")) return;
+    for (const figure of [...target.closest("figure").querySelectorAll(".plot")].map(plot => plots.get(plot))) {
+      const link = element("a", "", { download: `${figure.name}.png` });
+      link.href = await picture(figure);
+      link.click();
+    }
+  });
   async function picture(figure) {
     if (figure.spec) {
       const made = { ...figure.spec, config: page.light.config, title: figure.title, padding: 12 };
@@ -213,5 +216,53 @@
     for (const canvas of [below, above]) pen.drawImage(canvas, 0, 0);
     return whole.toDataURL();
   }
-  window.normscope = { plots, draw, choose, isDark };
+
+  // The same page, later: texts are replaced, figures keep their places and are drawn again with the new numbers.
+  const nameOf = plot => `${plot.closest("figure").id} ${[...plot.closest("figure").querySelectorAll(".plot")].indexOf(plot)}`;
+  const lines = figure => figure.spec?.usermeta.names?.join("\n");
+  function renew(later) {
+    const { figures } = JSON.parse(later.getElementById("figures-data").textContent);
+    const main = document.importNode(later.querySelector("main"), true), folds = [...document.querySelectorAll("main details")].map(fold => fold.open);
+    const before = new Map([...plots.keys()].map(plot => [nameOf(plot), plot]));
+    const places = [...main.querySelectorAll(".plot")].map(place => [place, before.get(nameOf(place))]);
+    const kept = places.filter(([place, plot]) => plot && plots.get(plot).spec && lines(plots.get(plot)) === lines(figures[place.dataset.figure]));
+    for (const [place, plot] of kept) {
+      Object.assign(plots.get(plot), figures[place.dataset.figure], { drawn: null, values: undefined });
+      place.parentElement.querySelector(".legend").replaceWith(plot.parentElement.querySelector(".legend"));
+      place.replaceWith(plot);
+    }
+    const stay = new Set(kept.map(([, plot]) => plot));
+    for (const plot of [...plots.keys()].filter(plot => !stay.has(plot))) {
+      seen.unobserve(plot);
+      sized.unobserve(plot);
+      plots.get(plot).view?.finalize();
+      plots.delete(plot);
+    }
+    main.querySelectorAll("details").forEach((fold, i) => { fold.open = folds[i] ?? fold.open; });
+    document.querySelector("main").replaceWith(main);
+    document.querySelector("nav")?.replaceWith(document.importNode(later.querySelector("nav") ?? element("div"), true));
+    for (const plot of stay) { seen.unobserve(plot); seen.observe(plot); }
+    add(figures);
+    mark();
+  }
+
+  // A page that has loaded itself again, since its run grows, looks as before: place, folds, heights of figures, colours.
+  const key = `normscope ${location.pathname}`;
+  const restore = place => {
+    const block = place && document.getElementById(place.id);
+    if (block) scrollBy({ top: block.getBoundingClientRect().top - place.top, behavior: "instant" });
+  };
+  let kept = null;
+  try {
+    kept = JSON.parse(sessionStorage.getItem(key));
+    sessionStorage.removeItem(key);
+  } catch { /* a page inside another one may not store anything */ }
+  if (kept) {
+    history.scrollRestoration = "manual";
+    if (kept.theme) root.dataset.theme = kept.theme;
+    document.querySelectorAll("details").forEach((fold, i) => { fold.open = kept.open[i] ?? fold.open; });
+    [...plots.keys()].forEach((plot, i) => { if (kept.heights[i]) plot.style.minHeight = `${kept.heights[i]}px`; });
+    restore(kept.place);
+  }
+  window.normscope = { plots, draw, choose, isDark, renew, restore, key };
 })();

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -29,6 +29,7 @@ def render_page(
     facts: Sequence[tuple[str, str]] = (),
     findings: Sequence[Finding] = (),
     footer: str = "",
+    follow: Mapping[str, Any] | None = None,
 ) -> str:
     """The whole page as HTML; all texts are plain and escaped, all figures are inside.
 
@@ -39,6 +40,8 @@ def render_page(
         facts: key figures, each a name and a value.
         findings: those of the whole result; the five that matter most are cards, the others are folded below them.
         footer: a line at the end.
+        follow: for a page that is replaced while it is read: ``seconds`` until it loads itself again, or where it asks for
+            ``news`` and its ``version``.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -66,10 +69,11 @@ def render_page(
         light=_variables("light"),
         dark=_variables("dark"),
         css=Markup(_file("page.css")),
-        data=Markup(compact({**themes, "figures": plots})),
+        data=Markup(compact({**themes, "figures": plots, **({"follow": dict(follow)} if follow else {})})),
         vega=Markup(vega_script() if any("spec" in plot for plot in plots) else ""),
         sphere_script=Markup(_file("sphere.js") if any("data" in plot for plot in plots) else ""),
         script=Markup(_file("page.js")),
+        follow_script=Markup(_file("follow.js") if follow else ""),
     )
 
 

@@ -24,6 +24,7 @@ from normscope.runs.folders import (
     unfinished_runs,
 )
 from normscope.runs.growing import FINISHED, INTERRUPTED, RUNNING, GrowingRun, check_free, growth
+from normscope.runs.segments import has_segments, segments
 
 __all__ = [
     "FINISHED",
@@ -41,6 +42,7 @@ __all__ = [
     "fresh_path",
     "grown_run",
     "growth",
+    "has_segments",
     "is_locked",
     "is_run",
     "locked",
@@ -51,6 +53,7 @@ __all__ = [
     "remove_abandoned",
     "resumable_path",
     "run_path",
+    "segments",
     "unfinished_folder",
     "unfinished_runs",
 ]

@@ -149,6 +149,7 @@ def grown_run(
     Files and folders of the same name are replaced. One process at a time: what another left unfinished is removed.
     """
     final, started = run_path(path), started or datetime.now(UTC)
+    final.mkdir(parents=True, exist_ok=True)
     for left in final.glob(".partial-*"):
         shutil.rmtree(left, ignore_errors=True)
     with raising_signals(), tempfile.TemporaryDirectory(prefix=".partial-", dir=final) as partial:

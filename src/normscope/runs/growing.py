@@ -1,6 +1,7 @@
 """A run folder that grows while the work goes on: readable at any moment, appended to by one process at a time."""
 
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from normscope.runs.folders import (
 from normscope.runs.segments import Session, has_segments
 
 LOCK = "lock"
+_PATIENCE, _RETRY = 1.0, 0.05  # seconds: a process that only reads whether the run is running holds its lock for a moment
 RUNNING, FINISHED, INTERRUPTED = "running", "finished", "interrupted"
 _OPEN: "weakref.WeakSet[GrowingRun]" = weakref.WeakSet()
 
@@ -97,8 +99,10 @@ def growth(folder: Path) -> str:
 
 def _locked(folder: Path) -> TextIO | None:
     """The lock of a folder, which is made; None on a disk without locks."""
+    deadline = time.monotonic() + _PATIENCE
     try:
-        lock = lock_file(folder / LOCK)
+        while (lock := lock_file(folder / LOCK)) is None and time.monotonic() < deadline:
+            time.sleep(_RETRY)
     except OSError as error:
         if error.errno in NO_LOCKS:
             return None
