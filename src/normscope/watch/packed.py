@@ -85,8 +85,9 @@ class Packed:
 
     def joined(self, sent: "Sent") -> dict[str, pd.DataFrame]:
         """The tables of numbers that were sent, and of those here."""
-        here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values])[None]
-        return _tables([*sent.entries, *self._entries], torch.cat((sent.numbers.tensor, here), 1).numpy())
+        numbers = sent.numbers.tensor
+        here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values]).expand(len(numbers), -1)
+        return _tables([*sent.entries, *self._entries], torch.cat((numbers, here), 1).numpy())
 
 
 def take_part(size: int, device: torch.device, group: "dist.ProcessGroup | None", ranks: int) -> None:

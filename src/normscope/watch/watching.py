@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,6 +18,8 @@ from normscope import __version__
 from normscope.errors import InputError
 from normscope.models import Model, open_awake
 from normscope.models.describe import scheme_text
+from normscope.models.foreign import library_errors
+from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
@@ -97,8 +99,9 @@ class Watch:
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        view = {"stream": stream, "blocks": blocks, "example": example_of(model, probe) if example is None else example}
-        self.model: Model = open_awake(model, **view)
+        example = example_of(model, probe) if example is None else example
+        with library_errors("the model cannot read the probe: ") if example is not None else nullcontext():
+            self.model: Model = open_awake(model, stream=stream, blocks=blocks, example=example)
         self.sample = sample_of(self.model, probe, rows, tokens)
         self.statistics = Statistics(self.model, self.sample)
         self.weights = Weights(self.model, self.ranks)
@@ -165,8 +168,9 @@ class Watch:
                 packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
             with _undisturbed(self.model.model):
                 self.model.forward(self.sample, self.statistics.read(packed))
-                sparse = self.statistics.finish()
-                self.weights.read(packed)
+                with exactly(device):
+                    sparse = self.statistics.finish()
+                    self.weights.read(packed)
             if self.ranks > 1:
                 _add_collapse(packed, sparse, self.noise)
                 sparse = []
