@@ -28,7 +28,7 @@ from normscope.watch.packed import Packed, Sent, Transfer
 from normscope.watch.probe_batch import sample_of
 
 SPARSE, NOISE = 0.95, 0.1  # the largest weight of a near-one-hot row, and the noise of collapse
-DRAWS = 100_000
+DRAWS = 20_000  # for each of many rows
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ def check_collapse(case: Case, collapse: float, logits: Tensor, head: int) -> No
         keys = row > -1e30
         shift = slope * torch.arange(len(row), dtype=torch.float64)
         drawn.append(sampled_collapse((row - shift)[keys], shift[keys]))
-    assert collapse == pytest.approx(np.mean(drawn), abs=0.005)
+    assert collapse == pytest.approx(np.mean(drawn), abs=0.01)
 
 
 def check_gains(case: Case, model: nn.Module, snapshot: Snapshot) -> None:
@@ -461,7 +461,8 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
 def test_learned_steps_of_a_model_of_ours_are_those_of_now(lerp: bool) -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
-    model = Transformer(TransformerConfig(NAMED["ngpt-lerp" if lerp else "ngpt"], layers=2, **sizes))
+    scheme = NAMED["ngpt-lerp" if lerp else "ngpt"]
+    model = Transformer(TransformerConfig(scheme, layers=2, **sizes))
     watch, states = Watch(model, probe=torch.randint(5, (2, 12))), list[Tensor]()
     moved(model, 0.2)
     handles = [block.register_forward_pre_hook(lambda module, args: states.append(args[0].double())) for block in model.decoder]
@@ -475,8 +476,12 @@ def test_learned_steps_of_a_model_of_ours_are_those_of_now(lerp: bool) -> None:
             alpha = float((learned.value * learned.ratio).abs().mean())
             assert_near(rows.loc[layer, name], {"scale": alpha, "carry": 1 - alpha if lerp else 1.0})
     layers = snapshot.tables["layers"]
-    assert_near(layers.loc[1], state_numbers(states[1], torch.ones(2, 12, dtype=torch.bool), False))
-    assert_near(layers.loc[0], block_numbers(*(x[:, 1:].flatten(0, 1) for x in states)))
+    assert_near(
+        layers.loc[1], state_numbers(states[1], torch.ones(2, 12, dtype=torch.bool), model.readout.norm.kind == "layer")
+    )
+    assert_near(
+        layers.loc[0], block_numbers(*(centred(x[:, 1:].flatten(0, 1), model.readout.norm.kind == "layer") for x in states))
+    )
 
 
 class PlainViT(nn.Module):
@@ -535,10 +540,8 @@ def joined(rows: list[Plain]) -> Plain:
     """Passes of single rows as one of all of them, padded with what must not count."""
 
     def padded(tensors: list[Tensor], dims: int, value: float) -> Tensor:
-        most = max(x.shape[-2] for x in tensors)
-        return torch.cat(
-            [F.pad(x, (0, (most - x.shape[-2]) * (dims > 1), 0, most - x.shape[-2]), value=value) for x in tensors]
-        )
+        missing = [max(y.shape[-2] for y in tensors) - x.shape[-2] for x in tensors]
+        return torch.cat([F.pad(x, (0, n * (dims > 1), 0, n), value=value) for x, n in zip(tensors, missing, strict=True)])
 
     def states(name: str) -> dict[nn.Module, Tensor]:
         several = [getattr(row, name) for row in rows]

@@ -79,15 +79,15 @@ class Packed:
 
         All processes must have added the same entries.
         """
-        device = self._values[0].device
+        device = next((values.device for values in self._values if values.is_cuda), self._values[0].device)
         packed = torch.cat([values.to(device, non_blocking=True) for values in self._values])
         return Sent(self._entries, Transfer.of(_gathered(packed, group, ranks)))
 
     def joined(self, sent: "Sent") -> dict[str, pd.DataFrame]:
         """The tables of numbers that were sent, and of those here."""
-        numbers = sent.numbers.tensor
-        here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values]).expand(len(numbers), -1)
-        return _tables([*sent.entries, *self._entries], torch.cat((numbers, here), 1).numpy())
+        here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values])[None]
+        there = sent.numbers.tensor
+        return _tables([*sent.entries, *self._entries], torch.cat((there, here.expand(len(there), -1)), 1).numpy())
 
 
 def take_part(size: int, device: torch.device, group: "dist.ProcessGroup | None", ranks: int) -> None:

@@ -46,7 +46,7 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     length = tokens if sample.features is None else None
 
     def cut(x: Tensor) -> Tensor:
-        return x[:rows, :length].contiguous()
+        return x[:rows, :length].clone()  # loops may reuse the memory of their batches
 
     positions, features = sample.positions, sample.features
     return replace(
@@ -55,7 +55,7 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
         targets=cut(sample.targets),
         attention_mask=cut(sample.attention_mask),
         positions=None if positions is None else cut(positions),
-        features=None if features is None else features[:rows].contiguous(),
+        features=None if features is None else features[:rows].clone(),
     )
 
 

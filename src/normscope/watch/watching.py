@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import pandas as pd
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, open_awake
+from normscope.models import Model, Observer, open_awake
 from normscope.models.describe import scheme_text
 from normscope.models.foreign import library_errors
 from normscope.models.precision import exactly
@@ -102,18 +102,33 @@ class Watch:
         example = example_of(model, probe) if example is None else example
         with library_errors("the model cannot read the probe: ") if example is not None else nullcontext():
             self.model: Model = open_awake(model, stream=stream, blocks=blocks, example=example)
-        self.sample = sample_of(self.model, probe, rows, tokens)
-        self.statistics = Statistics(self.model, self.sample)
         self.weights = Weights(self.model, self.ranks)
         memory = _Memory()
         self.alarms, self.tables = Alarms(alarms), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
-        if self.first:
-            self._destination = destination_of(memory if to is None else to, resume=resume)
-            self._destination.begin(self._about())
-            weakref.finalize(self, self._destination.close)
+        refused = None
+        try:
+            self.sample = sample_of(self.model, probe, rows, tokens)
+            if self.first:
+                self._destination = destination_of(memory if to is None else to, resume=resume)
+                self._destination.begin(self._about())
+                weakref.finalize(self, self._destination.close)
+        except InputError as error:
+            refused = error
+        self._agree(refused)
+        self.statistics = Statistics(self.model, self.sample)
+
+    def _agree(self, refused: InputError | None) -> None:
+        """Raise the error of any process on all of them, so that none waits for one that has ended."""
+        reasons = [None if refused is None else str(refused)]
+        if self.ranks > 1:
+            reasons *= self.ranks
+            dist.all_gather_object(reasons, reasons[0], group=self.group)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            raise refused or InputError(reason)
 
     def due(self, step: int) -> bool:
         """Whether the model is probed after this step; the first is 1."""
@@ -159,29 +174,56 @@ class Watch:
     @torch.no_grad()
     def _launch(self, loss: Tensor | float | None, numbers: Mapping[str, Any]) -> None:
         """One pass of the probe, whose numbers are then on their way to this process."""
-        began, packed, device = time.monotonic(), Packed(), self.model.device
+        began, packed, sparse = time.monotonic(), Packed(), list[SparseRows]()
+        numbers = {**({} if loss is None else {"loss": loss}), **numbers}
+        failure = None
         try:
             if self._gradients_of != self.steps:
                 self.weights.keep_gradients()
             self._gradients_of = -1
-            for name, value in {**({} if loss is None else {"loss": loss}), **numbers}.items():
+            for name, value in numbers.items():
                 packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
-            with _undisturbed(self.model.model):
-                self.model.forward(self.sample, self.statistics.read(packed))
-                with exactly(device):
-                    sparse = self.statistics.finish()
-                    self.weights.read(packed)
+            sparse = self._pass(packed)
             if self.ranks > 1:
                 _add_collapse(packed, sparse, self.noise)
                 sparse = []
-        except Exception:  # of the user's model; other processes wait for this one
-            if self.ranks > 1 and self._size:
-                take_part(self._size, device, self.group, self.ranks)
-            raise
-        sent, self._size = packed.sent(self.group, self.ranks), packed.size
+        except Exception as error:  # of the user's model
+            failure = error
+        if self.ranks > 1:
+            self._meet(packed, len(numbers), failure)
+        if failure is not None:
+            raise failure
+        sent = packed.sent(self.group, self.ranks)
         self.model.thorough = False  # what this pass has shown need not be asked of the device again
         if self.first:
             self._pending.append(_Pending(self.steps, sent, sparse, time.monotonic() - began))
+
+    def _pass(self, packed: Packed) -> list[SparseRows]:
+        """A pass of the probe, to its end whatever is observed: the layers of other processes may wait for those here."""
+        failures = list[Exception]()
+        with _undisturbed(self.model.model):
+            self.model.forward(self.sample, _patient(self.statistics.read(packed), failures))
+            with exactly(self.model.device):
+                sparse = [] if failures else self.statistics.finish()
+                self.weights.read(packed)
+        if failures:
+            raise failures[0]
+        return sparse
+
+    def _meet(self, packed: Packed, numbers: int, failure: Exception | None) -> None:
+        """Keep other processes from waiting for one whose pass failed.
+
+        In the first probe they ask each other; later this one takes part with as many numbers as there were then.
+        """
+        size = 0 if failure is not None else packed.size - numbers
+        if self._size and failure is not None:
+            take_part(self._size + numbers, self.model.device, self.group, self.ranks)
+        elif not self._size:
+            sizes = [0] * self.ranks
+            dist.all_gather_object(sizes, size, group=self.group)
+            if len(set(sizes)) > 1 or not size:
+                raise failure or RuntimeError("the probe failed on another process, or has other layers there")
+            self._size = size
 
     def _keep_pending(self) -> Snapshot | None:
         """Give what was launched to the destinations: the last snapshot."""
@@ -286,6 +328,25 @@ class _Pending:
 def _add_collapse(packed: Packed, sparse: list[SparseRows], noise: float) -> None:
     for layer, means in collapse_of(sparse, noise):
         packed.add("heads", "collapse", means, [{"layer": layer, "head": head} for head in range(len(means))])
+
+
+def _patient(observer: Observer, failures: list[Exception]) -> Observer:
+    """An observer that observes nothing more after a failure, which it keeps."""
+
+    def patient(call: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        def observe(*given: Any) -> Any:
+            if failures:
+                return None
+            try:
+                return call(*given) if call is not None else None
+            except Exception as error:  # the pass goes on
+                failures.append(error)
+                return None
+
+        return None if call is None else observe
+
+    calls = {each.name: patient(getattr(observer, each.name)) for each in fields(observer)}
+    return Observer(**calls)
 
 
 def _in_team() -> bool:
