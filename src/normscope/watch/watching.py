@@ -31,6 +31,7 @@ from normscope.watch.weights import Weights
 
 log = logging.getLogger("normscope.watch")
 _ROWS, _TOKENS = 4, 512
+_PROCESSES = "processes"  # how many took part in a probe
 
 
 class Watch:
@@ -185,6 +186,7 @@ class Watch:
                 packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
             sparse = self._pass(packed)
             if self.ranks > 1:
+                packed.add("steps", _PROCESSES, torch.ones(()), {}, "count")
                 _add_collapse(packed, sparse, self.noise)
                 sparse = []
         except Exception as error:  # of the user's model
@@ -239,6 +241,8 @@ class Watch:
         """The snapshot with its alarms, given to the destinations."""
         assert self._destination is not None
         faults_only(tables)
+        if self.ranks > 1 and int(tables["steps"].pop(_PROCESSES)[0]) < self.ranks:
+            raise RuntimeError("the probe failed on another process")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
         tables["steps"] = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
