@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models import NOTHING, Model, Sample, open_model
-from normscope.models.inputs import device_of, is_of_library
+from normscope.models import NOTHING, Model, Sample, open_awake
+from normscope.models.foreign import library_errors
+from normscope.models.inputs import device_of, is_of_library, main_input
 from normscope.models.wrapped import unwrapped
 
 _TOKENS = "input_ids"
@@ -56,16 +58,17 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     """The model, opened with an example; else a module whose configuration does not say what it reads, with the probe."""
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
     if example is not None or is_of_library(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
-        return open_model(model, example=example, **view)
+        return open_awake(model, example=example, **view)
     read = _read(probe)
     _check_device(read.device, device_of(inner))
     small = read[:2] if read.is_floating_point() else read[:2, :_SMALL]
-    try:
-        return open_model(model, example=small, **view)
-    except InputError:
-        if small.shape == read[:2].shape:
-            raise
-        return open_model(model, example=read[:2], **view)  # some modules read rows of one length only
+    with library_errors("the model cannot read the probe: "):
+        try:
+            return open_awake(model, example=small, **view)
+        except InputError:
+            if small.shape == read[:2].shape:
+                raise
+            return open_awake(model, example=read[:2], **view)  # some modules read rows of one length only
 
 
 def _check_device(probe: torch.device, model: torch.device) -> None:
@@ -96,17 +99,32 @@ def _read(probe: Any) -> Tensor:
 def _sample(model: Model, probe: Any) -> Sample:
     if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Mapping):
         probe = probe[0]
-    read = _read(probe)
-    _check_device(read.device, model.device)
     named = probe if isinstance(probe, Mapping) or hasattr(probe, "keys") else {}
-    both = named.get(_TOKENS) is not None and any(named.get(name) is not None for name in _FEATURES)
+    names = dict.fromkeys((*_FEATURES, main_input(model.model) or _TOKENS))
+    features = next((named[name] for name in names if name != _TOKENS and named.get(name) is not None), None)
+    both = named.get(_TOKENS) is not None and features is not None
+    read = _read(probe if features is None or both else features)
+    _check_device(read.device, model.device)
     try:
         sample = Sample.of(read) if both else model.batch(read)
     except InputError as error:
         raise InputError(f"probe= cannot be read: {error}") from error
-    mask, labels = named.get("attention_mask"), named.get("labels")
-    if mask is not None and mask.shape == sample.tokens.shape:
-        sample = replace(sample, attention_mask=mask.bool())
-    if labels is not None and labels.shape == sample.tokens.shape:
+
+    def given(name: str) -> Tensor | None:
+        x = named.get(name)
+        return x if isinstance(x, Tensor) and x.shape == sample.tokens.shape else None
+
+    mask, labels, positions = (given(name) for name in ("attention_mask", "labels", "position_ids"))
+    if named.get(_TOKENS) is not None:
+        sample = replace(sample, positions=positions, features=features)
+    if labels is not None:
         sample = replace(sample, targets=torch.where(labels < 0, NOTHING, labels))
-    return replace(sample, features=_read({name: named[name] for name in _FEATURES if name in named})) if both else sample
+    return sample if mask is None or named.get(_TOKENS) is None else _padded(sample, mask.bool())
+
+
+def _padded(sample: Sample, mask: Bool[Tensor, "rows tokens"]) -> Sample:
+    """The sample with a mask; padding at the beginning of a row moves to its end, where a Sample has it."""
+    order = (~mask).long().argsort(dim=1, stable=True)
+    positions = None if sample.positions is None else sample.positions.gather(1, order)
+    tokens, targets, mask = (x.gather(1, order) for x in (sample.tokens, sample.targets, mask))
+    return replace(sample, tokens=tokens, targets=targets, attention_mask=mask, positions=positions)

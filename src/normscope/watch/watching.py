@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import pandas as pd
@@ -18,6 +18,7 @@ from normscope import __version__
 from normscope.errors import InputError
 from normscope.models import Model, Observer
 from normscope.models.describe import scheme_text
+from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
@@ -101,7 +102,8 @@ class Watch:
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
         self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
-        self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
+        memory = _Memory()
+        self.alarms, self.tables = Alarms(alarms), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
@@ -109,7 +111,7 @@ class Watch:
         try:
             self.sample = sample_of(self.model, probe, rows, tokens)
             if self.first:
-                self._destination = destination_of(self._keep if to is None or to == [] else to, resume=resume)
+                self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 weakref.finalize(self, self._destination.close)
         except InputError as error:
@@ -131,11 +133,15 @@ class Watch:
         """Whether the model is probed after this step; the first is 1."""
         return not self._closed and (step == 1 or step % self.every == 0)
 
-    def gradients(self) -> None:
-        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
-        if self.due(self.steps + 1):
+    def gradients(self, step: int | None = None) -> None:
+        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``.
+
+        ``step`` is its number, where the loop has one.
+        """
+        step = self.steps + 1 if step is None else step
+        if self.due(step):
             self.weights.keep_gradients()
-            self._gradients_of = self.steps + 1
+            self._gradients_of = step
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
@@ -197,8 +203,9 @@ class Watch:
         failures = list[Exception]()
         with _undisturbed(self.model.model):
             self.model.forward(self.sample, _patient(self.statistics.read(packed), failures))
-            sparse = [] if failures else self.statistics.finish()
-            self.weights.read(packed)
+            with exactly(self.model.device):
+                sparse = [] if failures else self.statistics.finish()
+                self.weights.read(packed)
         if failures:
             raise failures[0]
         return sparse
@@ -251,11 +258,6 @@ class Watch:
                 self.on_alarm(alarm)
         return snapshot
 
-    def _keep(self, snapshot: Snapshot) -> None:
-        for name, table in snapshot.tables.items():
-            before = [self.tables[name]] if name in self.tables else []
-            self.tables[name] = pd.concat([*before, table], ignore_index=True)
-
     def _about(self) -> dict[str, Any]:
         model, (rows, tokens) = self.model, self.sample.tokens.shape
         return {
@@ -301,6 +303,18 @@ class Watch:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A destination that keeps tables; not the watch, which would then hold its model as long as the interpreter runs."""
+
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        for name, table in snapshot.tables.items():
+            before = [self.tables[name]] if name in self.tables else []
+            self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
 
 @dataclass(frozen=True)
