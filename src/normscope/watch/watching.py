@@ -291,12 +291,12 @@ class Watch:
     def close(self) -> None:
         """End the watch: what is not yet on disk is written. Later steps are not probed."""
         self._closed = True
-        try:
-            self._keep_pending()
-        except Exception as error:  # as in ``step``
-            self._warn(error)
-        if self._destination is not None:
-            self._destination.close()
+        ends = [self._keep_pending] if self._destination is None else [self._keep_pending, self._destination.close]
+        for end in ends:
+            try:
+                end()
+            except Exception as error:  # as in ``step``
+                self._warn(error)
 
     def __enter__(self) -> Self:
         return self
