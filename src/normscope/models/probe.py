@@ -108,7 +108,10 @@ class Probe:
         if name not in by_name and len(alike) == 1:
             return by_name[alike[0]]
         if name not in by_name:
-            raise InputError(f"stream={name!r}: the model has {', '.join(by_name)}{did_you_mean(name, by_name)}")
+            raise InputError(
+                known=f"{', '.join(by_name)}{did_you_mean(name, by_name)}"
+                f"stream={name!r}: there is no residual stream of that name; the model has {known}"
+            )
         return by_name[name]
 
     @property
@@ -182,6 +185,24 @@ def _sample_of(example: Tensor | Sample) -> Sample:
     numbers = torch.arange(2, device=example.device).expand(len(example), 2)
     sample = Sample.of(numbers)
     return Sample(sample.tokens, sample.targets, sample.attention_mask, features=example)
+
+
+@contextmanager
+def zero_scales_as_one(model: nn.Module) -> Iterator[bool]:
+    """Until the block ends: 1 in place of learned scales that are 0, since a block that adds nothing hides what it does.
+
+    Yields whether there are any.
+    """
+    own = ([*module.parameters(recurse=False)] for module in model.modules() if not is_norm(module))
+    scales = [p for several in own if all(p.numel() == max(p.shape, default=1) for p in several) for p in several]
+    zero = [(scale, scale.data) for scale in scales if not bool(scale.any())]
+    try:
+        for scale, data in zero:
+            scale.data = torch.ones_like(data)
+        yield bool(zero)
+    finally:
+        for scale, data in zero:
+            scale.data = data
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Run folders: complete or absent, or of a run that is watched and grows."""
 
 from normscope.runs.folders import (
+    UNFINISHED,
     KeptTables,
     Parts,
     RunFolder,
@@ -24,12 +25,13 @@ from normscope.runs.folders import (
     unfinished_runs,
 )
 from normscope.runs.growing import FINISHED, INTERRUPTED, RUNNING, GrowingRun, check_free, growth
-from normscope.runs.segments import has_segments, segments
+from normscope.runs.segments import has_segments, segments_of
 
 __all__ = [
     "FINISHED",
     "INTERRUPTED",
     "RUNNING",
+    "UNFINISHED",
     "GrowingRun",
     "KeptTables",
     "Parts",
@@ -53,7 +55,7 @@ __all__ = [
     "remove_abandoned",
     "resumable_path",
     "run_path",
-    "segments",
+    "segments_of",
     "unfinished_folder",
     "unfinished_runs",
 ]

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import pandas as pd
@@ -16,19 +16,21 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, Observer, open_model
+from normscope.models import Model, Observer
 from normscope.models.describe import scheme_text
+from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
-from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
+from normscope.watch.alarms import Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import features_in, sample_of
+from normscope.watch.probe_batch import open_with, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
 
 log = logging.getLogger("normscope.watch")
 _ROWS, _TOKENS = 4, 512
+_PROCESSES = "processes"  # how many took part in a probe
 
 
 class Watch:
@@ -59,7 +61,7 @@ class Watch:
             a ``Snapshot``, or a list of those. By default they are kept in memory, in ``tables``.
         rows, tokens: how much of the probe is read: rows, and tokens of each; None for all.
         noise: the RMS noise of the collapse probability.
-        alarms: the rules that are applied; () for none.
+        alarms: the rules that are applied, by default ``normscope.watch.RULES``; () for none.
         on_alarm: called with every alarm, which is also logged.
         resume: whether a run folder may be continued.
         start: the number of steps that were taken before.
@@ -80,7 +82,7 @@ class Watch:
         rows: int | None = _ROWS,
         tokens: int | None = _TOKENS,
         noise: float = NOISE,
-        alarms: Iterable[Rule] = RULES,
+        alarms: Iterable[Rule] | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         resume: bool = False,
         start: int = 0,
@@ -89,18 +91,19 @@ class Watch:
         example: Tensor | None = None,
         group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        for name, value in {"every": every, "rows": rows, "tokens": tokens}.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+        _check_numbers(every=every, rows=1 if rows is None else rows, tokens=1 if tokens is None else tokens)
+        _check_numbers(0, start=start)
+        if on_alarm is not None and not callable(on_alarm):
+            raise InputError(f"on_alarm={on_alarm!r}: give a function that takes an alarm")
         if not 0 <= noise < 1:
             raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        example = features_in(probe) if example is None else example
-        self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
+        self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
-        self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
+        memory = _Memory()
+        self.alarms, self.tables = Alarms(alarms), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
@@ -108,7 +111,7 @@ class Watch:
         try:
             self.sample = sample_of(self.model, probe, rows, tokens)
             if self.first:
-                self._destination = destination_of(self._keep if to is None else to, resume=resume)
+                self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 weakref.finalize(self, self._destination.close)
         except InputError as error:
@@ -130,11 +133,15 @@ class Watch:
         """Whether the model is probed after this step; the first is 1."""
         return not self._closed and (step == 1 or step % self.every == 0)
 
-    def gradients(self) -> None:
-        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
-        if self.due(self.steps + 1):
+    def gradients(self, step: int | None = None) -> None:
+        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``.
+
+        ``step`` is its number, where the loop has one.
+        """
+        step = self.steps + 1 if step is None else step
+        if self.due(step):
             self.weights.keep_gradients()
-            self._gradients_of = self.steps + 1
+            self._gradients_of = step
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
@@ -147,8 +154,8 @@ class Watch:
             step: the number of the step, where the loop has one; by default they are counted.
             numbers: further numbers to keep with it, such as the learning rate.
         """
-        self.steps = self.steps + 1 if step is None else step
         try:
+            self.steps = self.steps + 1 if step is None else int(step)
             self._keep_pending()
             if self.due(self.steps):
                 self._launch(loss, numbers)
@@ -177,6 +184,7 @@ class Watch:
                 packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
             sparse = self._pass(packed)
             if self.ranks > 1:
+                packed.add("steps", _PROCESSES, torch.ones(()), {}, "count")
                 _add_collapse(packed, sparse, self.noise)
                 sparse = []
         except Exception as error:  # of the user's model
@@ -195,8 +203,9 @@ class Watch:
         failures = list[Exception]()
         with _undisturbed(self.model.model):
             self.model.forward(self.sample, _patient(self.statistics.read(packed), failures))
-            sparse = [] if failures else self.statistics.finish()
-            self.weights.read(packed)
+            with exactly(self.model.device):
+                sparse = [] if failures else self.statistics.finish()
+                self.weights.read(packed)
         if failures:
             raise failures[0]
         return sparse
@@ -230,6 +239,8 @@ class Watch:
         """The snapshot with its alarms, given to the destinations."""
         assert self._destination is not None
         faults_only(tables)
+        if self.ranks > 1 and int(tables["steps"].pop(_PROCESSES)[0]) < self.ranks:
+            raise RuntimeError("the probe failed on another process")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
         tables["steps"] = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
@@ -246,11 +257,6 @@ class Watch:
             if self.on_alarm is not None:
                 self.on_alarm(alarm)
         return snapshot
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        for name, table in snapshot.tables.items():
-            before = [self.tables[name]] if name in self.tables else []
-            self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
     def _about(self) -> dict[str, Any]:
         model, (rows, tokens) = self.model, self.sample.tokens.shape
@@ -285,18 +291,30 @@ class Watch:
     def close(self) -> None:
         """End the watch: what is not yet on disk is written. Later steps are not probed."""
         self._closed = True
-        try:
-            self._keep_pending()
-        except Exception as error:  # as in ``step``
-            self._warn(error)
-        if self._destination is not None:
-            self._destination.close()
+        ends = [self._keep_pending] if self._destination is None else [self._keep_pending, self._destination.close]
+        for end in ends:
+            try:
+                end()
+            except Exception as error:  # as in ``step``
+                self._warn(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """A destination that keeps tables; not the watch, which would then hold its model as long as the interpreter runs."""
+
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        for name, table in snapshot.tables.items():
+            before = [self.tables[name]] if name in self.tables else []
+            self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -331,6 +349,12 @@ def _patient(observer: Observer, failures: list[Exception]) -> Observer:
 
     calls = {each.name: patient(getattr(observer, each.name)) for each in fields(observer)}
     return Observer(**calls)
+
+
+def _check_numbers(least: int = 1, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"{name}={value!r}: give a whole number of at least {least}")
 
 
 def _in_team() -> bool:
