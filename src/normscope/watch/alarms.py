@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from normscope.errors import InputError
@@ -46,6 +46,18 @@ class Alarm:
         return asdict(self)
 
 
+class Reading(NamedTuple):
+    """The number of one place, and the name of its tensor if the place has several."""
+
+    number: float
+    layer: int = NOWHERE
+    head: int = NOWHERE
+    tensor: str = ""
+
+
+Measure = Callable[[Tables], Iterable[Reading]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A number for each place of a model, and when it is too large or too small.
@@ -56,8 +68,7 @@ class Rule:
 
     Attributes:
         name: a few words.
-        measure: from the tables of a probe to a table with ``number`` and, where they apply, ``layer``, ``head`` and
-            ``tensor``. Numbers that are NaN breach nothing.
+        measure: from the tables of a probe to its readings; numbers that are NaN breach nothing.
         limit: the number from which on a place may breach the rule.
         sentence: what is reported, with ``{place}``, ``{number}``, ``{early}`` and, where there is one, ``{tensor}``.
         advice: what may help.
@@ -69,7 +80,7 @@ class Rule:
     """
 
     name: str
-    measure: Callable[[Tables], pd.DataFrame]
+    measure: Measure
     limit: float
     sentence: str
     advice: str
@@ -147,28 +158,19 @@ class Alarms:
         """The alarms that the next probe raises: one for each rule at most, at the place where it is worst."""
         alarms = []
         for rule, history in zip(self.rules, self._histories, strict=True):
-            readings = _readings(rule.measure(snapshot.tables))
-            places = history.add(rule, {place: number for place, (number, _) in readings.items()})
+            readings: dict[Place, Reading] = {}
+            for reading in rule.measure(snapshot.tables):
+                readings.setdefault((reading.layer, reading.head), reading)
+            places = history.add(rule, {place: reading.number for place, reading in readings.items()})
             if places:
-                worst = (min if rule.below else max)(places, key=lambda place: readings[place][0])
+                worst = (min if rule.below else max)(places, key=lambda place: readings[place].number)
                 early = history.early.get(worst, math.nan)
-                alarms.append(_alarm(rule, snapshot.step, worst, *readings[worst], early, len(places) - 1))
+                alarms.append(_alarm(rule, snapshot.step, readings[worst], early, len(places) - 1))
         return alarms
 
 
-def _readings(table: pd.DataFrame) -> dict[Place, tuple[float, str]]:
-    """Number and tensor of each place; the first row of those that share one."""
-    rows = len(table)
-    layers, heads = (table[name].tolist() if name in table else [NOWHERE] * rows for name in ("layer", "head"))
-    tensors = table["tensor"].tolist() if "tensor" in table else [""] * rows
-    readings: dict[Place, tuple[float, str]] = {}
-    for layer, head, number, tensor in zip(layers, heads, table["number"].tolist(), tensors, strict=True):
-        readings.setdefault((int(layer), int(head)), (float(number), str(tensor)))
-    return readings
-
-
-def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, early: float, others: int) -> Alarm:
-    layer, head = place
+def _alarm(rule: Rule, step: int, reading: Reading, early: float, others: int) -> Alarm:
+    number, layer, head, tensor = reading
     where = "the model" if layer == NOWHERE else f"layer {layer}" + (f", head {head}" if head != NOWHERE else "")
     if others:
         where += f" (and {others} other place{'s' * (others > 1)})"
@@ -176,48 +178,56 @@ def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, earl
     return Alarm(step, rule.name, layer, head, number, f"{sentence} {rule.advice}", rule.severity)
 
 
-def column(table: str, name: str) -> Callable[[Tables], pd.DataFrame]:
+def column(table: str, name: str) -> Measure:
     """A measure: a column of a table, at every layer and head that the table has."""
 
-    def measure(tables: Tables) -> pd.DataFrame:
+    def measure(tables: Tables) -> list[Reading]:
         rows = tables.get(table)
         if rows is None or name not in rows:
-            return _NOTHING
-        return rows[[place for place in ("layer", "head") if place in rows]].assign(number=rows[name])
+            return []
+        layers, heads = (rows[place].tolist() if place in rows else [NOWHERE] * len(rows) for place in ("layer", "head"))
+        return [Reading(*values) for values in zip(rows[name].tolist(), layers, heads, strict=True)]
 
     return measure
 
 
-def _faults(tables: Tables) -> pd.DataFrame:
-    """Non-finite values of each tensor; those of the earliest layer come first."""
+def by_layer(table: str, name: str, reduce: Callable[[list[float]], float]) -> Measure:
+    """A measure: mean, largest or smallest value of a column in each layer."""
+    values_of = column(table, name)
+
+    def measure(tables: Tables) -> list[Reading]:
+        groups: dict[int, list[float]] = {}
+        for reading in values_of(tables):
+            if not math.isnan(reading.number):
+                groups.setdefault(reading.layer, []).append(reading.number)
+        return [Reading(reduce(values), layer) for layer, values in groups.items()]
+
+    return measure
+
+
+def _faults(tables: Tables) -> list[Reading]:
+    """Non-finite values; of the tensors of a layer, the first."""
     faults = tables.get("faults")
-    return _NOTHING if faults is None else faults[["layer", "tensor"]].assign(number=faults["count"])
+    if faults is None:
+        return []
+    return [
+        Reading(float(n), int(layer), tensor=name)
+        for n, layer, name in zip(faults["count"], faults["layer"], faults["tensor"], strict=True)
+    ]
 
 
-def _last_state(tables: Tables) -> pd.DataFrame:
+def _last_state(tables: Tables) -> list[Reading]:
     """The token cosine after the last layer."""
-    states = column("layers", "cosine")(tables)
-    return states.nlargest(1, "layer")
+    return sorted(column("layers", "cosine")(tables), key=lambda reading: reading.layer)[-1:]
 
 
-def _gradients_apart(tables: Tables) -> pd.DataFrame:
+def _gradients_apart(tables: Tables) -> list[Reading]:
     """The largest gradient norm of a layer over that of each."""
-    gradients = column("layers", "gradient")(tables)
-    known = gradients[gradients["number"] > 0]
-    return known.assign(number=known["number"].max() / known["number"])
+    known = [reading for reading in column("layers", "gradient")(tables) if reading.number > 0]
+    largest = max((reading.number for reading in known), default=math.nan)
+    return [reading._replace(number=largest / reading.number) for reading in known]
 
 
-def by_layer(table: str, name: str, how: Literal["mean", "max"]) -> Callable[[Tables], pd.DataFrame]:
-    """A measure: mean or largest value of a column in each layer."""
-
-    def measure(tables: Tables) -> pd.DataFrame:
-        groups = column(table, name)(tables).groupby("layer", as_index=False)
-        return groups.mean() if how == "mean" else groups.max()
-
-    return measure
-
-
-_NOTHING = pd.DataFrame({"layer": pd.Series(dtype=np.int64), "number": pd.Series(dtype=np.float64)})
 _RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
 NON_FINITE = Rule(
     "non-finite values", _faults, 0.0,
@@ -230,7 +240,7 @@ ATTENTION_LOGITS = Rule(
     f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0,
 )  # fmt: skip
 ATTENTION_ENTROPY = Rule(
-    "attention entropy", by_layer("heads", "entropy", "mean"), 0.1,
+    "attention entropy", by_layer("heads", "entropy", fmean), 0.1,
     "The attention of {place} has an entropy of {number} nats, near one-hot in all heads; it began at {early}.",
     f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0, below=True,
 )  # fmt: skip
@@ -266,7 +276,7 @@ GRADIENT_GROWTH = Rule(
     "The gradient norm is {number}; it began at {early}.", f"{_RATE}.", growth=20.0,
 )  # fmt: skip
 GAINS = Rule(
-    "gains", by_layer("norms", "gain_max", "max"), 0.0,
+    "gains", by_layer("norms", "gain_max", max), 0.0,
     "A gain of a norm in {place} has grown to {number}; the largest began at {early}.",
     f"{_RATE}, weight decay of gains.", growth=5.0,
 )  # fmt: skip
