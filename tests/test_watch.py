@@ -1,7 +1,11 @@
 """A watched training: every number of a snapshot against plain hooks, autograd and draws, of the parameters as they are now."""
 
+import copy
+import gc
 import itertools
 import math
+import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +15,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import BatchEncoding
 
+import normscope as ns
 from helpers.models import COMMON, GPT2, GROUPED, WIDE, WORDS, built, some_tokens
+from normscope.errors import InputError
+from normscope.models import NOTHING, Sample, open_model
+from normscope.schemes import NAMED
+from normscope.transformer import Transformer, TransformerConfig
 from normscope.watch import Snapshot, Watch
+from normscope.watch.packed import Packed, Sent, Transfer
+from normscope.watch.probe_batch import sample_of
 
 SPARSE, NOISE = 0.95, 0.1  # the largest weight of a near-one-hot row, and the noise of collapse
-DRAWS = 100_000
+DRAWS = 20_000  # for each of many rows
 
 
 @dataclass(frozen=True)
@@ -196,7 +208,7 @@ def speed(x: Tensor, y: Tensor, A: Tensor) -> float:
     theta = x / x.norm(dim=-1, keepdim=True)
     across = A - (A * theta).sum(-1, keepdim=True) * theta
     angle = torch.arccos(F.cosine_similarity(x, y, dim=-1))
-    return float((across.norm(dim=-1) / angle.tan()).median())
+    return float((across.norm(dim=-1) / angle.tan()).median().detach())
 
 
 def sampled_collapse(raw: Tensor, shift: Tensor) -> float:
@@ -324,7 +336,7 @@ def check_collapse(case: Case, collapse: float, logits: Tensor, head: int) -> No
         keys = row > -1e30
         shift = slope * torch.arange(len(row), dtype=torch.float64)
         drawn.append(sampled_collapse((row - shift)[keys], shift[keys]))
-    assert collapse == pytest.approx(np.mean(drawn), abs=0.005)
+    assert collapse == pytest.approx(np.mean(drawn), abs=0.01)
 
 
 def check_gains(case: Case, model: nn.Module, snapshot: Snapshot) -> None:
@@ -339,10 +351,12 @@ def check_gains(case: Case, model: nn.Module, snapshot: Snapshot) -> None:
 
 def check_gradients(case: Case, model: nn.Module, snapshot: Snapshot) -> None:
     for layer, block in enumerate(at(model, case.blocks)):
-        gradients = torch.cat([p.grad.flatten() for p in block.parameters() if p.grad is not None])
-        assert snapshot.tables["layers"].loc[layer].gradient == pytest.approx(float(gradients.norm()), rel=1e-5)
-    every = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    assert snapshot.tables["steps"].gradient[0] == pytest.approx(float(every.norm()), rel=1e-5)
+        assert snapshot.tables["layers"].loc[layer].gradient == pytest.approx(float(gradient_of(block).norm()), rel=1e-5)
+    assert snapshot.tables["steps"].gradient[0] == pytest.approx(float(gradient_of(model).norm()), rel=1e-5)
+
+
+def gradient_of(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
 
 class PlainAttention(nn.Module):
@@ -399,9 +413,10 @@ def moved(model: nn.Module, size: float = 0.1) -> None:
             parameter += size * torch.randn_like(parameter)
 
 
-@pytest.mark.parametrize(
-    ("kind", "start"), [("", 0.5), ("post", 0.5), ("output", 0.5), ("carry", 0.5), ("channels", 1e-4), ("output channels", 0.5)]
-)
+STARTS = {"": 0.0, "post": 0.5, "output": 0.5, "carry": 0.5, "channels": 0.0, "small channels": 1e-4, "output channels": 0.5}
+
+
+@pytest.mark.parametrize(("kind", "start"), STARTS.items())
 def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, tokens = PlainGPT(kind, start), some_tokens(2, 12)
@@ -440,3 +455,372 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
             expected = {"mean": float(parameter.mean()), "min": float(parameter.min()), "max": float(parameter.max())}
             assert_near(scales.loc[f"blocks.{layer}.{name}"], expected, 1e-6)
             assert scales.loc[f"blocks.{layer}.{name}"].layer == layer
+
+
+@pytest.mark.parametrize("lerp", [False, True])
+def test_learned_steps_of_a_model_of_ours_are_those_of_now(lerp: bool) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
+    scheme = NAMED["ngpt-lerp" if lerp else "ngpt"]
+    model = Transformer(TransformerConfig(scheme, layers=2, **sizes))
+    watch, states = Watch(model, probe=torch.randint(5, (2, 12))), list[Tensor]()
+    moved(model, 0.2)
+    handles = [block.register_forward_pre_hook(lambda module, args: states.append(args[0].double())) for block in model.decoder]
+    snapshot = probed(watch)
+    for handle in handles:
+        handle.remove()
+    rows = snapshot.tables["sublayers"].set_index(["layer", "sublayer"])
+    for layer, block in enumerate(model.decoder):
+        for name in ("attention", "feedforward"):
+            learned = getattr(block, name).alpha
+            alpha = float((learned.value * learned.ratio).abs().mean())
+            assert_near(rows.loc[layer, name], {"scale": alpha, "carry": 1 - alpha if lerp else 1.0})
+    layers, final = snapshot.tables["layers"], getattr(model.readout.norm, "kind", "rms")
+    assert_near(layers.loc[1], state_numbers(states[1], torch.ones(2, 12, dtype=torch.bool), final == "layer"))
+    assert_near(layers.loc[0], block_numbers(*(centred(x[:, 1:].flatten(0, 1), final == "layer") for x in states)))
+
+
+class PlainViT(nn.Module):
+    def __init__(self, dim: int = 32) -> None:
+        super().__init__()
+        self.patches, self.cls = nn.Conv2d(3, dim, 4, 4), nn.Parameter(torch.randn(1, 1, dim))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, 4, 48, 0.1, F.gelu, batch_first=True, norm_first=True) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 10)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patches(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat((self.cls.expand(len(x), -1, -1), x), 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x[:, 0]))
+
+
+def test_a_module_that_reads_pixels_is_opened_with_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, pixels = PlainViT().train(), torch.randn(3, 3, 16, 16)
+    watch = Watch(model, probe=(pixels, torch.tensor([0, 1, 2])))
+    moved(model)
+    snapshot, mask = probed(watch), torch.ones(3, 17, dtype=torch.bool)
+    torch.backends.mha.set_fastpath_enabled(False)  # which calls no modules
+    plain = plain_pass(model, lambda: model(pixels), monkeypatch)
+    torch.backends.mha.set_fastpath_enabled(True)
+    states = [*(plain.entered[layer] for layer in model.layers), plain.left[model.layers[-1]]]
+    for x, (_, row) in zip(states, snapshot.tables["layers"].iterrows(), strict=True):
+        assert_near(row, state_numbers(x, mask, True))
+    assert len(snapshot.tables["heads"]) == 8
+
+
+def test_a_picture_model_of_the_library_is_probed_with_a_mapping_or_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {name: size for name, size in COMMON.items() if name not in ("vocab_size", "max_position_embeddings")}
+    options |= {"image_size": 16, "patch_size": 4}
+    model, pixels = built("ViTConfig", options, "AutoModelForImageClassification"), torch.randn(2, 3, 16, 16)
+    mapped = probed(Watch(model, {"pixel_values": pixels, "labels": torch.zeros(2)}))
+    listed = probed(Watch(model, [pixels, None]))
+    model.set_attn_implementation("eager")
+    plain = plain_pass(model, lambda: model(pixels), monkeypatch)
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+    states = [*(plain.entered[layer] for layer in layers), plain.left[layers[-1]]]
+    mask = torch.ones(2, 17, dtype=torch.bool)
+    for snapshot in (mapped, listed):
+        for x, (_, row) in zip(states, snapshot.tables["layers"].iterrows(), strict=True):
+            assert_near(row, state_numbers(x, mask, True))
+        for layer, weights in enumerate(plain.weights):
+            entropy = torch.special.entr(weights[:, :, 1:]).sum(-1).mean((0, 2))
+            rows = snapshot.tables["heads"].set_index("layer").loc[layer]
+            assert list(rows.entropy) == pytest.approx(entropy.tolist(), abs=1e-4)
+
+
+def joined(rows: list[Plain]) -> Plain:
+    """Passes of single rows as one of all of them, padded with what must not count."""
+
+    def padded(tensors: list[Tensor], dims: int, value: float) -> Tensor:
+        missing = [max(y.shape[-2] for y in tensors) - x.shape[-2] for x in tensors]
+        return torch.cat([F.pad(x, (0, n * (dims > 1), 0, n), value=value) for x, n in zip(tensors, missing, strict=True)])
+
+    def states(name: str) -> dict[nn.Module, Tensor]:
+        several = [getattr(row, name) for row in rows]
+        return {key: padded([each[key] for each in several], 1, 1e3) for key, x in several[0].items() if x.ndim == 3}
+
+    logits, weights = zip(*(row.logits for row in rows), strict=True), zip(*(row.weights for row in rows), strict=True)
+    masked = [padded(list(x), 2, -1e38) for x in logits]
+    return Plain(states("entered"), states("left"), masked, [padded(list(x), 2, 0.0) for x in weights])
+
+
+@pytest.mark.parametrize(("name", "side"), [("llama", "right"), ("llama", "left"), ("bert", "right")])
+def test_a_padded_probe_gives_the_numbers_of_its_rows(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, lengths, tokens = CASES[name], (12, 7), some_tokens(2, 12)
+    model = built(case.config, case.options, case.maker)
+    with torch.no_grad():
+        for block in at(model, case.blocks):
+            at(block, case.query).weight.mul_(12)
+    mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+    given, seen = tokens.masked_fill(~mask, 3), mask
+    if side == "left":
+        given, seen = (torch.stack([row.roll(12 - n) for row, n in zip(x, lengths, strict=True)]) for x in (given, mask))
+    snapshot = probed(Watch(model, {"input_ids": given, "attention_mask": seen.long()}))
+    model.set_attn_implementation("eager")
+    rows = [tokens[:1], tokens[1:, : lengths[1]]]
+    plain = joined([plain_pass(model, lambda row=row: model(row), monkeypatch) for row in rows])
+    check_states(case, model, snapshot, plain, mask)
+    check_sublayers(case, model, snapshot, plain, mask)
+    check_heads(case, snapshot, plain, mask)
+
+
+def test_a_model_in_half_precision_and_one_under_autocast_give_their_own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, tokens = CASES["llama"], some_tokens(2, 12)
+    for half in (True, False):
+        model = built(case.config, case.options)
+        model = model.to(torch.bfloat16) if half else model
+        watch = Watch(model, tokens)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not half):
+            snapshot, plain = probed(watch), plain_pass(model, lambda model=model: model(tokens), monkeypatch)
+        blocks = list(at(model, case.blocks))
+        states = [*(plain.entered[block] for block in blocks), plain.left[blocks[-1]]]
+        mask = torch.ones_like(tokens, dtype=torch.bool)
+        rows = [row for _, row in snapshot.tables["layers"].iterrows()]
+        assert_near(rows[0], state_numbers(states[0], mask, False))  # before any arithmetic: statistics are not rounded
+        for x, row in zip(states[1:], rows[1:], strict=True):
+            assert_near(row, state_numbers(x, mask, False), 0.03)
+
+
+def everything(model: nn.Module) -> dict[str, Any]:
+    """All that a training depends on; without Python's generator, which the run-time type checks of tests draw from."""
+    config = getattr(model, "config", None)
+    modules = list(model.modules())
+    return {
+        "parameters": [(id(p), p.data_ptr(), p.requires_grad, p._version) for p in model.parameters()],
+        "values": [x.detach().clone() for x in (*model.parameters(), *model.buffers())],
+        "gradients": [None if p.grad is None else (id(p.grad), p.grad.clone()) for p in model.parameters()],
+        "modes": [module.training for module in modules],
+        "hooks": [(key, dict(value)) for module in modules for key, value in vars(module).items() if "hook" in key and value],
+        "names": [sorted(vars(module)) for module in modules],
+        "config": copy.deepcopy(vars(config)) if hasattr(config, "to_dict") else None,
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].copy(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+def same_in_all(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor | np.ndarray):
+        return bool((torch.as_tensor(one) == torch.as_tensor(other)).all())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_in_all, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "plain", "zero scales", "bfloat16", "vit"])
+def test_nothing_of_the_model_or_of_random_generators_changes(name: str) -> None:
+    torch.manual_seed(0)
+    plain = {"plain": PlainGPT(), "zero scales": PlainGPT("", 0.0), "bfloat16": PlainGPT().bfloat16(), "vit": PlainViT()}
+    case = CASES.get(name)
+    model = plain[name] if case is None else built(case.config, case.options, case.maker).requires_grad_(True)
+    model.train()
+    next(model.children()).eval()  # modes differ
+    next(model.parameters()).requires_grad_(False)
+    probe = torch.randn(2, 3, 16, 16) if name == "vit" else some_tokens(2, 12)
+    result = model(probe)
+    (result if isinstance(result, Tensor) else result.logits).float().square().mean().backward()
+    model.register_forward_hook(lambda *given: None)
+    before = everything(model)
+    watch = Watch(model, probe)
+    watch.probe()
+    watch.probe(loss=1.0)
+    watch.close()
+    after = everything(model)
+    for key, value in before.items():
+        assert same_in_all(value, after[key]), key
+
+
+def test_the_first_step_and_every_nth_are_probed_until_the_watch_is_closed() -> None:
+    torch.manual_seed(0)
+    model, tokens, seen = PlainGPT(), some_tokens(2, 8), list[Snapshot]()
+    with ns.watch(model, probe=tokens, every=3, to=seen.append) as watch:
+        for _ in range(7):
+            watch.step(loss=torch.tensor(2.0), rate=1e-3)
+    watch.step(loss=1.0, step=9)
+    assert [snapshot.step for snapshot in seen] == [1, 3, 6]
+    row = seen[-1].tables["steps"].iloc[0]
+    assert (row.step, row.loss, row.rate) == (6, 2.0, 1e-3)
+    assert 0 < row.probe_seconds <= row.seconds
+    assert all(table.columns[0] == "step" and (table.step == 6).all() for table in seen[-1].tables.values())
+    assert not watch.due(12)
+    assert [step for step in range(1, 8) if ns.watch(model, probe=tokens, every=3).due(step)] == [1, 3, 6]
+
+
+def test_the_loop_may_number_its_steps_and_continue() -> None:
+    model, tokens = PlainGPT(), some_tokens(2, 8)
+    watch = Watch(model, tokens, every=10, start=95)
+    for step in (99, 100, 101, 110):
+        watch.step(step=step)
+    watch.step()
+    assert list(watch.tables["steps"].step) == [100, 110]
+    assert watch.steps == 111
+
+
+def test_snapshots_are_kept_in_memory_by_default_and_the_model_is_not() -> None:
+    model, tokens = PlainGPT(), some_tokens(2, 8)
+    watch = Watch(model, tokens, every=1)
+    for _ in range(3):
+        watch.step()
+    assert list(watch.tables["layers"].groupby("step").size()) == [3, 3, 3]
+    gone = weakref.ref(model)
+    del model, watch
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_gradients_can_be_read_before_they_are_cleared(numbered: bool) -> None:
+    torch.manual_seed(0)
+    model, tokens = PlainGPT(), some_tokens(2, 8)
+    watch, optimizer = Watch(model, tokens, every=2), torch.optim.SGD(model.parameters(), lr=0.1)
+    norms = {}
+    for step in range(1, 5):
+        F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        norms[step] = [float(gradient_of(block).norm()) for block in model.blocks]
+        watch.gradients(**({"step": step} if numbered else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+        watch.step(**({"step": step} if numbered else {}))
+    layers = watch.tables["layers"]
+    for step in (1, 2, 4):
+        assert list(layers[layers.step == step].gradient[:2]) == pytest.approx(norms[step], rel=1e-5)
+    watch.probe()
+    assert watch.tables["layers"].gradient.iloc[-3:].isna().all()  # there are none now
+
+
+def test_a_probe_that_fails_warns_once_and_training_goes_on() -> None:
+    model, tokens = PlainGPT(), some_tokens(2, 8)
+    watch = Watch(model, tokens, every=1)
+    model.blocks[1].mlp[0] = nn.Linear(5, 5)  # as somebody may do to a model
+    with pytest.warns(RuntimeWarning, match=r"could not probe the model at step 1.*watch\.close\(\)"):
+        watch.step(loss=1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch.step(loss=1.0)
+    assert watch.tables == {}
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_destination_that_fails_warns_once() -> None:
+    def refuse(snapshot: Snapshot) -> None:
+        raise OSError("the disk is full")
+
+    watch = Watch(PlainGPT(), some_tokens(2, 8), every=1, to=refuse)
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        watch.step()
+    watch.step()
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "layer"),
+    [
+        ("blocks.2.attn.qkv", "queries", 2),
+        ("blocks.1.mlp.0", "feedforward output", 1),
+        ("blocks.2.attn.out", "attention output", 2),
+        ("embedding", "residual stream", 0),
+    ],
+)
+def test_non_finite_values_are_reported_with_tensor_layer_and_step(path: str, first: str, layer: int) -> None:
+    torch.manual_seed(0)
+    model, tokens = PlainGPT(layers=4), some_tokens(2, 8)
+    watch = Watch(model, tokens, every=1)
+    watch.step()
+    assert "faults" not in watch.tables
+    F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    with torch.no_grad():
+        at(model, path).weight[:] = torch.nan
+    model.head.weight.grad[0] = torch.inf
+    watch.step()
+    faults = watch.tables["faults"]
+    assert (faults.step == 2).all()
+    assert tuple(faults.loc[0, ["tensor", "layer"]]) == (first, layer)
+    assert faults["count"].dtype.kind == "i"
+    assert faults["count"].min() > 0
+    assert tuple(faults.iloc[-1][["tensor", "layer"]]) == ("gradient of head.weight", -1)
+    finite = watch.tables["layers"].query("step == 2").norm.notna()
+    assert finite.tolist() == [i <= layer and path != "embedding" for i in range(5)]
+
+
+def test_packed_numbers_of_several_processes_become_one_by_their_rule() -> None:
+    packed = Packed()
+    rows = [{"layer": 0}, {"layer": 1}]
+    for rule in ("mean", "max", "min", "sum", "norm"):
+        packed.add("layers", rule, torch.tensor([1.0, 2.0]), rows, rule)
+    packed.add("steps", "loss", torch.tensor(3), {})
+    sent = packed.sent()
+    nan = math.nan
+    second = [3.0, nan, 3.0, nan, 3.0, nan, 3.0, 5.0, 3.0, 2.0, 5.0]
+    both = torch.cat((sent.numbers.tensor, torch.tensor([second], dtype=torch.float64)))
+    tables = Packed().joined(Sent(sent.entries, Transfer(both, None)))
+    assert tables["layers"].to_dict("list") == {
+        "layer": [0, 1],
+        "mean": [2.0, 2.0],
+        "max": [3.0, 2.0],
+        "min": [1.0, 2.0],
+        "sum": [4.0, 7.0],
+        "norm": [2.0, 2.0],
+    }
+    assert tables["steps"].to_dict("list") == {"loss": [4.0]}
+    late = Packed()
+    late.add("layers", "late", torch.tensor([7.0]), {"layer": 1})
+    joined = late.joined(packed.sent())["layers"]
+    assert joined.late.isna().tolist() == [True, False]
+    assert joined["mean"].tolist() == [1.0, 2.0]
+
+
+def test_all_kinds_of_batches_become_samples() -> None:
+    case = CASES["llama"]
+    model, tokens = open_model(built(case.config, case.options)), some_tokens(3, 12)
+    labels = tokens.clone()
+    labels[:, :4] = -100
+    given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+    for probe in (tokens, given, BatchEncoding(given), (tokens, labels), [tokens], (given, 1), Sample.of(tokens)):
+        sample = sample_of(model, probe, 2, 8)
+        assert torch.equal(sample.tokens, tokens[:2, :8])
+        assert sample.attention_mask.all()
+    assert torch.equal(sample_of(model, given, None, None).targets, labels)
+    assert (sample_of(model, tokens, None, None).targets == NOTHING).all()
+    positions = torch.arange(12).expand(3, -1) % 5
+    sample = sample_of(model, {**given, "position_ids": positions}, 2, 8)
+    assert sample.positions is not None
+    assert torch.equal(sample.positions, positions[:2, :8])
+    padded = {"input_ids": tokens, "attention_mask": torch.arange(12).expand(3, -1) >= torch.tensor([0, 3, 11])[:, None]}
+    sample = sample_of(model, padded, None, None)
+    assert sample.attention_mask.sum(1).tolist() == [12, 9, 1]
+    assert torch.equal(sample.tokens[1, :9], tokens[1, 3:])
+
+
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        ("a text", "probe= is a str"),
+        (None, "probe= is a NoneType"),
+        ([], "probe= is a list"),
+        (torch.empty(0, 4, dtype=torch.long), "probe= is empty"),
+        (torch.zeros(2, 4, dtype=torch.long, device="meta"), "probe= is on meta and the model on cpu"),
+        ({"ids": torch.zeros(2, 4)}, "neither 'input_ids' nor"),
+        (torch.randn(2, 4), "cannot read the probe"),
+        (torch.full((2, 4), 64), "token 64 does not exist"),
+    ],
+)
+def test_a_batch_that_the_model_cannot_read_is_refused(probe: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Watch(PlainGPT(), probe)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"every": 0}, "every=0"), ({"rows": 0}, "rows=0"), ({"tokens": 1.5}, r"tokens=1\.5"), ({"noise": 1.0}, r"noise=1\.0")],
+)
+def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Watch(PlainGPT(), some_tokens(2, 8), **options)
+
+
+def test_a_module_without_blocks_is_refused() -> None:
+    with pytest.raises(InputError, match="no blocks"):
+        Watch(nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)), some_tokens(2, 8))

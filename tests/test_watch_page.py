@@ -21,7 +21,7 @@ from normscope.experiments.progress import Progress
 from normscope.experiments.watch import WatchedRun
 from normscope.report.serve import PageServer
 from normscope.results.figures import Chart, HeatMap
-from normscope.runs import open_run
+from normscope.runs import new_run, open_run
 from normscope.watch.destinations import destination_of
 from normscope.watch.run_folder import WatchedFolder
 
@@ -112,6 +112,20 @@ def test_a_copy_is_a_complete_run(folder: Path, here: Path, capsys: pytest.Captu
     assert (status, "is no copy of a watched run; choose another --out" in err) == (2, True)
 
 
+def test_the_watch_of_a_training_of_ours_is_there_while_it_trains_and_later(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched_folder(here / "runs" / ".add.unfinished-0123" / "watch", [10])
+    for place in ("runs/add-watch", "runs/add/watch"):
+        status, out, err = run(capsys, "watch", "runs/add")
+        assert status == 0, err
+        assert out.splitlines()[-1].endswith(f"{place}/report.html")
+        with new_run("runs/add", "train", {}, overwrite=True):
+            pass
+        watched_folder(here / "runs" / "add" / "watch", [10, 20])
+    assert ns.load("runs/add-watch").tables["steps"]["step"].tolist() == [10]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -182,6 +196,25 @@ def test_the_page_follows_the_run_until_it_ends(tmp_path: Path) -> None:
     assert '"follow"' not in text  # what has ended does not load itself again
     assert "finished" in text
     assert "Ctrl-C stops" in notes.messages[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
+    destination, page = destination_of(tmp_path / "run"), tmp_path / "run" / "report.html"
+    destination.begin(ABOUT)
+    destination.write(snapshot(10))
+
+    class Interrupting(Progress):
+        def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+            assert '"follow"' in page.read_text(encoding="utf-8")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        WatchedRun(folder=tmp_path / "run").run(Interrupting(), tmp_path / "run")
+    assert '"follow"' not in page.read_text(encoding="utf-8")
+    destination.write(snapshot(20))
+    destination.close()
+    assert ns.load(tmp_path / "run").tables["steps"]["step"].tolist() == [10, 20]
 
 
 def get(url: str, path: str, host: str | None = None) -> tuple[int, bytes]:

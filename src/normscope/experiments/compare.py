@@ -29,7 +29,8 @@ from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, floats, plain_rows, spans_decades
-from normscope.runs import is_run, run_path
+from normscope.runs import has_segments, is_run, open_run, run_path
+from normscope.watch.run_folder import WATCHED
 
 if TYPE_CHECKING:
     from normscope.measures.base import Subject
@@ -171,7 +172,8 @@ class Compare(Seeded):
         if not isinstance(result, Result):
             return self._audited(subject, name, {}, progress)
         if "model" in result.objects or (result.path is not None and (result.path / "config.json").is_file()):
-            return self._audited(result.model if result.path is None else str(result.path), name, result.tables, progress)
+            model = result.model if result.path is None else str(result.path)
+            return self._audited(model, name, {**_watched(result.path), **result.tables}, progress)
         reads = any(table in measured_tables() for table in result.tables)  # the tokens of a simulation are not read
         return Side(name, result.tables, result.configuration.get("tokens") if reads else None)
 
@@ -276,6 +278,11 @@ def _nothing_in_common(tables: Mapping[str, Collection[str]]) -> InputError:
         f"these have no measure in common ({have}); models can be compared, runs of one experiment, and whatever else has a "
         "table in common"
     )
+
+
+def _watched(training: Path | None) -> Mapping[str, Frame]:
+    """The tables of the watch of a training, if it was watched."""
+    return {} if training is None or not has_segments(training / WATCHED) else open_run(training / WATCHED).all_tables()
 
 
 def _distinct(given: Sequence[Any]) -> tuple[Any, ...]:

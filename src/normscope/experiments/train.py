@@ -30,6 +30,7 @@ from normscope.results.sections import Section
 from normscope.results.tables import plain_rows
 from normscope.runs import fingerprint, unfinished_runs
 from normscope.schemes import Scheme
+from normscope.watch.run_folder import WATCHED
 
 if TYPE_CHECKING:
     from normscope.training import Checkpoints, Recipe, Training
@@ -44,7 +45,6 @@ _PROCESS = 300e6  # bytes of a process with PyTorch alone
 _TIMED_STEPS = 3
 _TIMED_BATCHES = 4, 16
 _TIMED_EXAMPLES = {"cpu": 32, "cuda": 8192}
-WATCHED = "watch"  # the folder of the watched run in that of the training
 _PROBED = 64  # examples
 
 

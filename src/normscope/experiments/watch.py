@@ -15,12 +15,12 @@ from normscope.experiments.result import Result, load
 from normscope.experiments.settings import setting
 from normscope.machine.files import replace_text
 from normscope.measures.base import Quantity
-from normscope.results.findings import cards_text
+from normscope.results.findings import cards_text, most_important
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, plain_rows, table_of
-from normscope.runs import FINISHED, RUNNING, growth, has_segments, is_run, open_run, run_path, segments
+from normscope.runs import FINISHED, RUNNING, UNFINISHED, growth, has_segments, is_run, open_run, run_path, segments
 from normscope.watch.quantities import QUANTITIES
-from normscope.watch.run_folder import COMMAND
+from normscope.watch.run_folder import COMMAND, WATCHED, watched_run
 from normscope.watch.sections import watch_sections
 
 PAGE = "report.html"
@@ -34,7 +34,8 @@ _LONG = ("alarms", "faults")  # tables of which --json prints every row
 class WatchedRun(Experiment):
     """Follow a training that is being watched, as a page.
 
-    FOLDER is what a training writes to with normscope.watch(model, probe=batch, to=FOLDER).
+    FOLDER is what a training writes to with normscope.watch(model, probe=batch, to=FOLDER), or the run folder of
+    normscope train --watch.
     While the training runs, the page is written again and again, and shows the news by itself; Ctrl-C stops that.
     The page of a training that has ended is written once. Nothing but the page is written, and never to the tables.
 
@@ -73,10 +74,13 @@ class WatchedRun(Experiment):
     def _is_watched(self) -> "WatchedRun":
         if self.once and self.serve:
             raise InputError("serve=True follows the run, once=True does not: choose one of them")
-        if open_run(self.folder).description["command"] != COMMAND:
-            command = open_run(self.folder).description["command"]
-            raise InputError(f"'{self.folder}' holds a run of {command}, not of a watched training")
+        watched_run(self.folder)
         return self
+
+    @property
+    def place(self) -> Path:
+        """Where the watched run is now; that of a training of normscope moves into its run folder at the end."""
+        return watched_run(self.folder)
 
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
@@ -89,15 +93,16 @@ class WatchedRun(Experiment):
         return not self.serve
 
     def default_folder(self) -> Path:
-        """The page goes into the folder of the run."""
-        return self.folder
+        """The page goes into the folder of the run, or, while that is only unfinished work, beside it."""
+        moves = UNFINISHED in self.place.parent.name
+        return self.folder.with_name(f"{self.folder.name}-{WATCHED}") if moves else self.place
 
     def reserve(self, folder: Path) -> AbstractContextManager[None]:
         """Refuse a place that holds something else: nothing but the page may be replaced."""
         place = run_path(folder)
-        if place != run_path(self.folder) and place.exists():
+        if place != run_path(self.place) and place.exists():
             ours = is_run(place) and not has_segments(place) and open_run(place).description["command"] == COMMAND
-            if not (ours or (place.is_dir() and not any(place.iterdir()))):
+            if not ours and (not place.is_dir() or any(child.name != PAGE for child in place.iterdir())):
                 raise InputError(f"'{folder}' exists and is no copy of a watched run; choose another out=")
         return nullcontext()
 
@@ -112,26 +117,25 @@ class WatchedRun(Experiment):
     @property
     def state(self) -> str:
         """Whether the run is running, finished or interrupted."""
-        return growth(self.folder) if has_segments(self.folder) else FINISHED
+        return growth(self.place) if has_segments(self.place) else FINISHED
 
     def result(self) -> Result:
         """The run as it is now."""
-        return load(self.folder)
+        return load(self.place)
 
     def _write_pages(self, progress: Progress, folder: Path) -> Result:
-        """Write the page whenever there is something new, until the run ends; the last page does not load itself again."""
+        """Write the page whenever there is something new, until the run ends."""
         place = run_path(folder)
         place.mkdir(parents=True, exist_ok=True)
         progress.message(f"following {self.folder}: the page is {folder / PAGE}; Ctrl-C stops")
 
         def write(result: Result, seconds: float) -> None:
-            replace_text(place / PAGE, result.to_html({"seconds": seconds} if seconds else None), sync=False)
+            replace_text(place / PAGE, result.to_html({"seconds": seconds}), sync=False)
 
         try:
             return self._follow(write, progress, ends=True)
-        except BaseException:
-            if (place / PAGE).exists():
-                write(self.result(), 0.0)
+        except (KeyboardInterrupt, SystemExit):
+            self.result().save(folder)  # the last page does not load itself again
             raise
 
     def _serve(self, progress: Progress) -> Result:
@@ -147,7 +151,7 @@ class WatchedRun(Experiment):
         shown, pause = None, _PAGE_EVERY
         while True:
             state, began = self.state, time.monotonic()
-            now, wait = (state, segments(self.folder)), _EVERY
+            now, wait = (state, segments(self.place)), _EVERY
             if ends and state != RUNNING:
                 return self.result()
             if now != shown:
@@ -199,7 +203,7 @@ class WatchedRun(Experiment):
                 rows.append((quantity.title, *(cell(float(number), ".4g") for number in numbers)))
         if rows:
             yield PageTable("", ("", "first", "last", "smallest", "largest"), tuple(rows))
-        yield from cards_text(result.findings)
+        yield from cards_text(result.findings) if most_important(result.findings) else (f.text for f in result.findings)
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:

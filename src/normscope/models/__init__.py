@@ -3,7 +3,7 @@
 from normscope.models.capture import Captured
 from normscope.models.model import BlockNorm, HeadProjections, Model
 from normscope.models.observe import NOTHING, AttentionStep, Observer, Sample, Softmax, SublayerStep
-from normscope.models.open import open_model
+from normscope.models.open import open_awake, open_model
 
 __all__ = [
     "NOTHING",
@@ -16,5 +16,6 @@ __all__ = [
     "Sample",
     "Softmax",
     "SublayerStep",
+    "open_awake",
     "open_model",
 ]

@@ -4,7 +4,7 @@ While a forward pass is observed, it passes q, k and v to the observer; otherwis
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def observable(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = IMPLEMENTATION
         for module in modules:
             module.training = False
-        with _same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
+        with same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.clear_autocast_cache()  # weights that were cast without gradients must not serve the training
@@ -115,7 +115,7 @@ def observable(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _same_random_numbers(modules: Sequence[nn.Module]) -> Iterator[None]:
+def same_random_numbers(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Until the block ends, random numbers may be drawn; then all generators are where they were."""
     devices = {x.device for part in modules for x in part._parameters.values() if x is not None and x.is_cuda}
     state, numpy_state = random.getstate(), np.random.get_state()

@@ -424,7 +424,8 @@ class ModuleModel(Model):
                 norms.append(norm_of(module, width_of(module) or self.dim, device, slot, layer, sublayer))
             for letter, module in placement.head_norms.items():
                 width = width_of(module) or self.attentions_head(layer)
-                norms.append(norm_of(module, width, device, letter, layer, "attention"))
+                if width:  # 0 for heads of attention that is none of the stream's positions
+                    norms.append(norm_of(module, width, device, letter, layer, "attention"))
         outside = [known_norm(module, self.dim, device, slot) for slot, module in self._outside.items()]
         return norms + [norm for norm in outside if norm is not None]
 

@@ -52,7 +52,9 @@ def norm_of(
 
 def _read(weights: dict[str, Tensor], known: _Known) -> BlockNorm:
     """The norm with the gain and bias that its parameters hold now."""
-    gain, bias = (None if x is None else x.detach().to(known.norm.gain) for x in (weights["weight"], weights.get("bias")))
+    gain, bias = (
+        None if x is None else x.detach().flatten().to(known.norm.gain) for x in (weights["weight"], weights.get("bias"))
+    )
     assert gain is not None
     return replace(known.norm, gain=gain + known.offset if known.offset else gain, bias=bias)
 

@@ -102,6 +102,17 @@ def open_model(
     return _module(name, source if device is None else source.to(device), tokenizer, **view)
 
 
+def open_awake(module: nn.Module, **view: Any) -> Model:
+    """The model of a module that is about to be trained: learned scales that are still 0 do not hide its structure."""
+    from normscope.models.probe import zero_scales_as_one
+
+    model = open_model(module, **view)
+    if not any(map(model.unclear, range(model.layers))):
+        return model
+    with zero_scales_as_one(model.model) as any_zero:
+        return open_model(module, **view) if any_zero else model
+
+
 def _open_name(
     source: str | Path, device: torch.device | str, dtype: str, tokenizer: Any, trust_remote_code: bool, view: dict[str, Any]
 ) -> Model:

@@ -1,7 +1,7 @@
 """Models in half precision: what measures read of them is float32, and their structure is read off a pass in float32."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -37,19 +37,31 @@ def widened(observer: Observer, device: torch.device) -> Observer:
 
     def sublayer(step: SublayerStep) -> None:
         if on_sublayer is not None:
-            on_sublayer(wide(step, device))
+            with exactly(device):
+                on_sublayer(wide(step, device))
 
     def state(layer: int, x: Tensor) -> Tensor | None:
-        changed = on_state(layer, wide(x, device)) if on_state is not None else None
+        with exactly(device):
+            changed = on_state(layer, wide(x, device)) if on_state is not None else None
         return None if changed is None else changed.to(x)
+
+    def left(layer: int, x: Tensor) -> None:
+        if on_left is not None:
+            with exactly(device):
+                on_left(layer, wide(x, device))
 
     return Observer(
         _widened(observer.attention, device),
         None if on_sublayer is None else sublayer,
         None if on_state is None else state,
         _widened(observer.cross, device),
-        None if on_left is None else lambda layer, x: on_left(layer, wide(x, device)),
+        None if on_left is None else left,
     )
+
+
+def exactly(device: torch.device) -> AbstractContextManager[object]:
+    """Until the block ends, autocast does not round what observers compute."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 def _widened(observe: OnAttention | None, device: torch.device) -> OnAttention | None:
@@ -58,7 +70,8 @@ def _widened(observe: OnAttention | None, device: torch.device) -> OnAttention |
         return None
 
     def attention(step: AttentionStep) -> Tensor | None:
-        changed = observe(wide(step, device))
+        with exactly(device):
+            changed = observe(wide(step, device))
         return None if changed is None else changed.to(step.v)
 
     return attention

@@ -185,6 +185,24 @@ def _sample_of(example: Tensor | Sample) -> Sample:
 
 
 @contextmanager
+def zero_scales_as_one(model: nn.Module) -> Iterator[bool]:
+    """Until the block ends: 1 in place of learned scales that are 0, since a block that adds nothing hides what it does.
+
+    Yields whether there are any.
+    """
+    own = ([*module.parameters(recurse=False)] for module in model.modules() if not is_norm(module))
+    scales = [p for several in own if all(p.numel() == max(p.shape, default=1) for p in several) for p in several]
+    zero = [(scale, scale.data) for scale in scales if not bool(scale.any())]
+    try:
+        for scale, data in zero:
+            scale.data = torch.ones_like(data)
+        yield bool(zero)
+    finally:
+        for scale, data in zero:
+            scale.data = data
+
+
+@contextmanager
 def typical_weights(model: nn.Module) -> Iterator[None]:
     """Random products, embeddings and norms in place of the model's: its structure shows even if its weights are degenerate.
 

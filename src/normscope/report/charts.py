@@ -214,7 +214,8 @@ def _limits(shown: list[float], *, log: bool) -> tuple[float, float]:
     low, high = (min(shown), max(shown)) if shown else (1.0, 1.0)
     if low < high:
         return low, high
-    return (low / 2, high * 2) if log else (low - 0.5, high + 0.5)
+    room = min(0.5, abs(low) / 2) or 0.5
+    return (low / 2, high * 2) if log else (low - room, high + room)
 
 
 def _ratio(rows: Sequence[Row]) -> float:
@@ -336,6 +337,7 @@ def _band_axis(channel: Any, field: str, label: str, names: Sequence[str], backw
     numbered = list(names) == [str(place) for place in places]
     axis: dict[str, Any] = {} if numbered else {"labelExpr": f"{json.dumps(list(names))}[datum.value]"}
     if field == "x":
+        axis["labelSeparation"] = 4
         axis["labelAngle"] = 0 if all(len(name) <= 3 for name in names) else -90
     scale = alt.Scale(domain=places[::-1] if backwards else places, paddingInner=0, paddingOuter=0, round=True)
     return channel(f"{field}:O", title=label, scale=scale, axis=alt.Axis(grid=False, ticks=False, **axis))

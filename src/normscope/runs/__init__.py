@@ -1,6 +1,7 @@
 """Run folders: complete or absent, or of a run that is watched and grows."""
 
 from normscope.runs.folders import (
+    UNFINISHED,
     KeptTables,
     Parts,
     RunFolder,
@@ -30,6 +31,7 @@ __all__ = [
     "FINISHED",
     "INTERRUPTED",
     "RUNNING",
+    "UNFINISHED",
     "GrowingRun",
     "KeptTables",
     "Parts",

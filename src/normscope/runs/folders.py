@@ -40,6 +40,7 @@ _SAVED = {"command", "configuration", "seed", "device", "summary", "tables"}  # 
 _KEPT = "tables"  # where a kept set says which tables it has
 _LONGEST_NAME, _LONGEST_PATH = 200, 3_500  # bytes; names beside a run folder and paths inside are longer (255 and 4,096)
 _ABANDONED = re.compile(r"\.(?P<run>.+)\.partial-[0-9a-f]{8}")
+UNFINISHED = ".unfinished-"
 _PUBLISHED = "published"  # in the folder of unfinished work: which run folder it came to
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _RETRY = 0.05  # seconds between two attempts at a lock
@@ -328,9 +329,9 @@ def remove_abandoned(parent: Path) -> None:
                 for left in (partial, aside):
                     shutil.rmtree(left, ignore_errors=True)
                 lock.unlink()
-    for mark in parent.glob(f".*.unfinished-*/{_PUBLISHED}"):
+    for mark in parent.glob(f".*{UNFINISHED}*/{_PUBLISHED}"):
         with suppress(OSError):
-            if mark.read_text() == _identity(parent / mark.parent.name[1:].rpartition(".unfinished-")[0]):
+            if mark.read_text() == _identity(parent / mark.parent.name[1:].rpartition(UNFINISHED)[0]):
                 _remove_published(mark.parent)
 
 
@@ -389,18 +390,18 @@ def code_fingerprint() -> str:
 def unfinished_folder(path: Path | str, configuration: Mapping[str, Any]) -> Path:
     """Where a long run of that configuration keeps what it has, until it is whole and stands under ``path``."""
     final = run_path(path)
-    return final.with_name(f".{final.name}.unfinished-{fingerprint(configuration)}")
+    return final.with_name(f".{final.name}{UNFINISHED}{fingerprint(configuration)}")
 
 
 def unfinished_runs(path: Path | str) -> list[Path]:
     """The folders of all unfinished runs that are to end up under ``path``, of any configuration."""
     final = run_path(path)
-    return sorted(final.parent.glob(f".{glob.escape(final.name)}.unfinished-*"))
+    return sorted(final.parent.glob(f".{glob.escape(final.name)}{UNFINISHED}*"))
 
 
 def resumable_path(path: Path | str, configuration: Mapping[str, Any]) -> Path:
     """Where a run of that configuration began under ``path``, ``path-2``, ..., or the first of them that nobody uses."""
-    name, mark = Path(path).name, f".unfinished-{fingerprint(configuration)}"
+    name, mark = Path(path).name, f"{UNFINISHED}{fingerprint(configuration)}"
     for folder in sorted(run_path(path).parent.glob(f".{glob.escape(name)}*{mark}")):
         begun = Path(path).with_name(folder.name.removeprefix(".").removesuffix(mark))
         if re.fullmatch(re.escape(name) + r"(-\d+)?", begun.name) and not begun.exists():

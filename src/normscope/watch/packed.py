@@ -1,6 +1,6 @@
 """Numbers of one probe: kept on the device until all are there, then one transfer and one reduction over ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,13 @@ def _norm(values: Array) -> Array:
     return root
 
 
-_OVER_RANKS = {
+_OVER_RANKS: dict[str, Callable[[Array], Array]] = {
     "mean": _mean,
     "max": lambda values: np.fmax.reduce(values, 0),  # a process without a part of a tensor has NaN
     "min": lambda values: np.fmin.reduce(values, 0),
     "sum": lambda values: values.sum(0),
     "norm": _norm,  # of sums of squares
+    "count": lambda values: np.isfinite(values).sum(0).astype(np.float64),
 }
 
 
@@ -61,8 +62,8 @@ class Packed:
     ) -> None:
         """A column of a table, for the row with these keys or for several.
 
-        ``over_ranks``: how the values of several processes become one: ``mean``, ``max``, ``min``, ``sum``, or ``norm``, the
-        root of the sum of squares.
+        ``over_ranks``: how the values of several processes become one: ``mean``, ``max``, ``min``, ``sum``, ``norm``, the root
+        of the sum of squares, or ``count``, how many are not NaN.
         """
         rows, values = [rows] if isinstance(rows, Mapping) else rows, values.detach().flatten()
         assert len(rows) == len(values), f"{table}.{column}: {len(values)} values for {len(rows)} rows"
@@ -79,14 +80,15 @@ class Packed:
 
         All processes must have added the same entries.
         """
-        device = self._values[0].device
+        device = next((values.device for values in self._values if values.is_cuda), self._values[0].device)
         packed = torch.cat([values.to(device, non_blocking=True) for values in self._values])
         return Sent(self._entries, Transfer.of(_gathered(packed, group, ranks)))
 
     def joined(self, sent: "Sent") -> dict[str, pd.DataFrame]:
         """The tables of numbers that were sent, and of those here."""
         here = torch.cat([torch.empty(0, dtype=torch.float64), *self._values])[None]
-        return _tables([*sent.entries, *self._entries], torch.cat((sent.numbers.tensor, here), 1).numpy())
+        there = sent.numbers.tensor
+        return _tables([*sent.entries, *self._entries], torch.cat((there, here.expand(len(there), -1)), 1).numpy())
 
 
 def take_part(size: int, device: torch.device, group: "dist.ProcessGroup | None", ranks: int) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pandas as pd
 
 from normscope.errors import InputError
-from normscope.runs import GrowingRun, check_free
+from normscope.machine.files import user_path
+from normscope.runs import GrowingRun, check_free, is_run, open_run, unfinished_runs
 from normscope.watch.snapshot import Snapshot
 
 COMMAND = "watch"
+WATCHED = "watch"  # the folder of a watched run inside that of a training of normscope
 _SAME = ("layers", "dim")  # of a model that is watched on
 
 
@@ -51,6 +53,17 @@ def _naming_to() -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(str(error).replace("out=", "to=")) from error
+
+
+def watched_run(path: Path | str) -> Path:
+    """The folder of a watched run: itself, inside the run folder of a training, or inside its unfinished work."""
+    folder = user_path(path, "run folder")
+    places = (folder, folder / WATCHED, *(unfinished / WATCHED for unfinished in unfinished_runs(folder)))
+    for place in places:
+        if is_run(place) and open_run(place).description["command"] == COMMAND:
+            return place
+    command = open_run(folder).description["command"]
+    raise InputError(f"'{folder}' holds a run of {command}, not of a watched training")
 
 
 def summary_of(about: Mapping[str, Any]) -> str:

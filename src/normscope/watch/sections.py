@@ -237,7 +237,7 @@ def _curves(tables: Tables, time: Timeline, settings: str) -> dict[str, Figure]:
             continue
         title, label, caption = words.get(name, (name.capitalize(), name, f"{name} as the loop reported it."))
         line = _curve(steps, name, time)
-        marks = _marks(tables, line) if name == "loss" else ()
+        marks = tuple(_marks(tables, line)) if name == "loss" else ()
         numbers = [y for y in line.y if math.isfinite(y)]
         log = min(numbers) > 0 and spans_decades(numbers)
         figures[f"steps-{name}"] = Chart(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -20,9 +21,11 @@ from normscope.measures.states import MIXING, norm_kind
 from normscope.models import AttentionStep, Model, Observer, Sample, SublayerStep
 from normscope.results.conventions import NEAR_ONE_HOT
 from normscope.watch.packed import Packed, Transfer
+from normscope.watch.weights import GRADIENT
 
 _TOGETHER = 1 << 28  # bytes of tokens that are kept before they are reduced
 _MEDIAN_OF = 1 << 18  # values of a state that its median is taken of, evenly spaced
+_MET = ("residual stream", "queries", "keys")  # tensors of a layer in the order of a pass; updates follow
 _SPARSE = 256  # near-one-hot rows of a layer, drawn once, whose collapse probability is computed
 Tokens = Float[Tensor, "tokens dim"]
 Layers = Float[Tensor, "layers tokens dim"]
@@ -63,12 +66,12 @@ class Statistics:
         self.rows, self.tokens = sample.tokens.shape
         present, counted = sample.attention_mask, sample.attention_mask.clone()
         counted[:, 0] = False
-        self._counted = counted
+        self._mask, self._counted = present, counted
         self._present = present.flatten().nonzero().squeeze(1)
         self._among = counted.flatten()[self._present].nonzero().squeeze(1)  # the counted among the present
         self._places = self._present[self._among]
         self.disturbed = "k" not in model.normalised_heads  # a norm of the keys removes noise on their norms
-        self.sublayers = "sublayers" in model.offers
+        self.sublayers = any(model.sublayers(layer) for layer in range(model.layers))
         self._orders: dict[int, Tensor] = {}
 
     def read(self, packed: Packed) -> Observer:
@@ -178,7 +181,8 @@ class Statistics:
         """Logits, entropy, sinks and sparsity of every head; scores of near-one-hot rows are kept for ``finish``."""
         rows, heads, queries, _ = step.q.shape
         same = (rows, queries) == (self.rows, self.tokens)
-        counted = self._counted.to(step.q.device) if same else step.q.new_ones(rows, queries).bool()
+        every = step.q.new_ones(rows, queries).bool()
+        present, counted = (mask.to(step.q.device) if same else every for mask in (self._mask, self._counted))
         attention = LayerAttention(step, counted)
         logits, weights = step.logits(attention.raw_scores), attention.weights
         share = (counted / counted.sum()).double()
@@ -188,7 +192,7 @@ class Statistics:
 
         sparse = (attention.largest >= NEAR_ONE_HOT) & counted[:, None]
         columns = {
-            "logit": logits.amax((0, 2, 3)),
+            "logit": logits.amax(3).masked_fill(~present[:, None], -torch.inf).amax((0, 2)),
             "entropy": mean(torch.special.entr(weights).sum(-1)),
             "sink": mean(weights[..., 0]),
             "sparse": mean(sparse),
@@ -285,7 +289,14 @@ def _largest_over_median(x: Layers) -> Float[Tensor, " layers"]:
 
 
 def faults_only(tables: dict[str, Any]) -> None:
-    """Leave the rows of the table of faults that count any."""
+    """Leave the rows of the table of faults that count any: those of the pass as it met them, then those of gradients."""
     faults = tables.pop("faults", None)
-    if faults is not None and (faults["count"] > 0).any():
-        tables["faults"] = faults[faults["count"] > 0].reset_index(drop=True).astype({"count": int})
+    if faults is None or not (faults["count"] > 0).any():
+        return
+
+    def met(row: Any) -> tuple[bool, int, int]:
+        tensor = row["tensor"]
+        return tensor.startswith(GRADIENT), row["layer"], _MET.index(tensor) if tensor in _MET else len(_MET)
+
+    rows = faults[faults["count"] > 0].astype({"count": int}).to_dict("records")
+    tables["faults"] = pd.DataFrame(sorted(rows, key=met))

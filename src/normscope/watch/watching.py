@@ -5,8 +5,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import pandas as pd
@@ -16,19 +16,22 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, open_model
+from normscope.models import Model, Observer, open_awake
 from normscope.models.describe import scheme_text
+from normscope.models.foreign import library_errors
+from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import sample_of
+from normscope.watch.probe_batch import example_of, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
 
 log = logging.getLogger("normscope.watch")
 _ROWS, _TOKENS = 4, 512
+_PROCESSES = "processes"  # how many took part in a probe
 
 
 class Watch:
@@ -97,28 +100,50 @@ class Watch:
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        self.model: Model = open_model(model, stream=stream, blocks=blocks, example=example)
-        self.sample = sample_of(self.model, probe, rows, tokens)
-        self.statistics = Statistics(self.model, self.sample)
+        example = example_of(model, probe) if example is None else example
+        with library_errors("the model cannot read the probe: ") if example is not None else nullcontext():
+            self.model: Model = open_awake(model, stream=stream, blocks=blocks, example=example)
         self.weights = Weights(self.model, self.ranks)
-        self.alarms, self.tables = Alarms(alarms), dict[str, pd.DataFrame]()
+        memory = _Memory()
+        self.alarms, self.tables = Alarms(alarms), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
-        if self.first:
-            self._destination = destination_of(self._keep if to is None else to, resume=resume)
-            self._destination.begin(self._about())
-            weakref.finalize(self, self._destination.close)
+        refused = None
+        try:
+            self.sample = sample_of(self.model, probe, rows, tokens)
+            if self.first:
+                self._destination = destination_of(memory if to is None else to, resume=resume)
+                self._destination.begin(self._about())
+                weakref.finalize(self, self._destination.close)
+        except InputError as error:
+            refused = error
+        self._agree(refused)
+        self.statistics = Statistics(self.model, self.sample)
+
+    def _agree(self, refused: InputError | None) -> None:
+        """Raise the error of any process on all of them, so that none waits for one that has ended."""
+        reasons = [None if refused is None else str(refused)]
+        if self.ranks > 1:
+            reasons *= self.ranks
+            dist.all_gather_object(reasons, reasons[0], group=self.group)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        if reason is not None:
+            raise refused or InputError(reason)
 
     def due(self, step: int) -> bool:
         """Whether the model is probed after this step; the first is 1."""
         return not self._closed and (step == 1 or step % self.every == 0)
 
-    def gradients(self) -> None:
-        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``."""
-        if self.due(self.steps + 1):
+    def gradients(self, step: int | None = None) -> None:
+        """Read the gradients of the step that is about to end, if it is probed: for loops that clear them before ``step``.
+
+        ``step`` is its number, where the loop has one.
+        """
+        step = self.steps + 1 if step is None else step
+        if self.due(step):
             self.weights.keep_gradients()
-            self._gradients_of = self.steps + 1
+            self._gradients_of = step
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
@@ -150,28 +175,57 @@ class Watch:
     @torch.no_grad()
     def _launch(self, loss: Tensor | float | None, numbers: Mapping[str, Any]) -> None:
         """One pass of the probe, whose numbers are then on their way to this process."""
-        began, packed, device = time.monotonic(), Packed(), self.model.device
+        began, packed, sparse = time.monotonic(), Packed(), list[SparseRows]()
+        numbers = {**({} if loss is None else {"loss": loss}), **numbers}
+        failure = None
         try:
             if self._gradients_of != self.steps:
                 self.weights.keep_gradients()
             self._gradients_of = -1
-            for name, value in {**({} if loss is None else {"loss": loss}), **numbers}.items():
+            for name, value in numbers.items():
                 packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
-            with _undisturbed(self.model.model):
-                self.model.forward(self.sample, self.statistics.read(packed))
-                sparse = self.statistics.finish()
-                self.weights.read(packed)
+            sparse = self._pass(packed)
             if self.ranks > 1:
+                packed.add("steps", _PROCESSES, torch.ones(()), {}, "count")
                 _add_collapse(packed, sparse, self.noise)
                 sparse = []
-        except Exception:  # of the user's model; other processes wait for this one
-            if self.ranks > 1 and self._size:
-                take_part(self._size, device, self.group, self.ranks)
-            raise
-        sent, self._size = packed.sent(self.group, self.ranks), packed.size
+        except Exception as error:  # of the user's model
+            failure = error
+        if self.ranks > 1:
+            self._meet(packed, len(numbers), failure)
+        if failure is not None:
+            raise failure
+        sent = packed.sent(self.group, self.ranks)
         self.model.thorough = False  # what this pass has shown need not be asked of the device again
         if self.first:
             self._pending.append(_Pending(self.steps, sent, sparse, time.monotonic() - began))
+
+    def _pass(self, packed: Packed) -> list[SparseRows]:
+        """A pass of the probe, to its end whatever is observed: the layers of other processes may wait for those here."""
+        failures = list[Exception]()
+        with _undisturbed(self.model.model):
+            self.model.forward(self.sample, _patient(self.statistics.read(packed), failures))
+            with exactly(self.model.device):
+                sparse = [] if failures else self.statistics.finish()
+                self.weights.read(packed)
+        if failures:
+            raise failures[0]
+        return sparse
+
+    def _meet(self, packed: Packed, numbers: int, failure: Exception | None) -> None:
+        """Keep other processes from waiting for one whose pass failed.
+
+        In the first probe they ask each other; later this one takes part with as many numbers as there were then.
+        """
+        size = 0 if failure is not None else packed.size - numbers
+        if self._size and failure is not None:
+            take_part(self._size + numbers, self.model.device, self.group, self.ranks)
+        elif not self._size:
+            sizes = [0] * self.ranks
+            dist.all_gather_object(sizes, size, group=self.group)
+            if len(set(sizes)) > 1 or not size:
+                raise failure or RuntimeError("the probe failed on another process, or has other layers there")
+            self._size = size
 
     def _keep_pending(self) -> Snapshot | None:
         """Give what was launched to the destinations: the last snapshot."""
@@ -187,6 +241,8 @@ class Watch:
         """The snapshot with its alarms, given to the destinations."""
         assert self._destination is not None
         faults_only(tables)
+        if self.ranks > 1 and int(tables["steps"].pop(_PROCESSES)[0]) < self.ranks:
+            raise RuntimeError("the probe failed on another process")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
         tables["steps"] = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
@@ -203,11 +259,6 @@ class Watch:
             if self.on_alarm is not None:
                 self.on_alarm(alarm)
         return snapshot
-
-    def _keep(self, snapshot: Snapshot) -> None:
-        for name, table in snapshot.tables.items():
-            before = [self.tables[name]] if name in self.tables else []
-            self.tables[name] = pd.concat([*before, table], ignore_index=True)
 
     def _about(self) -> dict[str, Any]:
         model, (rows, tokens) = self.model, self.sample.tokens.shape
@@ -257,6 +308,18 @@ class Watch:
 
 
 @dataclass(frozen=True)
+class _Memory:
+    """A destination that keeps tables; not the watch, which would then hold its model as long as the interpreter runs."""
+
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        for name, table in snapshot.tables.items():
+            before = [self.tables[name]] if name in self.tables else []
+            self.tables[name] = pd.concat([*before, table], ignore_index=True)
+
+
+@dataclass(frozen=True)
 class _Pending:
     """A probe whose numbers are on their way."""
 
@@ -269,6 +332,25 @@ class _Pending:
 def _add_collapse(packed: Packed, sparse: list[SparseRows], noise: float) -> None:
     for layer, means in collapse_of(sparse, noise):
         packed.add("heads", "collapse", means, [{"layer": layer, "head": head} for head in range(len(means))])
+
+
+def _patient(observer: Observer, failures: list[Exception]) -> Observer:
+    """An observer that observes nothing more after a failure, which it keeps."""
+
+    def patient(call: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        def observe(*given: Any) -> Any:
+            if failures:
+                return None
+            try:
+                return call(*given) if call is not None else None
+            except Exception as error:  # the pass goes on
+                failures.append(error)
+                return None
+
+        return None if call is None else observe
+
+    calls = {each.name: patient(getattr(observer, each.name)) for each in fields(observer)}
+    return Observer(**calls)
 
 
 def _in_team() -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from normscope.models import Model
 from normscope.watch.packed import Packed
 
+GRADIENT = "gradient of"  # a parameter
 OUTSIDE = -1  # the layer of what is in no layer
 
 
@@ -67,7 +68,7 @@ class Weights:
             layers = [{"layer": layer} for layer in range(self.model.layers)]
             packed.add("layers", "gradient", by_layer[1:], layers, "norm")
             packed.add("steps", "gradient", squares.sum(), {}, "norm")
-            tensors = [{"tensor": f"gradient of {name}", "layer": layer} for name, _, layer in self.parameters]
+            tensors = [{"tensor": f"{GRADIENT} {name}", "layer": layer} for name, _, layer in self.parameters]
             packed.add("faults", "count", ~squares.isfinite(), tensors, "sum")
         self._summarise(packed, "norms", ("gain", "gain_min", "gain_max"), list(self._gains()))
         scales = [({"name": name, "layer": layer}, parameter) for name, parameter, layer in self.scales]
