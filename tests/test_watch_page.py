@@ -67,13 +67,13 @@ def test_alarms_are_findings_and_marks_on_the_time_line(folder: Path) -> None:
 
 
 def test_a_long_run_is_a_small_page_that_hides_no_spike(tmp_path: Path) -> None:
-    destination, taken = WatchedFolder(tmp_path / "run"), [snapshot(step, layers=12, heads=4) for step in range(1000)]
-    taken[501].tables["heads"].loc[7, "logit"] = 99.0
-    destination.begin({**ABOUT, "layers": 12})
+    destination, taken = WatchedFolder(tmp_path / "run"), [snapshot(step, layers=8, heads=4) for step in range(600)]
+    taken[301].tables["heads"].loc[7, "logit"] = 99.0
+    destination.begin({**ABOUT, "layers": 8})
     destination.write(taken)
     destination.close()
     result = ns.load(tmp_path / "run")
-    assert len(result.tables["heads"]) == 1000 * 48
+    assert len(result.tables["heads"]) == 600 * 32
     logit, loss = result.figures["heads-logit"], result.figures["steps-loss"]
     assert isinstance(logit, HeatMap)
     assert isinstance(loss, Chart)

@@ -17,8 +17,8 @@ import pytest
 
 import normscope as ns
 from helpers.watched import ABOUT, snapshot, watched_folder
-from normscope.runs import GrowingRun, growth, open_run
-from normscope.runs.segments import FOLDER, Session, read_segments, segments
+from normscope.runs import GrowingRun, growth, new_run, open_run
+from normscope.runs.segments import FOLDER, Session, read_segments, segments_of
 from normscope.watch.destinations import destination_of
 from normscope.watch.snapshot import Snapshot
 from normscope.watch.trackers import scalars_of
@@ -109,7 +109,7 @@ def test_merging_can_stop_before_every_rename_and_removal(tmp_path: Path, monkey
         assert steps_of(copy) == list(range(17))
         Session(copy).append(frames(17))  # the next process cleans up and goes on
         assert steps_of(copy) == list(range(18))
-        assert len(os.listdir(copy / FOLDER)) == len(segments(copy))
+        assert len(os.listdir(copy / FOLDER)) == len(segments_of(copy))
         at += 1
     assert at > 5
 
@@ -119,11 +119,11 @@ def test_few_segments_are_left_of_many_appends(tmp_path: Path, monkeypatch: pyte
     session, most = Session(tmp_path), 0
     for step in range(60):
         session.append({"a": pd.DataFrame({"step": [step]})})
-        most = max(most, len(segments(tmp_path)))
+        most = max(most, len(segments_of(tmp_path)))
     assert most <= 2 * 4  # two of each size, 1, 3, 9, 27
     assert steps_of(tmp_path) == list(range(60))
     session.merge()
-    (whole,) = segments(tmp_path)
+    (whole,) = segments_of(tmp_path)
     assert (whole.first, whole.last) == (1, 60)
 
 
@@ -175,8 +175,11 @@ def test_a_reader_sees_a_prefix_at_every_moment(tmp_path: Path) -> None:
 def test_one_process_writes_at_a_time_and_a_fork_does_not_count(tmp_path: Path) -> None:
     run = GrowingRun.begin(tmp_path / "run", "watch", {})
     assert growth(tmp_path / "run") == "running"
-    with pytest.raises(ns.InputError, match="another process writes to"):
+    with pytest.raises(ns.InputError, match=r"this process writes to .* already: close that run first"):
         GrowingRun.begin(tmp_path / "run", "watch", {}, resume=True)
+    begin = f"from normscope.runs import GrowingRun; GrowingRun.begin({str(tmp_path / 'run')!r}, 'watch', {{}}, resume=True)"
+    other = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, check=False)
+    assert "another process writes to" in other.stderr
     (waiting, ending), (ready, begun) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:  # as a process that loads data does: it outlives the one that is watched
@@ -193,11 +196,16 @@ def test_one_process_writes_at_a_time_and_a_fork_does_not_count(tmp_path: Path) 
     os.waitpid(child, 0)
 
 
+def simulated(path: Path) -> None:
+    with new_run(path, "simulate", {}):
+        pass
+
+
 def refused() -> Iterator[tuple[str, Callable[[Path], None], str]]:
     yield "run", lambda path: watched_folder(path, [0]) and None, "holds a run already; choose another to=, or resume=True"
     yield "run", lambda path: path.mkdir() or ((path / "mine.txt").write_text("x") and None), "exists and is not a run folder"
     yield "run", lambda path: path.write_text("x") and None, "to="
-    yield "run", lambda path: ns.simulate("pre", tokens=3, dim=3, time=0.5, out=path, progress=False) and None, "of simulate"
+    yield "run", lambda path: simulated(path), "holds a run of simulate"
     yield "x" * 300, lambda path: None, "File name too long"
 
 
@@ -224,6 +232,15 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_beginning(
 def test_what_is_no_destination_is_refused(to: Any, message: str) -> None:
     with pytest.raises(ns.InputError, match=message):
         destination_of(to)
+
+
+def test_a_run_without_a_row_is_begun_again(tmp_path: Path) -> None:
+    watched_folder(tmp_path / "run", [])
+    assert open_run(tmp_path / "run").all_tables() == {}
+    watched_folder(tmp_path / "run", [0])
+    (tmp_path / "killed" / FOLDER).mkdir(parents=True)  # before run.json was written
+    (tmp_path / "killed" / "lock").touch()
+    watched_folder(tmp_path / "killed", [0])
 
 
 def test_another_model_does_not_resume(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from normscope.measures.base import Quantity
 from normscope.results.findings import cards_text, most_important
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, plain_rows, table_of
-from normscope.runs import FINISHED, RUNNING, UNFINISHED, growth, has_segments, is_run, open_run, run_path, segments
+from normscope.runs import FINISHED, RUNNING, UNFINISHED, growth, has_segments, is_run, open_run, run_path, segments_of
 from normscope.watch.quantities import QUANTITIES
 from normscope.watch.run_folder import COMMAND, WATCHED, watched_run
 from normscope.watch.sections import watch_sections
@@ -151,7 +151,7 @@ class WatchedRun(Experiment):
         shown, pause = None, _PAGE_EVERY
         while True:
             state, began = self.state, time.monotonic()
-            now, wait = (state, segments(self.place)), _EVERY
+            now, wait = (state, segments_of(self.place)), _EVERY
             if ends and state != RUNNING:
                 return self.result()
             if now != shown:

@@ -25,7 +25,7 @@ from normscope.runs.folders import (
     unfinished_runs,
 )
 from normscope.runs.growing import FINISHED, INTERRUPTED, RUNNING, GrowingRun, check_free, growth
-from normscope.runs.segments import has_segments, segments
+from normscope.runs.segments import has_segments, segments_of
 
 __all__ = [
     "FINISHED",
@@ -55,7 +55,7 @@ __all__ = [
     "remove_abandoned",
     "resumable_path",
     "run_path",
-    "segments",
+    "segments_of",
     "unfinished_folder",
     "unfinished_runs",
 ]

@@ -23,7 +23,7 @@ from normscope.runs.folders import (
     read_description,
     run_path,
 )
-from normscope.runs.segments import Session, has_segments
+from normscope.runs.segments import FOLDER, Session, has_segments, segments_of
 
 LOCK = "lock"
 _PATIENCE, _RETRY = 1.0, 0.05  # seconds: a process that only reads whether the run is running holds its lock for a moment
@@ -34,9 +34,8 @@ _OPEN: "weakref.WeakSet[GrowingRun]" = weakref.WeakSet()
 class GrowingRun:
     """The process that appends to a run folder; another one is refused as long as this one lives."""
 
-    def __init__(self, folder: Path, lock: TextIO | None, about: Mapping[str, Any]) -> None:
-        self.folder, self._lock, self._about = folder, lock, about
-        self._session = Session(folder)
+    def __init__(self, session: Session, lock: TextIO | None, about: Mapping[str, Any]) -> None:
+        self.folder, self._session, self._lock, self._about = session.folder, session, lock, about
         _OPEN.add(self)
 
     @classmethod
@@ -63,8 +62,9 @@ class GrowingRun:
             check_free(final, command, resume)  # again: another process may have been faster
             if is_run(final):
                 _check_same(final, configuration, same)
+            session = Session(final)  # first, so that whoever finds the description finds a run that grows
             replace_text(final / DESCRIPTION, description_text({}, **about))
-            return cls(final, lock, about)
+            return cls(session, lock, about)
         except BaseException:
             if lock is not None:
                 lock.close()
@@ -107,6 +107,8 @@ def _locked(folder: Path) -> TextIO | None:
         if error.errno in NO_LOCKS:
             return None
         raise InputError(f"cannot write to '{folder}': {error.strerror}; choose another out=") from error
+    if lock is None and any(run.folder == folder for run in _OPEN):
+        raise InputError(f"this process writes to '{folder}' already: close that run first, or choose another out=")
     if lock is None:
         raise InputError(f"another process writes to '{folder}'; choose another out=")
     return lock
@@ -117,13 +119,14 @@ def check_free(path: Path | str, command: str, resume: bool) -> None:
     folder = run_path(path)
     check_can_grow(folder)
     if not is_run(folder):
-        if folder.is_dir() and any(child.name != LOCK and DESCRIPTION not in child.name for child in folder.iterdir()):
+        ours = {LOCK} if segments_of(folder) else {LOCK, FOLDER}  # of a process that was killed at its beginning
+        if folder.is_dir() and any(child.name not in ours and DESCRIPTION not in child.name for child in folder.iterdir()):
             raise InputError(f"'{folder}' exists and is not a run folder; choose another out=")
         return
     about = read_description(folder)
     if about["command"] != command or not has_segments(folder):
         raise InputError(f"'{folder}' holds a run of {about['command']}; choose another out=")
-    if not resume:
+    if not resume and segments_of(folder):
         raise InputError(f"'{folder}' holds a run already; choose another out=, or resume=True to append to it")
 
 

@@ -85,7 +85,7 @@ class Session:
         for left in (folder / FOLDER).glob(f"{_PARTIAL}-*"):
             shutil.rmtree(left, ignore_errors=True)
         _remove_merged(folder)
-        self.number = 1 + max((segment.session for segment in segments(folder)), default=0)
+        self.number = 1 + max((segment.session for segment in segments_of(folder)), default=0)
         self.appended = 0
 
     def append(self, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -104,13 +104,13 @@ class Session:
 
     def merge(self, first: int = 1) -> None:
         """Make one segment of those from an append on."""
-        merged = [segment for segment in segments(self.folder) if segment.session == self.number and segment.first >= first]
+        merged = [segment for segment in segments_of(self.folder) if segment.session == self.number and segment.first >= first]
         if len(merged) > 1:
             Segment(self.folder, self.number, first, self.appended).write(_joined(merged))
             _remove_merged(self.folder)
 
 
-def segments(folder: Path) -> tuple[Segment, ...]:
+def segments_of(folder: Path) -> tuple[Segment, ...]:
     """The segments of a run folder in order, without those that were merged into others."""
     every = _all_segments(folder)
     return tuple(segment for segment in every if not any(other.covers(segment) for other in every))
@@ -127,7 +127,7 @@ def _all_segments(folder: Path) -> list[Segment]:
 
 def _remove_merged(folder: Path) -> None:
     """Remove the segments that were merged into others."""
-    for segment in set(_all_segments(folder)) - set(segments(folder)):
+    for segment in set(_all_segments(folder)) - set(segments_of(folder)):
         shutil.rmtree(segment.path, ignore_errors=True)
 
 
@@ -138,22 +138,22 @@ def has_segments(folder: Path) -> bool:
 
 def segment_tables(folder: Path) -> list[str]:
     """The names of the tables of a run folder that grows."""
-    return sorted({name for segment in segments(folder) for name in segment.tables})
+    return sorted({name for segment in segments_of(folder) for name in segment.tables})
 
 
 def read_segments(folder: Path, names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
     """The tables of a run folder that grows, or some of them, as they are at one moment."""
     wanted = None if names is None else set(names)
     for _ in range(_ATTEMPTS):
-        listed = segments(folder)
+        listed = segments_of(folder)
         groups = [[segment for segment in listed if segment.session == n] for n in sorted({s.session for s in listed})]
         try:
             sessions = [_frames(_joined(group, wanted)) for group in groups]
         except InputError:
-            if set(listed) <= set(segments(folder)):
+            if set(listed) <= set(segments_of(folder)):
                 raise
             continue
-        if set(listed) <= set(segments(folder)):  # otherwise some were merged, and removed, while they were read
+        if set(listed) <= set(segments_of(folder)):  # otherwise some were merged, and removed, while they were read
             return _in_sequence(sessions)
     raise InputError(f"the run folder '{folder}' changes too fast to be read; try again")
 
