@@ -13,7 +13,7 @@ from normscope.results.findings import Severity
 from normscope.watch.snapshot import Snapshot
 
 Tables = Mapping[str, pd.DataFrame]
-Place = tuple[int, int]  # layer and head
+Place = tuple[int, int, str]  # layer, head and tensor
 NOWHERE = -1  # the layer or head of what belongs to none
 _EARLY = 3  # probes whose least extreme value is the early one
 
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
     tensor: str = ""
 
 
-Measure = Callable[[Tables], Iterable[Reading]]
+Measure = Callable[[Tables, int], Iterable[Reading]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Rule:
 
     Attributes:
         name: a few words.
-        measure: from the tables of a probe to its readings; numbers that are NaN breach nothing.
+        measure: from the tables of a probe and the width of the model to readings; numbers that are NaN breach nothing.
         limit: the number from which on a place may breach the rule.
         sentence: what is reported, with ``{place}``, ``{number}``, ``{early}`` and, where there is one, ``{tensor}``.
         advice: what may help.
@@ -145,10 +145,11 @@ class Alarms:
 
     Args:
         rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
+        dim: the width of the model, which makes the norm of a vector an RMS value.
     """
 
-    def __init__(self, rules: Iterable[Rule] | None = None) -> None:
-        self.rules = RULES if rules is None else tuple(rules)
+    def __init__(self, rules: Iterable[Rule] | None = None, dim: int = 1) -> None:
+        self.rules, self.dim = RULES if rules is None else tuple(rules), dim
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise InputError(f"alarms is a sequence of rules (normscope.watch.Rule), not of {type(rule).__name__}")
@@ -159,8 +160,8 @@ class Alarms:
         alarms = []
         for rule, history in zip(self.rules, self._histories, strict=True):
             readings: dict[Place, Reading] = {}
-            for reading in rule.measure(snapshot.tables):
-                readings.setdefault((reading.layer, reading.head), reading)
+            for reading in rule.measure(snapshot.tables, self.dim):
+                readings[reading.layer, reading.head, reading.tensor] = reading
             places = history.add(rule, {place: reading.number for place, reading in readings.items()})
             if places:
                 worst = (min if rule.below else max)(places, key=lambda place: readings[place].number)
@@ -179,14 +180,15 @@ def _alarm(rule: Rule, step: int, reading: Reading, early: float, others: int) -
 
 
 def column(table: str, name: str) -> Measure:
-    """A measure: a column of a table, at every layer and head that the table has."""
+    """A measure: a column of a table, at every layer, sublayer and head that the table has."""
 
-    def measure(tables: Tables) -> list[Reading]:
+    def measure(tables: Tables, dim: int) -> list[Reading]:
         rows = tables.get(table)
         if rows is None or name not in rows:
             return []
         layers, heads = (rows[place].tolist() if place in rows else [NOWHERE] * len(rows) for place in ("layer", "head"))
-        return [Reading(*values) for values in zip(rows[name].tolist(), layers, heads, strict=True)]
+        tensors = rows["sublayer"].tolist() if "sublayer" in rows else [""] * len(rows)
+        return [Reading(*values) for values in zip(rows[name].tolist(), layers, heads, tensors, strict=True)]
 
     return measure
 
@@ -195,9 +197,9 @@ def by_layer(table: str, name: str, reduce: Callable[[list[float]], float]) -> M
     """A measure: mean, largest or smallest value of a column in each layer."""
     values_of = column(table, name)
 
-    def measure(tables: Tables) -> list[Reading]:
+    def measure(tables: Tables, dim: int) -> list[Reading]:
         groups: dict[int, list[float]] = {}
-        for reading in values_of(tables):
+        for reading in values_of(tables, dim):
             if not math.isnan(reading.number):
                 groups.setdefault(reading.layer, []).append(reading.number)
         return [Reading(reduce(values), layer) for layer, values in groups.items()]
@@ -205,27 +207,45 @@ def by_layer(table: str, name: str, reduce: Callable[[list[float]], float]) -> M
     return measure
 
 
-def _faults(tables: Tables) -> list[Reading]:
-    """Non-finite values; of the tensors of a layer, the first."""
+def _faults(tables: Tables, dim: int) -> list[Reading]:
+    """The first tensor of the pass that has non-finite values."""
     faults = tables.get("faults")
     if faults is None:
         return []
-    return [
-        Reading(float(n), int(layer), tensor=name)
-        for n, layer, name in zip(faults["count"], faults["layer"], faults["tensor"], strict=True)
-    ]
+    count, layer, tensor = faults.iloc[0][["count", "layer", "tensor"]]
+    return [Reading(float(count), int(layer), tensor=str(tensor))]
 
 
-def _last_state(tables: Tables) -> list[Reading]:
+def _last_state(tables: Tables, dim: int) -> list[Reading]:
     """The token cosine after the last layer."""
-    return sorted(column("layers", "cosine")(tables), key=lambda reading: reading.layer)[-1:]
+    return sorted(column("layers", "cosine")(tables, dim), key=lambda reading: reading.layer)[-1:]
 
 
-def _gradients_apart(tables: Tables) -> list[Reading]:
+def _rms(tables: Tables, dim: int) -> list[Reading]:
+    """The RMS value of the residual stream, |x|/√dim, before each layer and after the last."""
+    return [reading._replace(number=reading.number / math.sqrt(dim)) for reading in column("layers", "norm")(tables, dim)]
+
+
+def _updates(tables: Tables, dim: int) -> list[Reading]:
+    """The RMS value of each update over that of the residual stream before the layer, or over 1 where that is less.
+
+    Embeddings often start far below an RMS value of 1: an update that is many times larger is no fault there.
+    """
+    streams = {reading.layer: reading.number for reading in _rms(tables, dim)}
+    updates = column("sublayers", "update")(tables, dim)
+    return [update._replace(number=update.number * min(1.0, streams.get(update.layer, 1.0))) for update in updates]
+
+
+def _gradients_apart(tables: Tables, dim: int) -> list[Reading]:
     """The largest gradient norm of a layer over that of each."""
-    known = [reading for reading in column("layers", "gradient")(tables) if reading.number > 0]
+    known = [reading for reading in column("layers", "gradient")(tables, dim) if reading.number > 0]
     largest = max((reading.number for reading in known), default=math.nan)
     return [reading._replace(number=largest / reading.number) for reading in known]
+
+
+def _largest_logits(tables: Tables, dim: int) -> list[Reading]:
+    """The largest attention logit of each layer, where it is positive."""
+    return [reading for reading in by_layer("heads", "logit", max)(tables, dim) if reading.number > 0]
 
 
 _RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
@@ -234,53 +254,63 @@ NON_FINITE = Rule(
     "{number} values of the {tensor} of {place} are NaN or infinite.",
     f"{_RATE}; with float16, loss scaling or bfloat16.", probes=1,
 )  # fmt: skip
-ATTENTION_LOGITS = Rule(
-    "attention logits", column("heads", "logit"), 50.0,
-    "The largest attention logit of {place} is {number}; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0,
-)  # fmt: skip
-ATTENTION_ENTROPY = Rule(
-    "attention entropy", by_layer("heads", "entropy", fmean), 0.1,
-    "The attention of {place} has an entropy of {number} nats, near one-hot in all heads; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0, below=True,
-)  # fmt: skip
 TOKENS_COLLAPSE = Rule(
-    "tokens collapse", _last_state, 0.98,
+    "tokens collapse", _last_state, 0.999,
     "After the last layer the mean cosine between tokens is {number}: the model hardly tells them apart; it began at {early}.",
-    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.",
+    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.", probes=4,
 )  # fmt: skip
-STILL_LAYERS = Rule(
-    "still layers", column("layers", "rotation"), 0.1,
-    "{place} rotates tokens by {number}° only; it began at {early}°.",
-    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
-    growth=10.0, below=True, severity="notice",
+LARGE_UPDATES = Rule(
+    "large updates", _updates, 25.0,
+    "The {tensor} update of {place} is {number} times as large as the residual stream; it began at {early} times.",
+    f"{_RATE}, output norms (Peri-LN).", growth=5.0, probes=1,
 )  # fmt: skip
 RESIDUAL_GROWTH = Rule(
-    "residual growth", column("layers", "norm"), 0.0,
-    "The residual stream norm before {place} is {number}; it began at {early}.",
-    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=20.0,
-)  # fmt: skip
-MASSIVE_ACTIVATIONS = Rule(
-    "massive activations", column("layers", "massive"), 300.0,
-    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early}.",
-    "Usual in large language models; quantisation needs care. What may help: gated attention, or a sink that is learned.",
-    growth=5.0, severity="notice",
+    "residual growth", _rms, 50.0,
+    "The residual stream before {place} has an RMS value of {number}; it began at {early}.",
+    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=25.0, probes=1,
 )  # fmt: skip
 GRADIENTS_APART = Rule(
     "gradients apart", _gradients_apart, 100.0,
-    "Gradient norms of layers differ by a factor of {number}; the smallest is that of {place}.",
-    f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.",
+    "The gradient norm of {place} is {number} times smaller than the largest of a layer.",
+    f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.", probes=3,
 )  # fmt: skip
 GRADIENT_GROWTH = Rule(
-    "gradient growth", column("steps", "gradient"), 0.0,
-    "The gradient norm is {number}; it began at {early}.", f"{_RATE}.", growth=20.0,
+    "gradient growth", column("layers", "gradient"), 0.0,
+    "The gradient norm of {place} is {number}; it began at {early}.", f"{_RATE}.", growth=100.0,
 )  # fmt: skip
-GAINS = Rule(
-    "gains", by_layer("norms", "gain_max", max), 0.0,
-    "A gain of a norm in {place} has grown to {number}; the largest began at {early}.",
-    f"{_RATE}, weight decay of gains.", growth=5.0,
+ATTENTION_FADES = Rule(
+    "attention fades", _largest_logits, 0.3,
+    "The largest attention logit of {place} has fallen to {number}, where all tokens get the same weight; it began at {early}.",
+    "What may help: less weight decay, a lower learning rate.", growth=5.0, below=True,
+)  # fmt: skip
+ATTENTION_LOGITS = Rule(
+    "attention logits", column("heads", "logit"), 1000.0,
+    "The largest attention logit of {place} is {number}; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=10.0, severity="notice",
+)  # fmt: skip
+ATTENTION_ENTROPY = Rule(
+    "attention entropy", by_layer("heads", "entropy", fmean), 0.03,
+    "The mean attention entropy of {place} is {number} nats: all heads are near one-hot; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=3.0, below=True, severity="notice",
+)  # fmt: skip
+STILL_LAYERS = Rule(
+    "still layers", column("layers", "rotation"), 1.0,
+    "The rotation by {place} is {number}° only; it began at {early}°.",
+    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
+    growth=10.0, below=True, severity="notice",
+)  # fmt: skip
+MASSIVE_ACTIVATIONS = Rule(
+    "massive activations", column("layers", "massive"), 100.0,
+    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early} times.",
+    "Usual in large language models; low precision needs care. What may help: gated attention, or a learned sink.",
+    growth=10.0, severity="notice",
+)  # fmt: skip
+LARGE_GAINS = Rule(
+    "large gains", by_layer("norms", "gain_max", max), 0.0,
+    "The largest gain of a norm in {place} is {number}; it began at {early}.",
+    f"{_RATE}, weight decay of gains.", growth=5.0, severity="notice",
 )  # fmt: skip
 RULES = (
-    NON_FINITE, ATTENTION_LOGITS, ATTENTION_ENTROPY, TOKENS_COLLAPSE, STILL_LAYERS, RESIDUAL_GROWTH, MASSIVE_ACTIVATIONS,
-    GRADIENTS_APART, GRADIENT_GROWTH, GAINS,
+    NON_FINITE, TOKENS_COLLAPSE, LARGE_UPDATES, RESIDUAL_GROWTH, GRADIENTS_APART, GRADIENT_GROWTH, ATTENTION_FADES,
+    ATTENTION_LOGITS, ATTENTION_ENTROPY, STILL_LAYERS, MASSIVE_ACTIVATIONS, LARGE_GAINS,
 )  # fmt: skip
