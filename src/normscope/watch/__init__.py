@@ -7,10 +7,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from normscope.errors import MissingExtraError
+
 _NAMES = {
     "Watch": "normscope.watch.watching",
     "Snapshot": "normscope.watch.snapshot",
     "Alarm": "normscope.watch.alarms",
+    "Rule": "normscope.watch.alarms",
     "RULES": "normscope.watch.alarms",
     "TrainerCallback": "normscope.watch.hugging_face",
     "LightningCallback": "normscope.watch.lightning",
@@ -31,7 +34,10 @@ def __getattr__(name: str) -> Any:
 
     if name not in _NAMES:
         raise AttributeError(f"module 'normscope.watch' has no attribute {name!r}")
-    return getattr(import_module(_NAMES[name]), name)
+    try:
+        return getattr(import_module(_NAMES[name]), name)
+    except MissingExtraError as error:  # so that hasattr and inspect work without what a callback needs
+        raise AttributeError(str(error)) from error
 
 
 def __dir__() -> list[str]:

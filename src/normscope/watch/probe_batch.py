@@ -9,23 +9,15 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models import NOTHING, Model, Sample
-from normscope.models.inputs import device_of, main_input
+from normscope.models import NOTHING, Model, Sample, open_awake
+from normscope.models.foreign import library_errors
+from normscope.models.inputs import device_of, is_of_library, main_input
+from normscope.models.wrapped import unwrapped
 
 _TOKENS = "input_ids"
 _FEATURES = ("pixel_values", "input_features", "input_values")
-
-
-def example_of(module: nn.Module, probe: Any) -> Tensor | None:
-    """Two rows of a batch of pixels or other features, on which a user's module runs where it does not on token ids."""
-    if isinstance(probe, tuple | list) and len(probe):
-        return example_of(module, probe[0])
-    if isinstance(probe, Mapping) and probe.get(_TOKENS) is None:
-        return next((example_of(module, probe[name]) for name in _FEATURES if probe.get(name) is not None), None)
-    if not isinstance(probe, Tensor) or not probe.is_floating_point() or not probe.numel():
-        return None
-    _check_device(probe, device_of(module))
-    return probe[:2]
+_FEWEST = 2  # tokens that have a mean cosine
+_SMALL = 8  # tokens that show how a model works
 
 
 def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) -> Sample:
@@ -41,29 +33,59 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     Raises:
         InputError: if the batch is none of these, is empty, or is on another device than the model.
     """
-    sample = probe if isinstance(probe, Sample) else _read(model, probe)
-    _check_device(sample.tokens if sample.features is None else sample.features, model.device)
+    sample = probe if isinstance(probe, Sample) else _sample(model, probe)
+    device = sample.tokens.device if sample.features is None else sample.features.device
+    _check_device(device, model.device)
     length = tokens if sample.features is None else None
 
     def cut(x: Tensor) -> Tensor:
         return x[:rows, :length].clone()  # loops may reuse the memory of their batches
 
-    positions, features = sample.positions, sample.features
+    positions, features, mask = sample.positions, sample.features, cut(sample.attention_mask)
+    if int(mask[:, 1:].sum()) < _FEWEST:
+        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
     return replace(
         sample,
         tokens=cut(sample.tokens),
         targets=cut(sample.targets),
-        attention_mask=cut(sample.attention_mask),
+        attention_mask=mask,
         positions=None if positions is None else cut(positions),
         features=None if features is None else features[:rows].clone(),
     )
 
 
-def _read(model: Model, probe: Any) -> Sample:
+def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any) -> Model:
+    """The model, opened with an example; else a module whose configuration does not say what it reads, with the probe."""
+    inner = unwrapped(model) if isinstance(model, nn.Module) else model
+    if example is not None or is_of_library(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
+        return open_awake(model, example=example, **view)
+    read = _read(probe)
+    _check_device(read.device, device_of(inner))
+    small = read[:2] if read.is_floating_point() else read[:2, :_SMALL]
+    with library_errors("the model cannot read the probe: "):
+        try:
+            return open_awake(model, example=small, **view)
+        except InputError:
+            if small.shape == read[:2].shape:
+                raise
+            return open_awake(model, example=read[:2], **view)  # some modules read rows of one length only
+
+
+def _check_device(probe: torch.device, model: torch.device) -> None:
+    if probe != model:
+        raise InputError(f"probe= is on {probe} and the model on {model}: move it there, probe.to('{model}')")
+
+
+def _read(probe: Any) -> Tensor:
+    """What the model reads of a batch: token ids or features."""
     if isinstance(probe, Mapping) or hasattr(probe, "keys"):
-        return _of_mapping(model, probe)
+        names = (_TOKENS, *_FEATURES)
+        read = next((probe[name] for name in names if probe.get(name) is not None), None)
+        if read is None:
+            raise InputError(f"probe= has none of {', '.join(names)}: it has {', '.join(map(str, probe)) or 'nothing'}")
+        return _read(read)
     if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Tensor | Mapping):
-        return _read(model, probe[0])
+        return _read(probe[0])
     if not isinstance(probe, Tensor):
         raise InputError(
             f"probe= is a {type(probe).__name__}: give a batch of the training: token ids (rows, tokens), pixels, a mapping "
@@ -71,33 +93,33 @@ def _read(model: Model, probe: Any) -> Sample:
         )
     if probe.numel() == 0:
         raise InputError("probe= is empty: give a batch of the training")
-    _check_device(probe, model.device)
-    return model.batch(probe)
+    return probe
 
 
-def _check_device(probe: Tensor, device: torch.device) -> None:
-    if probe.device != device:
-        raise InputError(f"probe= is on {probe.device} and the model on {device}: move it there, probe.to('{device}')")
-
-
-def _of_mapping(model: Model, probe: Any) -> Sample:
+def _sample(model: Model, probe: Any) -> Sample:
+    if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Mapping):
+        probe = probe[0]
+    named = probe if isinstance(probe, Mapping) or hasattr(probe, "keys") else {}
     names = dict.fromkeys((*_FEATURES, main_input(model.model) or _TOKENS))
-    features = next((probe[name] for name in names if name != _TOKENS and probe.get(name) is not None), None)
-    if probe.get(_TOKENS) is None:
-        if features is None:
-            raise InputError(f"probe= has neither '{_TOKENS}' nor one of {', '.join(_FEATURES)}: it has {', '.join(probe)}")
-        return _read(model, features)
-    sample = _read(model, probe[_TOKENS]) if features is None else Sample.of(probe[_TOKENS])
+    features = next((named[name] for name in names if name != _TOKENS and named.get(name) is not None), None)
+    both = named.get(_TOKENS) is not None and features is not None
+    read = _read(probe if features is None or both else features)
+    _check_device(read.device, model.device)
+    try:
+        sample = Sample.of(read) if both else model.batch(read)
+    except InputError as error:
+        raise InputError(f"probe= cannot be read: {error}") from error
 
     def given(name: str) -> Tensor | None:
-        x = probe.get(name)
+        x = named.get(name)
         return x if isinstance(x, Tensor) and x.shape == sample.tokens.shape else None
 
-    mask, labels = given("attention_mask"), given("labels")
-    sample = replace(sample, positions=given("position_ids"), features=features)
+    mask, labels, positions = (given(name) for name in ("attention_mask", "labels", "position_ids"))
+    if named.get(_TOKENS) is not None:
+        sample = replace(sample, positions=positions, features=features)
     if labels is not None:
         sample = replace(sample, targets=torch.where(labels < 0, NOTHING, labels))
-    return sample if mask is None else _padded(sample, mask.bool())
+    return sample if mask is None or named.get(_TOKENS) is None else _padded(sample, mask.bool())
 
 
 def _padded(sample: Sample, mask: Bool[Tensor, "rows tokens"]) -> Sample:

@@ -6,7 +6,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from normscope import __version__
 from normscope.errors import InputError
-from normscope.models import Model, Observer, open_awake
+from normscope.models import Model, Observer
 from normscope.models.describe import scheme_text
-from normscope.models.foreign import library_errors
 from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
-from normscope.watch.alarms import RULES, Alarm, Alarms, Rule
+from normscope.watch.alarms import Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of
 from normscope.watch.packed import Packed, Sent, take_part
-from normscope.watch.probe_batch import example_of, sample_of
+from normscope.watch.probe_batch import open_with, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
 from normscope.watch.weights import Weights
@@ -63,7 +62,7 @@ class Watch:
             a ``Snapshot``, or a list of those. By default they are kept in memory, in ``tables``.
         rows, tokens: how much of the probe is read: rows, and tokens of each; None for all.
         noise: the RMS noise of the collapse probability.
-        alarms: the rules that are applied; () for none.
+        alarms: the rules that are applied, by default ``normscope.watch.RULES``; () for none.
         on_alarm: called with every alarm, which is also logged.
         resume: whether a run folder may be continued.
         start: the number of steps that were taken before.
@@ -84,7 +83,7 @@ class Watch:
         rows: int | None = _ROWS,
         tokens: int | None = _TOKENS,
         noise: float = NOISE,
-        alarms: Iterable[Rule] = RULES,
+        alarms: Iterable[Rule] | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         resume: bool = False,
         start: int = 0,
@@ -93,17 +92,16 @@ class Watch:
         example: Tensor | None = None,
         group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        for name, value in {"every": every, "rows": rows, "tokens": tokens}.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise InputError(f"{name}={value!r}: give a whole number of at least 1")
+        _check_numbers(every=every, rows=1 if rows is None else rows, tokens=1 if tokens is None else tokens)
+        _check_numbers(0, start=start)
+        if on_alarm is not None and not callable(on_alarm):
+            raise InputError(f"on_alarm={on_alarm!r}: give a function that takes an alarm")
         if not 0 <= noise < 1:
             raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
         self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
-        example = example_of(model, probe) if example is None else example
-        with library_errors("the model cannot read the probe: ") if example is not None else nullcontext():
-            self.model: Model = open_awake(model, stream=stream, blocks=blocks, example=example)
+        self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
         memory = _Memory()
         self.alarms, self.tables = Alarms(alarms), memory.tables
@@ -114,7 +112,7 @@ class Watch:
         try:
             self.sample = sample_of(self.model, probe, rows, tokens)
             if self.first:
-                self._destination = destination_of(memory if to is None else to, resume=resume)
+                self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 weakref.finalize(self, self._destination.close)
                 atexit.register(_close, weakref.ref(self))  # runs first, with what is still on its way from a GPU
@@ -158,8 +156,8 @@ class Watch:
             step: the number of the step, where the loop has one; by default they are counted.
             numbers: further numbers to keep with it, such as the learning rate.
         """
-        self.steps = self.steps + 1 if step is None else step
         try:
+            self.steps = self.steps + 1 if step is None else int(step)
             self._keep_pending()
             if self.due(self.steps):
                 self._launch(loss, numbers)
@@ -359,6 +357,12 @@ def _close(reference: "weakref.ref[Watch]") -> None:
     watch = reference()
     if watch is not None:
         watch.close()
+
+
+def _check_numbers(least: int = 1, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"{name}={value!r}: give a whole number of at least {least}")
 
 
 def _in_team() -> bool:
