@@ -497,7 +497,7 @@ def test_an_encoder_decoder_has_two_streams_and_cross_attention(tmp_path: Path) 
         assert near(captured["pattern", layer], plain.decoder_attentions[layer])
     with pytest.raises(
         InputError,
-        match="stream='decodr': there is no residual stream of that name; the model has encoder, decoder; did you mean 'decoder'",
+        match="the model has encoder, decoder; did you mean 'decoder'",
     ):
         open_model(model, stream="decodr")
     sizes: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 8, "readout": (8,), "frequencies": 4}

@@ -108,10 +108,8 @@ class Probe:
         if name not in by_name and len(alike) == 1:
             return by_name[alike[0]]
         if name not in by_name:
-            raise InputError(
-                known=f"{', '.join(by_name)}{did_you_mean(name, by_name)}"
-                f"stream={name!r}: there is no residual stream of that name; the model has {known}"
-            )
+            known = f"{', '.join(by_name)}{did_you_mean(name, by_name)}"
+            raise InputError(f"stream={name!r}: there is no residual stream of that name; the model has {known}")
         return by_name[name]
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
-from normscope.models.inputs import device_of, is_of_library, main_input
+from normscope.models.inputs import device_of, is_of_library, main_input, tokens_known
 from normscope.models.wrapped import unwrapped
 
 _TOKENS = "input_ids"
@@ -61,6 +61,9 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
         return open_awake(model, example=example, **view)
     read = _read(probe)
     _check_device(read.device, device_of(inner))
+    known = None if read.is_floating_point() else tokens_known(inner)
+    if known is not None and not 0 <= int(read.min()) <= int(read.max()) < known:
+        return open_awake(model, **view)  # which then says that such a token does not exist
     small = read[:2] if read.is_floating_point() else read[:2, :_SMALL]
     with library_errors("the model cannot read the probe: "):
         try:

@@ -195,7 +195,7 @@ class Statistics:
             "logit": logits.amax(3).masked_fill(~present[:, None], -torch.inf).amax((0, 2)),
             "entropy": mean(torch.special.entr(weights).sum(-1)),
             "sink": mean(weights[..., 0]),
-            "sparse": mean(sparse),
+            "sparse": mean(sparse.double()),
         }
         of_heads = _heads(step.layer, heads)
         for column, values in columns.items():
