@@ -470,7 +470,7 @@ def replay(out: Path, half: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     ]
     alarms = []
     for name, tables in sorted(watched.items()):
-        guard = Alarms(dim=int(runs.loc[name, "dim"]))
+        guard = Alarms(dim=int(str(runs.loc[name, "dim"])))
         for snapshot in snapshots({key: table for key, table in tables.items() if key != "alarms"}):
             alarms += [{"run": name, **asdict(alarm)} for alarm in guard.add(snapshot)]
     columns = ["run", "step", "rule", "layer", "head", "number", "text"]
