@@ -443,7 +443,8 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
                 before, after = norm(before).detach(), plain.left[norm]
             seen = {name: centred(y[:, 1:].flatten(0, 1).double(), True) for name, y in (("x", x), ("u", update))}
             size = float((seen["u"].norm(dim=-1) / seen["x"].norm(dim=-1)).mean())
-            assert_near(sublayers.loc[layer, sublayer], {"update": size, "scale": float(scale.detach().mean()), "carry": carry}, 1e-4)
+            expected = {"update": size, "scale": float(scale.detach().mean()), "carry": carry}
+            assert_near(sublayers.loc[layer, sublayer], expected, 1e-4)
             if sublayer == "attention":
                 tokens_of = [centred(y[:, 1:].flatten(0, 1).double(), True) for y in (before, after, A)]
                 assert_near(layers.loc[layer], {"speed": speed(*tokens_of)}, 1e-4)
