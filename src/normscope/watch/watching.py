@@ -104,7 +104,7 @@ class Watch:
         self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
         memory = _Memory()
-        self.alarms, self.tables = Alarms(alarms), memory.tables
+        self.alarms, self.tables = Alarms(alarms, self.model.dim), memory.tables
         self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
