@@ -316,6 +316,20 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path, monkeypat
     assert open_run(tmp_path / "run").all_tables()["steps"]["step"].tolist() == [0, 1]
 
 
+def test_a_merge_that_fails_repeats_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = GrowingRun.begin(tmp_path / "run", "watch", {})
+    monkeypatch.setattr("normscope.runs.segments._MERGED", 2)
+    monkeypatch.setattr(Session, "_merge", full)
+    for step in range(5):
+        run.append(frames(step))
+    run.close()
+    assert steps_of(tmp_path / "run") == list(range(5))
+    assert growth(tmp_path / "run") == "finished"
+
+
 def test_names_of_scalars_are_stable_and_heads_are_aggregated() -> None:
     taken = snapshot(10, alarm="logits grow")
     scalars, tables = scalars_of(taken), taken.tables
