@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
-from normscope.models.inputs import device_of, is_of_library, main_input, tokens_known
+from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, tokens_known
 from normscope.models.wrapped import unwrapped
 
 _TOKENS = "input_ids"
 _FEATURES = ("pixel_values", "input_features", "input_values")
+_DECODER, _SHIFT = "decoder_input_ids", "prepare_decoder_input_ids_from_labels"
 _FEWEST = 2  # tokens that have a mean cosine
 _SMALL = 8  # tokens that show how a model works
 
@@ -36,19 +37,26 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     sample = probe if isinstance(probe, Sample) else _sample(model, probe)
     device = sample.tokens.device if sample.features is None else sample.features.device
     _check_device(device, model.device)
-    length = tokens if sample.features is None else None
+    sample = _cut(sample, rows, tokens if sample.features is None else None)
+    if sample.decoded is not None:
+        sample = replace(sample, decoded=_cut(sample.decoded, rows, tokens))
+    if int(model.viewed(sample).attention_mask[:, 1:].sum()) < _FEWEST:
+        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
+    return sample
+
+
+def _cut(sample: Sample, rows: int | None, length: int | None) -> Sample:
+    """A copy of some rows and tokens: loops may reuse the memory of their batches."""
 
     def cut(x: Tensor) -> Tensor:
-        return x[:rows, :length].clone()  # loops may reuse the memory of their batches
+        return x[:rows, :length].clone()
 
-    positions, features, mask = sample.positions, sample.features, cut(sample.attention_mask)
-    if int(mask[:, 1:].sum()) < _FEWEST:
-        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
+    positions, features = sample.positions, sample.features
     return replace(
         sample,
         tokens=cut(sample.tokens),
         targets=cut(sample.targets),
-        attention_mask=mask,
+        attention_mask=cut(sample.attention_mask),
         positions=None if positions is None else cut(positions),
         features=None if features is None else features[:rows].clone(),
     )
@@ -122,7 +130,21 @@ def _sample(model: Model, probe: Any) -> Sample:
         sample = replace(sample, positions=positions, features=features)
     if labels is not None:
         sample = replace(sample, targets=torch.where(labels < 0, NOTHING, labels))
+    if is_encoder_decoder(model.model):
+        sample = replace(sample, decoded=_decoded(model.model, named))
     return sample if mask is None or named.get(_TOKENS) is None else _padded(sample, mask.bool())
+
+
+def _decoded(module: Any, named: Mapping[str, Any]) -> Sample | None:
+    """What the decoder reads of a batch: ``decoder_input_ids``, or the labels, shifted as the library shifts them."""
+    tokens, labels, mask = (named.get(name) for name in (_DECODER, "labels", "decoder_attention_mask"))
+    if tokens is None and labels is not None and hasattr(module, _SHIFT):
+        tokens = getattr(module, _SHIFT)(labels=labels)
+        mask = labels >= 0 if mask is None else mask
+    if tokens is None:
+        return None
+    sample = Sample.of(tokens)
+    return sample if mask is None else replace(sample, attention_mask=mask.bool())
 
 
 def _padded(sample: Sample, mask: Bool[Tensor, "rows tokens"]) -> Sample:
