@@ -59,7 +59,7 @@ _AFTER_THE_END = 30  # steps that a run goes on after its loss is no longer fini
 _LARGE = 1.5e6  # work of a step, in weights with layers counted four times, above which a GPU trains it
 _ARCHIVE = "watched.zip"
 _SHOWN, _BACK, _SPIKE, _MEAN, _LAST = 0.3, 0.1, 1.0, 10, 50
-_HALVES = ("first", "kept-aside")
+_HALVES, _FRESH = ("first", "kept-aside"), "fresh"
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,19 @@ _SOUND = ("pre", "peri", "qk", "ln-scaling", "res-post", "ngpt-lerp", "mix", "pr
 _ALL = (*_SOUND, "post", "deepnorm", "hybrid", "hybrid-star", "qkv", "sqrt-scaling", "none")
 
 
-def grid() -> list[Run]:
-    """All runs. Whether one fails is known when its loss is."""
+def grid(fresh: bool = False) -> list[Run]:
+    """All runs. Whether one fails is known when its loss is.
+
+    Fresh ones are others of the same families: the other task for each scheme, another seed, and learning rates that differ by
+    a factor between 1/2 and 2, which a hash of the name chooses.
+    """
     runs: list[Run] = []
 
     def add(family: str, schemes: tuple[str, ...], tasks: tuple[str, ...] = _TASKS, seeds: int = 1, **changes: Any) -> None:
         """A run for each scheme and task; with ``either``, tasks take turns from scheme to scheme."""
         for index, scheme in enumerate(schemes):
-            for task in (_TASKS[index % 2],) if tasks == ("either",) else tasks:
-                runs.extend(Run(family, task, scheme, seed=seed, **changes) for seed in range(seeds))
+            for task in (_TASKS[(index + fresh) % 2],) if tasks == ("either",) else tasks:
+                runs.extend(Run(family, task, scheme, seed=seed + 100 * fresh, **changes) for seed in range(seeds))
 
     either = ("either",)
     add("plain", _ALL)
@@ -163,12 +167,12 @@ def grid() -> list[Run]:
     add("momentum", ("pre", "ln-scaling", "qkv", "mix"), either, betas=(0.99, 0.9), rate=3e-2, clip=0.0, warmup=0)
     add("no-rate", ("qk", "pre"), either, rate=1e-6)
     add("long-memory", ("pre", "mix", "res-post", "none"), either, betas=(0.9, 0.9999), rate=3e-2, clip=0.0, warmup=0)
-    return runs
+    return [replace(run, rate=run.rate * 2 ** (_hash(run.name) % 2001 / 1000 - 1)) for run in runs] if fresh else runs
 
 
 @functools.cache
 def halved() -> dict[str, str]:
-    """The half of every run: within a family, in the order of a hash of the name, runs take turns."""
+    """The set of every run: halves, in which the runs of a family take turns in the order of a hash, and fresh ones."""
     families: dict[str, list[str]] = {}
     for run in grid():
         families.setdefault(run.family, []).append(run.name)
@@ -177,7 +181,7 @@ def halved() -> dict[str, str]:
         ordered = sorted(names, key=_hash)
         first = _hash(family) % 2  # which half gets the odd one out
         halves |= {name: _HALVES[(index + first) % 2] for index, name in enumerate(ordered)}
-    return halves
+    return {**halves, **{run.name: _FRESH for run in grid(fresh=True)}}
 
 
 def _hash(text: str) -> int:
@@ -466,7 +470,7 @@ def replay(out: Path, half: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     ]
     alarms = []
     for name, tables in sorted(watched.items()):
-        guard = Alarms()
+        guard = Alarms(dim=int(str(runs.loc[name, "dim"])))
         for snapshot in snapshots({key: table for key, table in tables.items() if key != "alarms"}):
             alarms += [{"run": name, **asdict(alarm)} for alarm in guard.add(snapshot)]
     columns = ["run", "step", "rule", "layer", "head", "number", "text"]
@@ -525,16 +529,17 @@ def main() -> None:
     training.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     training.add_argument("--gpu-processes", type=int, default=8, help="processes that use the GPU, if there is one")
     training.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which no run goes on")
+    training.add_argument("--fresh", action="store_true", help="other runs of the same families")
     training.add_argument("--only", default="", help="only runs whose name contains this")
     training.add_argument("--small", action="store_true", help="a few runs of 60 steps")
     evaluation = commands.add_parser("evaluate", help="replay the probes through the alarms")
     evaluation.add_argument("out", type=Path)
-    evaluation.add_argument("--half", choices=(*_HALVES, "both"), default="first")
+    evaluation.add_argument("--half", choices=(*_HALVES, "both", _FRESH), default="first")
     chosen = parser.parse_args()
     if chosen.command == "evaluate":
         evaluate(chosen.out, None if chosen.half == "both" else chosen.half)
         return
-    runs = [run for run in grid() if chosen.only in run.name]
+    runs = [run for run in grid(chosen.fresh) if chosen.only in run.name]
     if chosen.small:
         runs = [replace(run, layers=min(run.layers, 3), dim=32) for run in runs[::20]]
     on_gpu = min(chosen.gpu_processes, chosen.processes) if torch.cuda.is_available() else 0

@@ -20,7 +20,8 @@ def probe(step: int, **changes: float) -> Snapshot:
     heads = pd.DataFrame([{"layer": i, "head": h, "logit": 4.0, "entropy": 2.0} for i in range(LAYERS) for h in range(2)])
     norms = pd.DataFrame({"norm": [f"layer {i} input" for i in range(LAYERS)], "layer": range(LAYERS), "gain_max": 1.0})
     steps = pd.DataFrame({"loss": [2.0], "gradient": [0.5]})
-    tables = {"steps": steps, "layers": layers, "heads": heads, "norms": norms}
+    sublayers = pd.DataFrame([{"layer": i, "sublayer": s, "update": 0.3} for i in range(LAYERS) for s in ("attention", "mlp")])
+    tables = {"steps": steps, "layers": layers, "sublayers": sublayers, "heads": heads, "norms": norms}
     for name, value in changes.items():
         table, _, place = name.partition("__")
         rows = tables[table]
@@ -31,20 +32,22 @@ def probe(step: int, **changes: float) -> Snapshot:
 
 
 def series(values: Sequence[dict[str, float]], rules: Sequence[Rule] | None = None) -> list[Alarm]:
-    alarms = Alarms(rules)
+    alarms = Alarms(rules, dim=64)
     return [alarm for index, value in enumerate(values) for alarm in alarms.add(probe(10 * index, **value))]
 
 
 FAULTS = {
-    "attention logits": ("heads__logit", 500.0),
-    "attention entropy": ("heads__entropy", 0.001),
     "tokens collapse": ("layers__cosine", 0.9999),
-    "still layers": ("layers__rotation", 0.001),
+    "large updates": ("sublayers__update", 90.0),
     "residual growth": ("layers__norm", 8e3),
-    "massive activations": ("layers__massive", 9e3),
     "gradients apart": ("layers__gradient", 1e-6),
-    "gradient growth": ("steps__gradient", 5e3),
-    "gains": ("norms__gain_max", 90.0),
+    "gradient growth": ("layers__gradient", 50.0),
+    "attention fades": ("heads__logit", 0.01),
+    "attention logits": ("heads__logit", 5000.0),
+    "attention entropy": ("heads__entropy", 0.001),
+    "still layers": ("layers__rotation", 0.001),
+    "massive activations": ("layers__massive", 9e3),
+    "large gains": ("norms__gain_max", 90.0),
 }
 
 
@@ -60,7 +63,8 @@ def test_every_rule_but_that_of_faults_is_tried_here() -> None:
 def test_a_rule_fires_once_and_again_after_it_has_recovered(name: str) -> None:
     where, value = FAULTS[name]
     rule = next(rule for rule in RULES if rule.name == name)
-    sound, faulty = [{}] * 5, [{where: value}] * 6
+    sound: list[dict[str, float]] = [{}] * 5
+    faulty = [{where: value}] * 6
     alarms = series([*sound, *faulty, *sound, *faulty], [rule])
     assert [alarm.rule for alarm in alarms] == [name] * 2
     first = 10 * (len(sound) + rule.probes - 1)
@@ -77,7 +81,7 @@ def test_non_finite_values_are_reported_with_tensor_layer_and_step() -> None:
 
 
 def test_one_probe_is_no_trend() -> None:
-    assert series([{}, {"heads__logit": 500.0}, {}, {"heads__logit": 500.0}, {}]) == []
+    assert series([{}, {"heads__logit": 5000.0}, {}, {"heads__logit": 5000.0}, {}]) == []
 
 
 def test_a_model_that_always_was_like_that_is_no_alarm_where_the_change_counts() -> None:
@@ -91,12 +95,22 @@ def test_the_worst_place_is_reported_and_the_others_are_counted() -> None:
         alarms.add(probe(step))
     for step in range(3, 6):
         snapshot = probe(step)
-        snapshot.tables["heads"]["logit"] = [4.0] * 3 + [300.0, 4.0, 700.0, 4.0, 4.0]
+        snapshot.tables["heads"]["logit"] = [4.0] * 3 + [3000.0, 4.0, 7000.0, 4.0, 4.0]
         for alarm in alarms.add(snapshot):
-            assert (alarm.layer, alarm.head, alarm.number) == (2, 1, 700.0)
+            assert (alarm.layer, alarm.head, alarm.number) == (2, 1, 7000.0)
             assert "layer 2, head 1 (and 1 other place)" in alarm.text
             return
     raise AssertionError("no alarm")
+
+
+def test_updates_are_compared_with_an_rms_value_of_one_where_the_stream_is_smaller() -> None:
+    """Small embeddings: |x| = 0.3 for a width of 64, an update of 60 times that is an RMS value of 2.25."""
+    rule = next(rule for rule in RULES if rule.name == "large updates")
+    small, large = ({"layers__norm": norm, "sublayers__update": 60.0} for norm in (0.3, 8.0))
+    assert series([{}, {}, {}, small, small], [rule]) == []
+    (alarm,) = series([{}, {}, {}, large, large], [rule])
+    assert (alarm.layer, alarm.number) == (2, 60.0)
+    assert "The attention update of layer 2 (and 1 other place) is 60 times" in alarm.text
 
 
 def test_missing_tables_and_columns_raise_no_alarm() -> None:

@@ -25,7 +25,7 @@ from normscope.runs import new_run, open_run
 from normscope.watch.destinations import destination_of
 from normscope.watch.run_folder import WatchedFolder
 
-FIGURES = 22
+FIGURES = 27
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,10 @@ def test_the_maps_show_the_tables(folder: Path) -> None:
     assert np.array(norm.values) == pytest.approx(layers.pivot_table(index="layer", columns="step", values="norm").to_numpy())
     largest = heads.pivot_table(index="layer", columns="step", values="logit", aggfunc="max")
     assert np.array(logit.values) == pytest.approx(largest.to_numpy())
+    last = result.figures["last-entropy"]
+    assert isinstance(last, HeatMap)
+    assert last.heads
+    assert np.array(last.values).ravel() == pytest.approx(heads[heads["step"] == 90]["entropy"].to_numpy())
     update = result.figures["sublayers-update"]
     assert isinstance(update, HeatMap)
     assert list(update.y_names)[:2] == ["0 attention", "0 feedforward"]
@@ -284,6 +288,11 @@ def test_watched_runs_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     depth = curves[(curves["subject"] == "a") & (curves["quantity"] == "watch-depth")]["y"].iloc[0]
     gradients = snapshot(0, seed=1).tables["layers"]["gradient"].dropna()
     assert depth == pytest.approx(gradients.max() / gradients.min())
+    for name in ("c", "d"):  # trainings of normscope that were watched
+        with new_run(tmp_path / name, "train", {}) as training:
+            watched_folder(training.path / "watch", [1, 10])
+    trained = ns.compare(tmp_path / "c", tmp_path / "d", progress=False).tables["curves"]
+    assert len(set(trained["quantity"])) == 12
 
 
 @pytest.fixture(scope="module")

@@ -275,12 +275,16 @@ def test_snapshots_are_written_within_seconds_and_without_waiting(tmp_path: Path
 
 def test_nothing_is_lost_where_the_interpreter_exits_without_close(tmp_path: Path) -> None:
     script = (
-        "import sys; from helpers.watched import *\n"
-        "there = destination_of(sys.argv[1]); there.begin(ABOUT)\n"
-        "for step in range(30): there.write(snapshot(step))\n"
+        "import sys, torch, normscope as ns; from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "sizes = dict(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)\n"
+        "model = LlamaForCausalLM(LlamaConfig(**sizes))\n"
+        "watch = ns.watch(model, probe=torch.zeros(2, 4, dtype=torch.long), every=2, to=sys.argv[1])\n"
+        "for _ in range(6): watch.step(loss=1.0)\n"
+        "watch.steps = 8; watch._launch(2.0, {})  # as on a GPU, whose numbers are still on their way\n"
     )
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, cwd=Path(__file__).parent)
-    assert open_run(tmp_path / "run").all_tables()["steps"]["step"].tolist() == list(range(30))
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True)
+    steps = open_run(tmp_path / "run").all_tables()["steps"]
+    assert list(zip(steps["step"], steps["loss"], strict=True)) == [(1, 1.0), (2, 1.0), (4, 1.0), (6, 1.0), (8, 2.0)]
     assert growth(tmp_path / "run") == "finished"
 
 
@@ -310,6 +314,20 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path: Path, monkeypat
             destination.write(snapshot(1))
     destination.close()
     assert open_run(tmp_path / "run").all_tables()["steps"]["step"].tolist() == [0, 1]
+
+
+def test_a_merge_that_fails_repeats_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = GrowingRun.begin(tmp_path / "run", "watch", {})
+    monkeypatch.setattr("normscope.runs.segments._MERGED", 2)
+    monkeypatch.setattr(Session, "_merge", full)
+    for step in range(5):
+        run.append(frames(step))
+    run.close()
+    assert steps_of(tmp_path / "run") == list(range(5))
+    assert growth(tmp_path / "run") == "finished"
 
 
 def test_names_of_scalars_are_stable_and_heads_are_aggregated() -> None:

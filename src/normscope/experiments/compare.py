@@ -171,11 +171,11 @@ class Compare(Seeded):
         result = load(subject) if isinstance(subject, str | Path) and is_run(subject) else subject
         if not isinstance(result, Result):
             return self._audited(subject, name, {}, progress)
+        tables = {**_watched(result.path), **result.tables}
         if "model" in result.objects or (result.path is not None and (result.path / "config.json").is_file()):
-            model = result.model if result.path is None else str(result.path)
-            return self._audited(model, name, {**_watched(result.path), **result.tables}, progress)
+            return self._audited(result.model if result.path is None else str(result.path), name, tables, progress)
         reads = any(table in measured_tables() for table in result.tables)  # the tokens of a simulation are not read
-        return Side(name, result.tables, result.configuration.get("tokens") if reads else None)
+        return Side(name, tables, result.configuration.get("tokens") if reads else None)
 
     def _audited(self, model: Any, name: str, tables: Mapping[str, Frame], progress: Progress) -> Side:
         shared = Audit.model_fields.keys() & type(self).model_fields.keys()

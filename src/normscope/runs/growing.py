@@ -78,10 +78,12 @@ class GrowingRun:
         """End the run: its segments become one, and ``run.json`` has the time that it took."""
         if self._lock is not None and self._lock.closed:
             return
-        self._session.merge()
-        replace_text(self.folder / DESCRIPTION, description_text({}, **self._about, ended=True))
-        sync(self.folder)
-        self.release()
+        try:
+            self._session.merge()
+            replace_text(self.folder / DESCRIPTION, description_text({}, **self._about, ended=True))
+            sync(self.folder)
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Let other processes append."""

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class Segment:
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-        sync(self.path.parent)
+        with suppress(OSError):  # it is there, and must not be written a second time
+            sync(self.path.parent)
 
 
 class Session:
@@ -103,7 +105,11 @@ class Session:
             self.merge(place - size + 1)
 
     def merge(self, first: int = 1) -> None:
-        """Make one segment of those from an append on."""
+        """Make one segment of those from an append on, if the disk has room for it: the rows are safe in any case."""
+        with suppress(OSError, InputError):
+            self._merge(first)
+
+    def _merge(self, first: int) -> None:
         merged = [segment for segment in segments_of(self.folder) if segment.session == self.number and segment.first >= first]
         if len(merged) > 1:
             Segment(self.folder, self.number, first, self.appended).write(_joined(merged))

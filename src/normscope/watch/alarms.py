@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from normscope.errors import InputError
@@ -13,7 +13,7 @@ from normscope.results.findings import Severity
 from normscope.watch.snapshot import Snapshot
 
 Tables = Mapping[str, pd.DataFrame]
-Place = tuple[int, int]  # layer and head
+Place = tuple[int, int, str]  # layer, head and tensor
 NOWHERE = -1  # the layer or head of what belongs to none
 _EARLY = 3  # probes whose least extreme value is the early one
 
@@ -46,6 +46,18 @@ class Alarm:
         return asdict(self)
 
 
+class Reading(NamedTuple):
+    """The number of one place, and the name of its tensor if the place has several."""
+
+    number: float
+    layer: int = NOWHERE
+    head: int = NOWHERE
+    tensor: str = ""
+
+
+Measure = Callable[[Tables, int], Iterable[Reading]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """A number for each place of a model, and when it is too large or too small.
@@ -56,8 +68,7 @@ class Rule:
 
     Attributes:
         name: a few words.
-        measure: from the tables of a probe to a table with ``number`` and, where they apply, ``layer``, ``head`` and
-            ``tensor``. Numbers that are NaN breach nothing.
+        measure: from the tables of a probe and the width of the model to readings; numbers that are NaN breach nothing.
         limit: the number from which on a place may breach the rule.
         sentence: what is reported, with ``{place}``, ``{number}``, ``{early}`` and, where there is one, ``{tensor}``.
         advice: what may help.
@@ -69,7 +80,7 @@ class Rule:
     """
 
     name: str
-    measure: Callable[[Tables], pd.DataFrame]
+    measure: Measure
     limit: float
     sentence: str
     advice: str
@@ -134,10 +145,11 @@ class Alarms:
 
     Args:
         rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
+        dim: the width of the model, which makes the norm of a vector an RMS value.
     """
 
-    def __init__(self, rules: Iterable[Rule] | None = None) -> None:
-        self.rules = RULES if rules is None else tuple(rules)
+    def __init__(self, rules: Iterable[Rule] | None = None, dim: int = 1) -> None:
+        self.rules, self.dim = RULES if rules is None else tuple(rules), dim
         for rule in self.rules:
             if not isinstance(rule, Rule):
                 raise InputError(f"alarms is a sequence of rules (normscope.watch.Rule), not of {type(rule).__name__}")
@@ -147,28 +159,19 @@ class Alarms:
         """The alarms that the next probe raises: one for each rule at most, at the place where it is worst."""
         alarms = []
         for rule, history in zip(self.rules, self._histories, strict=True):
-            readings = _readings(rule.measure(snapshot.tables))
-            places = history.add(rule, {place: number for place, (number, _) in readings.items()})
+            readings: dict[Place, Reading] = {}
+            for reading in rule.measure(snapshot.tables, self.dim):
+                readings[reading.layer, reading.head, reading.tensor] = reading
+            places = history.add(rule, {place: reading.number for place, reading in readings.items()})
             if places:
-                worst = (min if rule.below else max)(places, key=lambda place: readings[place][0])
+                worst = (min if rule.below else max)(places, key=lambda place: readings[place].number)
                 early = history.early.get(worst, math.nan)
-                alarms.append(_alarm(rule, snapshot.step, worst, *readings[worst], early, len(places) - 1))
+                alarms.append(_alarm(rule, snapshot.step, readings[worst], early, len(places) - 1))
         return alarms
 
 
-def _readings(table: pd.DataFrame) -> dict[Place, tuple[float, str]]:
-    """Number and tensor of each place; the first row of those that share one."""
-    rows = len(table)
-    layers, heads = (table[name].tolist() if name in table else [NOWHERE] * rows for name in ("layer", "head"))
-    tensors = table["tensor"].tolist() if "tensor" in table else [""] * rows
-    readings: dict[Place, tuple[float, str]] = {}
-    for layer, head, number, tensor in zip(layers, heads, table["number"].tolist(), tensors, strict=True):
-        readings.setdefault((int(layer), int(head)), (float(number), str(tensor)))
-    return readings
-
-
-def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, early: float, others: int) -> Alarm:
-    layer, head = place
+def _alarm(rule: Rule, step: int, reading: Reading, early: float, others: int) -> Alarm:
+    number, layer, head, tensor = reading
     where = "the model" if layer == NOWHERE else f"layer {layer}" + (f", head {head}" if head != NOWHERE else "")
     if others:
         where += f" (and {others} other place{'s' * (others > 1)})"
@@ -176,101 +179,138 @@ def _alarm(rule: Rule, step: int, place: Place, number: float, tensor: str, earl
     return Alarm(step, rule.name, layer, head, number, f"{sentence} {rule.advice}", rule.severity)
 
 
-def column(table: str, name: str) -> Callable[[Tables], pd.DataFrame]:
-    """A measure: a column of a table, at every layer and head that the table has."""
+def column(table: str, name: str) -> Measure:
+    """A measure: a column of a table, at every layer, sublayer and head that the table has."""
 
-    def measure(tables: Tables) -> pd.DataFrame:
+    def measure(tables: Tables, dim: int) -> list[Reading]:
         rows = tables.get(table)
         if rows is None or name not in rows:
-            return _NOTHING
-        return rows[[place for place in ("layer", "head") if place in rows]].assign(number=rows[name])
+            return []
+        layers, heads = (rows[place].tolist() if place in rows else [NOWHERE] * len(rows) for place in ("layer", "head"))
+        tensors = rows["sublayer"].tolist() if "sublayer" in rows else [""] * len(rows)
+        return [Reading(*values) for values in zip(rows[name].tolist(), layers, heads, tensors, strict=True)]
 
     return measure
 
 
-def _faults(tables: Tables) -> pd.DataFrame:
-    """Non-finite values of each tensor; those of the earliest layer come first."""
+def by_layer(table: str, name: str, reduce: Callable[[list[float]], float]) -> Measure:
+    """A measure: mean, largest or smallest value of a column in each layer."""
+    values_of = column(table, name)
+
+    def measure(tables: Tables, dim: int) -> list[Reading]:
+        groups: dict[int, list[float]] = {}
+        for reading in values_of(tables, dim):
+            if not math.isnan(reading.number):
+                groups.setdefault(reading.layer, []).append(reading.number)
+        return [Reading(reduce(values), layer) for layer, values in groups.items()]
+
+    return measure
+
+
+def _faults(tables: Tables, dim: int) -> list[Reading]:
+    """The first tensor of the pass that has non-finite values."""
     faults = tables.get("faults")
-    return _NOTHING if faults is None else faults[["layer", "tensor"]].assign(number=faults["count"])
+    if faults is None:
+        return []
+    count, layer, tensor = faults.iloc[0][["count", "layer", "tensor"]]
+    return [Reading(float(count), int(layer), tensor=str(tensor))]
 
 
-def _last_state(tables: Tables) -> pd.DataFrame:
+def _last_state(tables: Tables, dim: int) -> list[Reading]:
     """The token cosine after the last layer."""
-    states = column("layers", "cosine")(tables)
-    return states.nlargest(1, "layer")
+    return sorted(column("layers", "cosine")(tables, dim), key=lambda reading: reading.layer)[-1:]
 
 
-def _gradients_apart(tables: Tables) -> pd.DataFrame:
+def _rms(tables: Tables, dim: int) -> list[Reading]:
+    """The RMS value of the residual stream, |x|/√dim, before each layer and after the last."""
+    return [reading._replace(number=reading.number / math.sqrt(dim)) for reading in column("layers", "norm")(tables, dim)]
+
+
+def _updates(tables: Tables, dim: int) -> list[Reading]:
+    """The RMS value of each update over that of the residual stream before the layer, or over 1 where that is less.
+
+    Embeddings often start far below an RMS value of 1: an update that is many times larger is no fault there.
+    """
+    streams = {reading.layer: reading.number for reading in _rms(tables, dim)}
+    updates = column("sublayers", "update")(tables, dim)
+    return [update._replace(number=update.number * min(1.0, streams.get(update.layer, 1.0))) for update in updates]
+
+
+def _gradients_apart(tables: Tables, dim: int) -> list[Reading]:
     """The largest gradient norm of a layer over that of each."""
-    gradients = column("layers", "gradient")(tables)
-    known = gradients[gradients["number"] > 0]
-    return known.assign(number=known["number"].max() / known["number"])
+    known = [reading for reading in column("layers", "gradient")(tables, dim) if reading.number > 0]
+    largest = max((reading.number for reading in known), default=math.nan)
+    return [reading._replace(number=largest / reading.number) for reading in known]
 
 
-def by_layer(table: str, name: str, how: Literal["mean", "max"]) -> Callable[[Tables], pd.DataFrame]:
-    """A measure: mean or largest value of a column in each layer."""
-
-    def measure(tables: Tables) -> pd.DataFrame:
-        groups = column(table, name)(tables).groupby("layer", as_index=False)
-        return groups.mean() if how == "mean" else groups.max()
-
-    return measure
+def _largest_logits(tables: Tables, dim: int) -> list[Reading]:
+    """The largest attention logit of each layer, where it is positive."""
+    return [reading for reading in by_layer("heads", "logit", max)(tables, dim) if reading.number > 0]
 
 
-_NOTHING = pd.DataFrame({"layer": pd.Series(dtype=np.int64), "number": pd.Series(dtype=np.float64)})
 _RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
 NON_FINITE = Rule(
     "non-finite values", _faults, 0.0,
     "{number} values of the {tensor} of {place} are NaN or infinite.",
     f"{_RATE}; with float16, loss scaling or bfloat16.", probes=1,
 )  # fmt: skip
-ATTENTION_LOGITS = Rule(
-    "attention logits", column("heads", "logit"), 50.0,
-    "The largest attention logit of {place} is {number}; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0,
-)  # fmt: skip
-ATTENTION_ENTROPY = Rule(
-    "attention entropy", by_layer("heads", "entropy", "mean"), 0.1,
-    "The attention of {place} has an entropy of {number} nats, near one-hot in all heads; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=4.0, below=True,
-)  # fmt: skip
 TOKENS_COLLAPSE = Rule(
-    "tokens collapse", _last_state, 0.98,
+    "tokens collapse", _last_state, 0.999,
     "After the last layer the mean cosine between tokens is {number}: the model hardly tells them apart; it began at {early}.",
-    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.",
+    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.", probes=4,
 )  # fmt: skip
-STILL_LAYERS = Rule(
-    "still layers", column("layers", "rotation"), 0.1,
-    "{place} rotates tokens by {number}° only; it began at {early}°.",
-    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
-    growth=10.0, below=True, severity="notice",
+LARGE_UPDATES = Rule(
+    "large updates", _updates, 25.0,
+    "The {tensor} update of {place} is {number} times as large as the residual stream; it began at {early} times.",
+    f"{_RATE}, output norms (Peri-LN).", growth=5.0, probes=1,
 )  # fmt: skip
 RESIDUAL_GROWTH = Rule(
-    "residual growth", column("layers", "norm"), 0.0,
-    "The residual stream norm before {place} is {number}; it began at {early}.",
-    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=20.0,
-)  # fmt: skip
-MASSIVE_ACTIVATIONS = Rule(
-    "massive activations", column("layers", "massive"), 300.0,
-    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early}.",
-    "Usual in large language models; quantisation needs care. What may help: gated attention, or a sink that is learned.",
-    growth=5.0, severity="notice",
+    "residual growth", _rms, 50.0,
+    "The residual stream before {place} has an RMS value of {number}; it began at {early}.",
+    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=25.0, probes=1,
 )  # fmt: skip
 GRADIENTS_APART = Rule(
     "gradients apart", _gradients_apart, 100.0,
-    "Gradient norms of layers differ by a factor of {number}; the smallest is that of {place}.",
-    f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.",
+    "The gradient norm of {place} is {number} times smaller than the largest of a layer.",
+    f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.", probes=3,
 )  # fmt: skip
 GRADIENT_GROWTH = Rule(
-    "gradient growth", column("steps", "gradient"), 0.0,
-    "The gradient norm is {number}; it began at {early}.", f"{_RATE}.", growth=20.0,
+    "gradient growth", column("layers", "gradient"), 0.0,
+    "The gradient norm of {place} is {number}; it began at {early}.", f"{_RATE}.", growth=100.0,
 )  # fmt: skip
-GAINS = Rule(
-    "gains", by_layer("norms", "gain_max", "max"), 0.0,
-    "A gain of a norm in {place} has grown to {number}; the largest began at {early}.",
-    f"{_RATE}, weight decay of gains.", growth=5.0,
+ATTENTION_FADES = Rule(
+    "attention fades", _largest_logits, 0.3,
+    "The largest attention logit of {place} has fallen to {number}, where all tokens get the same weight; it began at {early}.",
+    "What may help: less weight decay, a lower learning rate.", growth=5.0, below=True,
+)  # fmt: skip
+ATTENTION_LOGITS = Rule(
+    "attention logits", column("heads", "logit"), 1000.0,
+    "The largest attention logit of {place} is {number}; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=10.0, severity="notice",
+)  # fmt: skip
+ATTENTION_ENTROPY = Rule(
+    "attention entropy", by_layer("heads", "entropy", fmean), 0.03,
+    "The mean attention entropy of {place} is {number} nats: all heads are near one-hot; it began at {early}.",
+    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=3.0, below=True, severity="notice",
+)  # fmt: skip
+STILL_LAYERS = Rule(
+    "still layers", column("layers", "rotation"), 1.0,
+    "The rotation by {place} is {number}° only; it began at {early}°.",
+    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
+    growth=10.0, below=True, severity="notice",
+)  # fmt: skip
+MASSIVE_ACTIVATIONS = Rule(
+    "massive activations", column("layers", "massive"), 100.0,
+    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early} times.",
+    "Usual in large language models; low precision needs care. What may help: gated attention, or a learned sink.",
+    growth=10.0, severity="notice",
+)  # fmt: skip
+LARGE_GAINS = Rule(
+    "large gains", by_layer("norms", "gain_max", max), 0.0,
+    "The largest gain of a norm in {place} is {number}; it began at {early}.",
+    f"{_RATE}, weight decay of gains.", growth=5.0, severity="notice",
 )  # fmt: skip
 RULES = (
-    NON_FINITE, ATTENTION_LOGITS, ATTENTION_ENTROPY, TOKENS_COLLAPSE, STILL_LAYERS, RESIDUAL_GROWTH, MASSIVE_ACTIVATIONS,
-    GRADIENTS_APART, GRADIENT_GROWTH, GAINS,
+    NON_FINITE, TOKENS_COLLAPSE, LARGE_UPDATES, RESIDUAL_GROWTH, GRADIENTS_APART, GRADIENT_GROWTH, ATTENTION_FADES,
+    ATTENTION_LOGITS, ATTENTION_ENTROPY, STILL_LAYERS, MASSIVE_ACTIVATIONS, LARGE_GAINS,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from normscope.watch.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 _EVERY = 1.0  # seconds between two times that snapshots are written
-_MOST = 10_000  # snapshots that wait for a destination that fails
+_MOST = 1_000  # snapshots that wait for a destination that fails
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.results.figures import Chart, Figure, HeatMap, Line
 from normscope.results.findings import SEVERITIES, Finding, Severity
 from normscope.results.sections import PageTable, Section
-from normscope.results.tables import Tables, cell, floats, plain_rows, spans_decades, table_of
+from normscope.results.tables import Tables, cell, floats, head_map, plain_rows, spans_decades, table_of
 
 _CELLS = 80_000  # of all maps of a page together
 _COLUMNS = 24, 240  # least and most of a map
@@ -105,6 +105,7 @@ def watch_sections(tables: Tables, settings: str = "") -> Iterator[Section]:
         figures = {each.name: figure for each in maps if (figure := _map(each, tables, time, settings)) is not None}
         if figures:
             yield Section(title, figures=figures, name=name)
+    yield from _head_section(tables, settings)
     yield from _named_section(tables, time, settings)
 
 
@@ -198,6 +199,25 @@ def _heat(
         each.title, "step", label, each.label, columns, texts, values.tolist(), each.caption, settings + joined,
         limits=each.limits, log=log, from_top=label != "layer",
     )  # fmt: skip
+
+
+def _head_section(tables: Tables, settings: str) -> Iterator[Section]:
+    """Every head as the last probe that has heads saw it; choosing one shows all its numbers."""
+    heads = table_of(tables, "heads")
+    if heads is None:
+        return
+    last = heads[heads["step"] == heads["step"].max()]
+    maps = {
+        f"last-{each.column}": head_map(
+            last, each.column, f"{each.title} by head", each.column, "Choose a cell to see all numbers of that head.", settings,
+            limits=each.limits,
+        )
+        for each in HEADS
+        if each.column in last and is_numeric_dtype(last[each.column]) and last[each.column].notna().any()
+    }  # fmt: skip
+    figures = {name: figure for name, figure in maps.items() if figure is not None}
+    if figures:
+        yield Section(f"Heads at step {last['step'].max():,}", figures=figures, name="last-heads")
 
 
 def _named_section(tables: Tables, time: Timeline, settings: str) -> Iterator[Section]:

@@ -1,5 +1,6 @@
 """Watch: a fixed probe batch goes through a model every so many steps of its training, and what it shows is kept."""
 
+import atexit
 import logging
 import time
 import warnings
@@ -104,7 +105,7 @@ class Watch:
         self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
         self.weights = Weights(self.model, self.ranks)
         memory = _Memory()
-        self.alarms, self.tables = Alarms(alarms), memory.tables
+        self.alarms, self.tables = Alarms(alarms, self.model.dim), memory.tables
         self._began, self._closed, self._gradients_of, self._probed = time.monotonic(), False, -1, -1
         self._warned = set[str]()
         self._size, self._pending = 0, list[_Pending]()
@@ -116,6 +117,7 @@ class Watch:
                 self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 weakref.finalize(self, self._destination.close)
+                atexit.register(_close, weakref.ref(self))  # runs first, with what is still on its way from a GPU
         except InputError as error:
             refused = error
         self._agree(refused)
@@ -387,6 +389,12 @@ def _patient(observer: Observer, failures: list[Exception]) -> Observer:
 
     calls = {each.name: patient(getattr(observer, each.name)) for each in fields(observer)}
     return Observer(**calls)
+
+
+def _close(reference: "weakref.ref[Watch]") -> None:
+    watch = reference()
+    if watch is not None:
+        watch.close()
 
 
 def _check_numbers(least: int = 1, **given: Any) -> None:
