@@ -116,8 +116,7 @@ class Watch:
             if self.first:
                 self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
-                weakref.finalize(self, self._destination.close)
-                atexit.register(_close, weakref.ref(self))  # runs first, with what is still on its way from a GPU
+                atexit.register(_close, weakref.ref(self))
         except InputError as error:
             refused = error
         self._agree(refused)
@@ -343,6 +342,10 @@ class Watch:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_destination", None) is not None:  # what is still on its way from a GPU is kept, too
+            self.close()
 
 
 @dataclass(frozen=True)
