@@ -813,7 +813,7 @@ def test_all_kinds_of_batches_become_samples() -> None:
         ([], "probe= is a list"),
         (torch.empty(0, 4, dtype=torch.long), "probe= is empty"),
         (torch.zeros(2, 4, dtype=torch.long, device="meta"), "probe= is on meta and the model on cpu"),
-        ({"ids": torch.zeros(2, 4)}, "none of input_ids"),
+        ({"ids": torch.zeros(2, 4)}, "none of tokens, input_ids"),
         (torch.randn(2, 4), "cannot read the probe"),
         (torch.full((2, 4), 64), "token 64 does not exist"),
     ],

@@ -1,7 +1,8 @@
 """The fixed batch that a model is probed with: what a training loop has, as a sample that the model reads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from normscope.models.foreign import library_errors
 from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, tokens_known
 from normscope.models.wrapped import unwrapped
 
-_TOKENS = "input_ids"
+_TOKENS, _MASK = "input_ids", "attention_mask"
 _FEATURES = ("pixel_values", "input_features", "input_values")
 _DECODER, _SHIFT = "decoder_input_ids", "prepare_decoder_input_ids_from_labels"
 _FEWEST = 2  # tokens that have a mean cosine
@@ -67,7 +68,14 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
     if example is not None or is_of_library(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
         return open_awake(model, example=example, **view)
-    read = _read(probe)
+    needed = [each.name for each in signature(inner.forward).parameters.values() if each.default is Parameter.empty]
+    needed = [name for name in needed if name not in ("args", "kwargs")]
+    if len(needed) > 1:
+        raise InputError(
+            f"{type(inner).__name__}.forward needs {', '.join(needed)}, and a probe is one input: watch a module around it "
+            "whose forward takes one input and adds the others"
+        )
+    read = _read(probe, needed)
     _check_device(read.device, device_of(inner))
     known = None if read.is_floating_point() else tokens_known(inner)
     if known is not None and not 0 <= int(read.min()) <= int(read.max()) < known:
@@ -87,16 +95,16 @@ def _check_device(probe: torch.device, model: torch.device) -> None:
         raise InputError(f"probe= is on {probe} and the model on {model}: move it there, probe.to('{model}')")
 
 
-def _read(probe: Any) -> Tensor:
-    """What the model reads of a batch: token ids or features."""
+def _read(probe: Any, first: Sequence[str] = ()) -> Tensor:
+    """What the model reads of a batch: token ids or features, or what its forward pass calls its first argument."""
     if isinstance(probe, Mapping) or hasattr(probe, "keys"):
-        names = (_TOKENS, *_FEATURES)
+        names = (*first, _TOKENS, *_FEATURES)
         read = next((probe[name] for name in names if probe.get(name) is not None), None)
         if read is None:
             raise InputError(f"probe= has none of {', '.join(names)}: it has {', '.join(map(str, probe)) or 'nothing'}")
         return _read(read)
     if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Tensor | Mapping):
-        return _read(probe[0])
+        return _read(probe[0], first)
     if not isinstance(probe, Tensor):
         raise InputError(
             f"probe= is a {type(probe).__name__}: give a batch of the training: token ids (rows, tokens), pixels, a mapping "
@@ -114,7 +122,8 @@ def _sample(model: Model, probe: Any) -> Sample:
     names = dict.fromkeys((*_FEATURES, main_input(model.model) or _TOKENS))
     features = next((named[name] for name in names if name != _TOKENS and named.get(name) is not None), None)
     both = named.get(_TOKENS) is not None and features is not None
-    read = _read(probe if features is None or both else features)
+    first = [] if is_of_library(model.model) else list(signature(model.model.forward).parameters)[:1]
+    read = _read(probe if features is None or both else features, first)
     _check_device(read.device, model.device)
     try:
         sample = Sample.of(read) if both else model.batch(read)
@@ -123,9 +132,11 @@ def _sample(model: Model, probe: Any) -> Sample:
 
     def given(name: str) -> Tensor | None:
         x = named.get(name)
+        if isinstance(x, Tensor) and name == _MASK and x.ndim == 2 and x.shape != sample.tokens.shape and read.ndim == 2:
+            raise InputError(f"probe= has a mask of {list(x.shape)} and tokens of {list(sample.tokens.shape)}")
         return x if isinstance(x, Tensor) and x.shape == sample.tokens.shape else None
 
-    mask, labels, positions = (given(name) for name in ("attention_mask", "labels", "position_ids"))
+    mask, labels, positions = (given(name) for name in (_MASK, "labels", "position_ids"))
     if named.get(_TOKENS) is not None:
         sample = replace(sample, positions=positions, features=features)
     if labels is not None:
