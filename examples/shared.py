@@ -2,11 +2,12 @@
 
 import argparse
 import pydoc_data.topics
-import subprocess
-import sys
+from contextlib import suppress
 
 import torch
 from torch import Tensor
+
+from normscope.cli import main
 
 VOCABULARY = 256
 CONTEXT = 64
@@ -25,14 +26,15 @@ def batch(data: Tensor, generator: torch.Generator, rows: int = 8) -> tuple[Tens
     return x, y
 
 
-def parser(about: str | None, to: str, steps: int) -> argparse.ArgumentParser:
+def options(about: str | None, to: str) -> argparse.ArgumentParser:
     """The options of an example."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--to", default=to, help="the run folder of the watch")
-    made.add_argument("--steps", type=int, default=steps)
-    return made
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", default=to, help="the run folder of the watch")
+    parser.add_argument("--steps", type=int, default=60)
+    return parser
 
 
 def show(to: str) -> None:
-    """Write the page of a watched training, which prints where it is."""
-    subprocess.run([sys.executable, "-m", "normscope", "watch", to], check=True)
+    """``normscope watch FOLDER``: write the page of a watched training, and print where it is."""
+    with suppress(SystemExit):
+        main(["watch", to])

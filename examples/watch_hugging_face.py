@@ -3,6 +3,8 @@
 python examples/watch_hugging_face.py [--model llama]; one line is that of the watch: ``ns.watch.TrainerCallback(...)``.
 """
 
+from typing import Any
+
 import shared
 from transformers import (
     GPT2Config,
@@ -27,27 +29,32 @@ def build(name: str) -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, attention_dropout=0.1, **ends))
 
 
-def train(output: str, steps: int, name: str = "gpt2", every: int = 10, watched: bool = True, **options: object) -> Trainer:
-    """Train a small model on the help pages of Python; what the watch shows is in ``<output>/watch``."""
+def train(to: str | None, steps: int, name: str = "gpt2", every: int = 10, **options: Any) -> Trainer:
+    """Train a small model on the help pages of Python; without a watch if ``to`` is None."""
     set_seed(0)
     pieces = shared.tokens()[: 512 * shared.CONTEXT].view(-1, shared.CONTEXT)
-    arguments = TrainingArguments(
-        output, max_steps=steps, learning_rate=1e-3, logging_steps=every, logging_first_step=True, report_to="none",
-        use_cpu=True, disable_tqdm=True, **{"save_strategy": "no", **options},
-    )  # fmt: skip
+    settings = {
+        "output_dir": "runs/trainer", "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+        "max_steps": steps, "learning_rate": 1e-3, "logging_steps": every, "logging_first_step": True,
+    }  # fmt: skip
     trainer = Trainer(
         build(name),
-        arguments,
+        TrainingArguments(**{**settings, **options}),
         train_dataset=[{"input_ids": piece, "labels": piece} for piece in pieces],
-        callbacks=[ns.watch.TrainerCallback(every=every)] if watched else [],
+        callbacks=[] if to is None else [ns.watch.TrainerCallback(every=every, to=to)],
     )
     trainer.train()
     return trainer
 
 
+def main(arguments: list[str] | None = None) -> None:
+    """Train, and show the page."""
+    options = shared.options(__doc__, to="runs/hugging-face")
+    options.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
+    given = options.parse_args(arguments)
+    train(given.to, given.steps, given.model)
+    shared.show(given.to)
+
+
 if __name__ == "__main__":
-    parser = shared.parser(__doc__, to="runs/hugging-face/watch", steps=60)
-    parser.add_argument("--model", choices=("gpt2", "llama"), default="gpt2")
-    given = parser.parse_args()
-    train("runs/hugging-face", given.steps, given.model)
-    shared.show("runs/hugging-face/watch")
+    main()

@@ -3,6 +3,8 @@
 python examples/watch_lightning.py; one line is that of the watch: ``ns.watch.LightningCallback(...)``.
 """
 
+from typing import Any
+
 import lightning as L
 import shared
 import torch
@@ -45,26 +47,26 @@ class Classifier(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def train(root: str, steps: int, every: int = 10, watched: bool = True, **options: object) -> Classifier:
-    """Train a small vision transformer; what the watch shows is in ``<root>/watch``."""
+def train(to: str | None, steps: int, every: int = 10, **options: Any) -> Classifier:
+    """Train a small vision transformer; without a watch if ``to`` is None."""
     L.seed_everything(0, verbose=False)
     model = Classifier()
-    trainer = L.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        default_root_dir=root,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ns.watch.LightningCallback(every=every)] if watched else [],
-        **options,
-    )
+    settings = {
+        "max_steps": steps, "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+        "enable_progress_bar": False, "enable_model_summary": False,
+    }  # fmt: skip
+    callbacks = [] if to is None else [ns.watch.LightningCallback(every=every, to=to)]
+    trainer = L.Trainer(callbacks=callbacks, **{**settings, **options})
     trainer.fit(model, DataLoader(pictures(512), batch_size=16, shuffle=True))
     return model
 
 
+def main(arguments: list[str] | None = None) -> None:
+    """Train, and show the page."""
+    given = shared.options(__doc__, to="runs/lightning").parse_args(arguments)
+    train(given.to, given.steps)
+    shared.show(given.to)
+
+
 if __name__ == "__main__":
-    given = shared.parser(__doc__, to="runs/lightning/watch", steps=60).parse_args()
-    train("runs/lightning", given.steps)
-    shared.show("runs/lightning/watch")
+    main()

@@ -36,9 +36,14 @@ def train(to: str | None, steps: int, every: int = 10, backend: str = "inductor"
     return model
 
 
-if __name__ == "__main__":
-    parser = shared.parser(__doc__, to="runs/plain", steps=60)
-    parser.add_argument("--backend", default="inductor", help="of torch.compile: inductor, aot_eager or eager")
-    given = parser.parse_args()
+def main(arguments: list[str] | None = None) -> None:
+    """Train, and show the page."""
+    options = shared.options(__doc__, to="runs/plain")
+    options.add_argument("--backend", default="inductor", help="of torch.compile: inductor, aot_eager or eager")
+    given = options.parse_args(arguments)
     train(given.to, given.steps, backend=given.backend)
     shared.show(given.to)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ python examples/watch_processes.py [--fsdp]; the lines of the watch are those of
 
 import os
 import socket
+from collections.abc import Callable
 
 import shared
 import torch
@@ -44,25 +45,31 @@ def train(to: str | None, steps: int, every: int = 10, fsdp: bool = False) -> nn
     return model
 
 
-def run(rank: int, port: int, to: str, steps: int, fsdp: bool) -> None:
+def begin(work: Callable[..., None], *arguments: object) -> None:
+    """Run a function in two processes that know each other; forks, which need not import everything again."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.start_processes(join, (port, work, *arguments), nprocs=2, start_method="fork")
+
+
+def join(rank: int, port: int, work: Callable[..., None], *arguments: object) -> None:
     """One of two processes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    train(to, steps, fsdp=fsdp)
+    work(*arguments)
     dist.destroy_process_group()
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def main(arguments: list[str] | None = None) -> None:
+    """Train, and show the page."""
+    options = shared.options(__doc__, to="runs/processes")
+    options.add_argument("--fsdp", action="store_true", help="shard the weights (FSDP2) instead of copying them (DDP)")
+    given = options.parse_args(arguments)
+    begin(train, given.to, given.steps, 10, given.fsdp)
+    shared.show(given.to)
 
 
 if __name__ == "__main__":
-    parser = shared.parser(__doc__, to="runs/processes", steps=60)
-    parser.add_argument("--fsdp", action="store_true", help="shard the weights (FSDP2) instead of copying them (DDP)")
-    given = parser.parse_args()
-    torch.multiprocessing.spawn(run, (free_port(), given.to, given.steps, given.fsdp), nprocs=2)
-    shared.show(given.to)
+    main()

@@ -443,7 +443,8 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
                 before, after = norm(before).detach(), plain.left[norm]
             seen = {name: centred(y[:, 1:].flatten(0, 1).double(), True) for name, y in (("x", x), ("u", update))}
             size = float((seen["u"].norm(dim=-1) / seen["x"].norm(dim=-1)).mean())
-            assert_near(sublayers.loc[layer, sublayer], {"update": size, "scale": float(scale.mean()), "carry": carry}, 1e-4)
+            expected = {"update": size, "scale": float(scale.detach().mean()), "carry": carry}
+            assert_near(sublayers.loc[layer, sublayer], expected, 1e-4)
             if sublayer == "attention":
                 tokens_of = [centred(y[:, 1:].flatten(0, 1).double(), True) for y in (before, after, A)]
                 assert_near(layers.loc[layer], {"speed": speed(*tokens_of)}, 1e-4)
@@ -638,6 +639,7 @@ def test_the_first_step_and_every_nth_are_probed_until_the_watch_is_closed() -> 
     torch.manual_seed(0)
     model, tokens, seen = PlainGPT(), some_tokens(2, 8), list[Snapshot]()
     with ns.watch(model, probe=tokens, every=3, to=seen.append) as watch:
+        assert [step for step in range(1, 8) if watch.due(step)] == [1, 3, 6]
         for _ in range(7):
             watch.step(loss=torch.tensor(2.0), rate=1e-3)
     watch.step(loss=1.0, step=9)
@@ -647,7 +649,6 @@ def test_the_first_step_and_every_nth_are_probed_until_the_watch_is_closed() -> 
     assert 0 < row.probe_seconds <= row.seconds
     assert all(table.columns[0] == "step" and (table.step == 6).all() for table in seen[-1].tables.values())
     assert not watch.due(12)
-    assert [step for step in range(1, 8) if ns.watch(model, probe=tokens, every=3).due(step)] == [1, 3, 6]
 
 
 def test_the_loop_may_number_its_steps_and_continue() -> None:
@@ -670,6 +671,16 @@ def test_snapshots_are_kept_in_memory_by_default_and_the_model_is_not() -> None:
     del model, watch
     gc.collect()
     assert gone() is None
+
+
+def test_a_watch_that_is_dropped_keeps_what_was_on_its_way() -> None:
+    seen: list[Snapshot] = []
+    watch = Watch(PlainGPT(), some_tokens(2, 8), to=seen.append)
+    watch._launch(None, {})  # as a step on a GPU, which does not wait for the numbers
+    assert not seen
+    del watch
+    gc.collect()
+    assert [snapshot.step for snapshot in seen] == [0]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -715,34 +726,34 @@ def test_a_destination_that_fails_warns_once() -> None:
     watch.step()
 
 
-@pytest.mark.parametrize(
-    ("path", "first", "layer"),
-    [
-        ("blocks.2.attn.qkv", "queries", 2),
-        ("blocks.1.mlp.0", "feedforward output", 1),
-        ("blocks.2.attn.out", "attention output", 2),
-        ("embedding", "residual stream", 0),
-    ],
-)
-def test_non_finite_values_are_reported_with_tensor_layer_and_step(path: str, first: str, layer: int) -> None:
+FAULTS = {
+    "blocks.2.attn.qkv": ("queries", 2),
+    "blocks.1.mlp.0": ("feedforward output", 1),
+    "blocks.2.attn.out": ("attention output", 2),
+    "embedding": ("residual stream", 0),
+}  # of a weight that is NaN
+
+
+def test_non_finite_values_are_reported_with_tensor_layer_and_step() -> None:
     torch.manual_seed(0)
     model, tokens = PlainGPT(layers=4), some_tokens(2, 8)
     watch = Watch(model, tokens, every=1)
     watch.step()
     assert "faults" not in watch.tables
     F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    with torch.no_grad():
-        at(model, path).weight[:] = torch.nan
     model.head.weight.grad[0] = torch.inf
-    watch.step()
-    faults = watch.tables["faults"]
-    assert (faults.step == 2).all()
-    assert tuple(faults.loc[0, ["tensor", "layer"]]) == (first, layer)
-    assert faults["count"].dtype.kind == "i"
-    assert faults["count"].min() > 0
-    assert tuple(faults.iloc[-1][["tensor", "layer"]]) == ("gradient of head.weight", -1)
-    finite = watch.tables["layers"].query("step == 2").norm.notna()
-    assert finite.tolist() == [i <= layer and path != "embedding" for i in range(5)]
+    for step, (path, (first, layer)) in enumerate(FAULTS.items(), 2):
+        broken = copy.deepcopy(model.state_dict())
+        with torch.no_grad():
+            at(model, path).weight[:] = torch.nan
+        watch.step()
+        model.load_state_dict(broken)
+        faults, layers = (watch.tables[name][watch.tables[name].step == step] for name in ("faults", "layers"))
+        assert tuple(faults.iloc[0][["tensor", "layer"]]) == (first, layer)
+        assert tuple(faults.iloc[-1][["tensor", "layer"]]) == ("gradient of head.weight", -1)
+        assert faults["count"].dtype.kind == "i"
+        assert faults["count"].min() > 0
+        assert layers.norm.notna().tolist() == [number <= layer and path != "embedding" for number in range(5)]
 
 
 def test_packed_numbers_of_several_processes_become_one_by_their_rule() -> None:
@@ -802,7 +813,7 @@ def test_all_kinds_of_batches_become_samples() -> None:
         ([], "probe= is a list"),
         (torch.empty(0, 4, dtype=torch.long), "probe= is empty"),
         (torch.zeros(2, 4, dtype=torch.long, device="meta"), "probe= is on meta and the model on cpu"),
-        ({"ids": torch.zeros(2, 4)}, "none of input_ids"),
+        ({"ids": torch.zeros(2, 4)}, "none of tokens, input_ids"),
         (torch.randn(2, 4), "cannot read the probe"),
         (torch.full((2, 4), 64), "token 64 does not exist"),
     ],
@@ -824,3 +835,24 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], said: s
 def test_a_module_without_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="no blocks"):
         Watch(nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)), some_tokens(2, 8))
+
+
+def test_the_decoder_of_an_encoder_decoder_reads_the_labels_of_a_batch() -> None:
+    sizes = {
+        "d_model": 32,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_kv": 8,
+        "vocab_size": WORDS,
+        "decoder_start_token_id": 0,
+    }
+    model = built("T5Config", sizes, "AutoModelForSeq2SeqLM")
+    tokens, labels = some_tokens(2, 12), some_tokens(2, 9, seed=1)
+    labels[1, 6:] = -100
+    snapshot = probed(Watch(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}))
+    with torch.no_grad():
+        states = model(input_ids=tokens, labels=labels, output_hidden_states=True).decoder_hidden_states
+    for layer in range(2):
+        assert_near(snapshot.tables["layers"].loc[layer], state_numbers(states[layer], labels >= 0, False))
+    assert len(snapshot.tables["sublayers"]) == 6

@@ -3,13 +3,13 @@
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Any
 
 from torch import nn
 
 from normscope.errors import InputError, MissingExtraError
 from normscope.models.inputs import device_of
+from normscope.models.wrapped import unwrapped
 from normscope.watch.in_loop import TWICE, default_folder, kept
 from normscope.watch.watching import Watch
 
@@ -54,15 +54,17 @@ class LightningCallback(*_bases()):  # type: ignore[misc]
             raise InputError(TWICE.format("the Trainer"))
         self._model(pl_module)
 
-    def _model(self, pl_module: Any) -> nn.Module:
-        try:
-            model = pl_module if self.module is None else attrgetter(self.module)(pl_module)
-        except AttributeError:
-            model = None
-        if not isinstance(model, nn.Module):
-            parts = ", ".join(name for name, _ in pl_module.named_children())
-            raise InputError(f"module='{self.module}': {type(pl_module).__name__} has no such module; it has {parts}")
-        return model
+    def _model(self, pl_module: nn.Module) -> nn.Module:
+        kind, parts = type(pl_module).__name__, dict(pl_module.named_children())
+        if self.module is None:
+            inherited = type(pl_module).forward.__module__.startswith(tuple(name.partition(".")[0] for name in _PACKAGES))
+            if inherited and unwrapped(pl_module) is pl_module:
+                raise InputError(f"{kind} has no forward(): name the model, module='{_largest(parts)}'")
+            return pl_module
+        modules: dict[str, nn.Module] = dict(pl_module.named_modules())
+        if self.module not in modules:
+            raise InputError(f"module='{self.module}': {kind} has no such module; it has {', '.join(parts)}")
+        return modules[self.module]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Open the model when the first batch is there."""
@@ -89,6 +91,10 @@ class LightningCallback(*_bases()):  # type: ignore[misc]
         """End the watch."""
         if self.watch is not None:
             self.watch.close()
+
+
+def _largest(parts: dict[str, nn.Module]) -> str:
+    return max(parts, key=lambda name: sum(parameter.numel() for parameter in parts[name].parameters()), default="net")
 
 
 def _step(trainer: Any) -> int:
