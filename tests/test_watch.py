@@ -813,7 +813,7 @@ def test_all_kinds_of_batches_become_samples() -> None:
         ([], "probe= is a list"),
         (torch.empty(0, 4, dtype=torch.long), "probe= is empty"),
         (torch.zeros(2, 4, dtype=torch.long, device="meta"), "probe= is on meta and the model on cpu"),
-        ({"ids": torch.zeros(2, 4)}, "none of input_ids"),
+        ({"ids": torch.zeros(2, 4)}, "none of tokens, input_ids"),
         (torch.randn(2, 4), "cannot read the probe"),
         (torch.full((2, 4), 64), "token 64 does not exist"),
     ],
@@ -835,3 +835,24 @@ def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], said: s
 def test_a_module_without_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="no blocks"):
         Watch(nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS)), some_tokens(2, 8))
+
+
+def test_the_decoder_of_an_encoder_decoder_reads_the_labels_of_a_batch() -> None:
+    sizes = {
+        "d_model": 32,
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "d_kv": 8,
+        "vocab_size": WORDS,
+        "decoder_start_token_id": 0,
+    }
+    model = built("T5Config", sizes, "AutoModelForSeq2SeqLM")
+    tokens, labels = some_tokens(2, 12), some_tokens(2, 9, seed=1)
+    labels[1, 6:] = -100
+    snapshot = probed(Watch(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}))
+    with torch.no_grad():
+        states = model(input_ids=tokens, labels=labels, output_hidden_states=True).decoder_hidden_states
+    for layer in range(2):
+        assert_near(snapshot.tables["layers"].loc[layer], state_numbers(states[layer], labels >= 0, False))
+    assert len(snapshot.tables["sublayers"]) == 6

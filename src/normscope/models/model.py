@@ -230,6 +230,10 @@ class Model(ABC):
             raise InputError(f"{tokens.shape[1]:,} tokens are too many: '{self.name}' takes at most {self.context:,}")
         return Sample.of(tokens)
 
+    def viewed(self, sample: Sample) -> Sample:
+        """What the stream that is viewed reads of a sample: tokens and padding are those of its positions."""
+        return sample
+
     def _ids(self, x: TextOrIds) -> Int[Tensor, "rows tokens"]:
         """Token ids (rows, tokens) on the model's device."""
         given = self.encode(x) if isinstance(x, str) else x

@@ -254,6 +254,10 @@ class ModuleModel(Model):
         """Whether the stream is that of the decoder of an encoder-decoder."""
         return is_encoder_decoder(self.model) and self.stream == self.streams[-1]
 
+    def viewed(self, sample: Sample) -> Sample:
+        """What the stream that is viewed reads of a sample."""
+        return sample.decoded if self._is_decoder and sample.decoded is not None else sample
+
     def _count_positions(self, features: Tensor) -> int:
         """How many positions the stream has before its first layer."""
         if tuple(features.shape[1:]) == self.feature_shape:
@@ -266,7 +270,9 @@ class ModuleModel(Model):
         return counts[0]
 
     def _decoded(self, sample: Sample) -> Tensor | None:
-        """What the decoder of an encoder-decoder reads while its encoder is viewed, if that reads no tokens: one token."""
+        """What the decoder of an encoder-decoder reads; one token while its encoder is viewed, if that reads no tokens."""
+        if sample.decoded is not None:
+            return sample.decoded.tokens
         if sample.features is None or self.stream == self.streams[-1]:
             return None
         return torch.zeros(len(sample.tokens), 1, dtype=torch.long, device=sample.tokens.device)

@@ -25,6 +25,7 @@ class Sample:
         positions: the position of every token, for models that take positions; by default they count from 0.
         features: pixels or a spectrogram, for models that read them; ``tokens`` are then the numbers of the positions in the
             stream, unless the model reads both.
+        decoded: what the decoder of an encoder-decoder reads, if not the same tokens.
     """
 
     tokens: Int[Tensor, "rows tokens"]
@@ -32,6 +33,7 @@ class Sample:
     attention_mask: Bool[Tensor, "rows tokens"]
     positions: Int[Tensor, "rows tokens"] | None = None
     features: Float[Tensor, "rows ..."] | None = None
+    decoded: "Sample | None" = None
 
     @cached_property
     def padded(self) -> bool:

@@ -1,7 +1,8 @@
 """The fixed batch that a model is probed with: what a training loop has, as a sample that the model reads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
-from normscope.models.inputs import device_of, is_of_library, main_input, tokens_known
+from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, tokens_known
 from normscope.models.wrapped import unwrapped
 
-_TOKENS = "input_ids"
+_TOKENS, _MASK = "input_ids", "attention_mask"
 _FEATURES = ("pixel_values", "input_features", "input_values")
+_DECODER, _SHIFT = "decoder_input_ids", "prepare_decoder_input_ids_from_labels"
 _FEWEST = 2  # tokens that have a mean cosine
 _SMALL = 8  # tokens that show how a model works
 
@@ -36,19 +38,26 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     sample = probe if isinstance(probe, Sample) else _sample(model, probe)
     device = sample.tokens.device if sample.features is None else sample.features.device
     _check_device(device, model.device)
-    length = tokens if sample.features is None else None
+    sample = _cut(sample, rows, tokens if sample.features is None else None)
+    if sample.decoded is not None:
+        sample = replace(sample, decoded=_cut(sample.decoded, rows, tokens))
+    if int(model.viewed(sample).attention_mask[:, 1:].sum()) < _FEWEST:
+        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
+    return sample
+
+
+def _cut(sample: Sample, rows: int | None, length: int | None) -> Sample:
+    """A copy of some rows and tokens: loops may reuse the memory of their batches."""
 
     def cut(x: Tensor) -> Tensor:
-        return x[:rows, :length].clone()  # loops may reuse the memory of their batches
+        return x[:rows, :length].clone()
 
-    positions, features, mask = sample.positions, sample.features, cut(sample.attention_mask)
-    if int(mask[:, 1:].sum()) < _FEWEST:
-        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
+    positions, features = sample.positions, sample.features
     return replace(
         sample,
         tokens=cut(sample.tokens),
         targets=cut(sample.targets),
-        attention_mask=mask,
+        attention_mask=cut(sample.attention_mask),
         positions=None if positions is None else cut(positions),
         features=None if features is None else features[:rows].clone(),
     )
@@ -59,7 +68,14 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
     if example is not None or is_of_library(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
         return open_awake(model, example=example, **view)
-    read = _read(probe)
+    needed = [each.name for each in signature(inner.forward).parameters.values() if each.default is Parameter.empty]
+    needed = [name for name in needed if name not in ("args", "kwargs")]
+    if len(needed) > 1:
+        raise InputError(
+            f"{type(inner).__name__}.forward needs {', '.join(needed)}, and a probe is one input: watch a module around it "
+            "whose forward takes one input and adds the others"
+        )
+    read = _read(probe, needed)
     _check_device(read.device, device_of(inner))
     known = None if read.is_floating_point() else tokens_known(inner)
     if known is not None and not 0 <= int(read.min()) <= int(read.max()) < known:
@@ -79,16 +95,16 @@ def _check_device(probe: torch.device, model: torch.device) -> None:
         raise InputError(f"probe= is on {probe} and the model on {model}: move it there, probe.to('{model}')")
 
 
-def _read(probe: Any) -> Tensor:
-    """What the model reads of a batch: token ids or features."""
+def _read(probe: Any, first: Sequence[str] = ()) -> Tensor:
+    """What the model reads of a batch: token ids or features, or what its forward pass calls its first argument."""
     if isinstance(probe, Mapping) or hasattr(probe, "keys"):
-        names = (_TOKENS, *_FEATURES)
+        names = (*first, _TOKENS, *_FEATURES)
         read = next((probe[name] for name in names if probe.get(name) is not None), None)
         if read is None:
             raise InputError(f"probe= has none of {', '.join(names)}: it has {', '.join(map(str, probe)) or 'nothing'}")
         return _read(read)
     if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Tensor | Mapping):
-        return _read(probe[0])
+        return _read(probe[0], first)
     if not isinstance(probe, Tensor):
         raise InputError(
             f"probe= is a {type(probe).__name__}: give a batch of the training: token ids (rows, tokens), pixels, a mapping "
@@ -106,7 +122,8 @@ def _sample(model: Model, probe: Any) -> Sample:
     names = dict.fromkeys((*_FEATURES, main_input(model.model) or _TOKENS))
     features = next((named[name] for name in names if name != _TOKENS and named.get(name) is not None), None)
     both = named.get(_TOKENS) is not None and features is not None
-    read = _read(probe if features is None or both else features)
+    first = [] if is_of_library(model.model) else list(signature(model.model.forward).parameters)[:1]
+    read = _read(probe if features is None or both else features, first)
     _check_device(read.device, model.device)
     try:
         sample = Sample.of(read) if both else model.batch(read)
@@ -115,14 +132,30 @@ def _sample(model: Model, probe: Any) -> Sample:
 
     def given(name: str) -> Tensor | None:
         x = named.get(name)
+        if isinstance(x, Tensor) and name == _MASK and x.ndim == 2 and x.shape != sample.tokens.shape and read.ndim == 2:
+            raise InputError(f"probe= has a mask of {list(x.shape)} and tokens of {list(sample.tokens.shape)}")
         return x if isinstance(x, Tensor) and x.shape == sample.tokens.shape else None
 
-    mask, labels, positions = (given(name) for name in ("attention_mask", "labels", "position_ids"))
+    mask, labels, positions = (given(name) for name in (_MASK, "labels", "position_ids"))
     if named.get(_TOKENS) is not None:
         sample = replace(sample, positions=positions, features=features)
     if labels is not None:
         sample = replace(sample, targets=torch.where(labels < 0, NOTHING, labels))
+    if is_encoder_decoder(model.model):
+        sample = replace(sample, decoded=_decoded(model.model, named))
     return sample if mask is None or named.get(_TOKENS) is None else _padded(sample, mask.bool())
+
+
+def _decoded(module: Any, named: Mapping[str, Any]) -> Sample | None:
+    """What the decoder reads of a batch: ``decoder_input_ids``, or the labels, shifted as the library shifts them."""
+    tokens, labels, mask = (named.get(name) for name in (_DECODER, "labels", "decoder_attention_mask"))
+    if tokens is None and labels is not None and hasattr(module, _SHIFT):
+        tokens = getattr(module, _SHIFT)(labels=labels)
+        mask = labels >= 0 if mask is None else mask
+    if tokens is None:
+        return None
+    sample = Sample.of(tokens)
+    return sample if mask is None else replace(sample, attention_mask=mask.bool())
 
 
 def _padded(sample: Sample, mask: Bool[Tensor, "rows tokens"]) -> Sample:

@@ -63,8 +63,8 @@ class Statistics:
     def __init__(self, model: Model, sample: Sample) -> None:
         self.model = model
         self.kind = norm_kind(model)
-        self.rows, self.tokens = sample.tokens.shape
-        present, counted = sample.attention_mask, sample.attention_mask.clone()
+        present = model.viewed(sample).attention_mask
+        (self.rows, self.tokens), counted = present.shape, present.clone()
         counted[:, 0] = False
         self._mask, self._counted = present, counted
         self._present = present.flatten().nonzero().squeeze(1)

@@ -27,11 +27,12 @@ from normscope.watch.packed import Packed, Sent, take_part
 from normscope.watch.probe_batch import open_with, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
 from normscope.watch.statistics import SparseRows, Statistics, collapse_of, faults_only
-from normscope.watch.weights import Weights
+from normscope.watch.weights import OUTSIDE, Weights
 
 log = logging.getLogger("normscope.watch")
 _ROWS, _TOKENS = 4, 512
 _PROCESSES = "processes"  # how many took part in a probe
+_RESERVED = {"step", "seconds", "probe_seconds", "gradient", _PROCESSES}
 
 
 class Watch:
@@ -105,7 +106,8 @@ class Watch:
         self.weights = Weights(self.model, self.ranks)
         memory = _Memory()
         self.alarms, self.tables = Alarms(alarms, self.model.dim), memory.tables
-        self._began, self._warned, self._closed, self._gradients_of = time.monotonic(), False, False, -1
+        self._began, self._closed, self._gradients_of, self._probed = time.monotonic(), False, -1, -1
+        self._warned = set[str]()
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
         refused = None
@@ -157,16 +159,18 @@ class Watch:
         """
         try:
             self.steps = self.steps + 1 if step is None else int(step)
-            self._keep_pending()
-            if self.due(self.steps):
+            self._try_to_keep()
+            if self.due(self.steps) and self.steps != self._probed:
                 self._launch(loss, numbers)
                 if self.model.device.type != "cuda":
-                    self._keep_pending()
-        except Exception as error:  # whatever a user's model, disk or service may raise: their training goes on
-            self._warn(error)
+                    self._try_to_keep()
+        except Exception as error:  # whatever a user's model may raise: their training goes on
+            self._warn(f"could not probe the model at step {self.steps:,}", error)
 
     def probe(self, loss: Tensor | float | None = None, **numbers: Tensor | float) -> Snapshot | None:
         """Probe the model now; None on all processes but the first."""
+        if self._closed:
+            raise InputError("the watch is closed")
         self._keep_pending()
         self._launch(loss, numbers)
         return self._keep_pending()
@@ -175,14 +179,16 @@ class Watch:
     def _launch(self, loss: Tensor | float | None, numbers: Mapping[str, Any]) -> None:
         """One pass of the probe, whose numbers are then on their way to this process."""
         began, packed, sparse = time.monotonic(), Packed(), list[SparseRows]()
-        numbers = {**({} if loss is None else {"loss": loss}), **numbers}
-        failure = None
+        numbers = self._numbers({} if loss is None else {"loss": loss}, numbers)
+        self._probed, failure = self.steps, None
         try:
             if self._gradients_of != self.steps:
                 self.weights.keep_gradients()
             self._gradients_of = -1
             for name, value in numbers.items():
-                packed.add("steps", name, torch.as_tensor(value, dtype=torch.float64).mean(), {})
+                packed.add("steps", name, value, {})
+                if name == "loss":
+                    packed.add("faults", "count", ~value.isfinite(), {"tensor": name, "layer": OUTSIDE}, "sum")
             sparse = self._pass(packed)
             if self.ranks > 1:
                 packed.add("steps", _PROCESSES, torch.ones(()), {}, "count")
@@ -191,13 +197,27 @@ class Watch:
         except Exception as error:  # of the user's model
             failure = error
         if self.ranks > 1:
-            self._meet(packed, len(numbers), failure)
+            self._meet(packed, len(numbers) + ("loss" in numbers), failure)
         if failure is not None:
             raise failure
         sent = packed.sent(self.group, self.ranks)
         self.model.thorough = False  # what this pass has shown need not be asked of the device again
         if self.first:
             self._pending.append(_Pending(self.steps, sent, sparse, time.monotonic() - began))
+
+    def _numbers(self, loss: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What the loop gives with a step, as tensors; NaN for what is no number, since other processes may have one."""
+        reserved = _RESERVED & further.keys()
+        if reserved:
+            self._warn(f"does not keep {sorted(reserved)[0]}=: choose another name, the watch has a number of this one")
+        numbers = dict[str, Tensor]()
+        for name, value in {**loss, **{name: further[name] for name in further.keys() - reserved}}.items():
+            try:
+                numbers[name] = torch.as_tensor(value, dtype=torch.float64).detach().mean()
+            except (TypeError, ValueError, RuntimeError) as error:
+                self._warn(f"cannot keep {name}={value!r}, which is no number", error)
+                numbers[name] = torch.full((), torch.nan, dtype=torch.float64)
+        return numbers
 
     def _pass(self, packed: Packed) -> list[SparseRows]:
         """A pass of the probe, to its end whatever is observed: the layers of other processes may wait for those here."""
@@ -226,6 +246,12 @@ class Watch:
                 raise failure or RuntimeError("the probe failed on another process, or has other layers there")
             self._size = size
 
+    def _try_to_keep(self) -> None:
+        try:
+            self._keep_pending()
+        except Exception as error:  # whatever a disk, a service or a user's function may raise
+            self._warn("could not keep what a probe showed (to=)", error)
+
     def _keep_pending(self) -> Snapshot | None:
         """Give what was launched to the destinations: the last snapshot."""
         snapshot = None
@@ -244,19 +270,26 @@ class Watch:
             raise RuntimeError("the probe failed on another process")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
-        tables["steps"] = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
+        tables["steps"] = steps = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
         tables = {name: tables[name] for name in TABLES if name in tables}
         for table in tables.values():
             table.insert(0, "step", pending.step)
+        if "gradient" not in steps or not float(steps["gradient"].iloc[0]):
+            self._warn("sees no gradients: call watch.step() before zero_grad(), or watch.gradients() before that")
         snapshot = Snapshot(pending.step, tables)
         alarms = self.alarms.add(snapshot)
         if alarms:
             snapshot.tables["alarms"] = pd.DataFrame([alarm.row for alarm in alarms])
         self._destination.write(snapshot)
         for alarm in alarms:
-            log.warning("step %s: %s", f"{alarm.step:,}", alarm.text)
-            if self.on_alarm is not None:
-                self.on_alarm(alarm)
+            log.log(
+                logging.WARNING if alarm.severity == "warning" else logging.INFO, "step %s: %s", f"{alarm.step:,}", alarm.text
+            )
+            try:
+                if self.on_alarm is not None:
+                    self.on_alarm(alarm)
+            except Exception as error:  # of the user's function
+                self._warn("called on_alarm, which failed", error)
         return snapshot
 
     def _about(self) -> dict[str, Any]:
@@ -279,25 +312,30 @@ class Watch:
             "version": __version__,
         }
 
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"normscope could not probe the model at step {self.steps:,}, and the training goes on without it: "
-                f"{type(error).__name__}: {error} (this is reported once; watch.close() turns the watch off)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+    def _warn(self, what: str, error: Exception | None = None) -> None:
+        """Report a problem of one kind once; not even a warning that is an error may stop the training."""
+        kind = what.partition(" at step")[0]
+        if kind in self._warned:
+            return
+        self._warned.add(kind)
+        if error is None:
+            log.warning("normscope %s", what)
+            return
+        text = f"normscope {what}, and the training goes on without it: {type(error).__name__}: {error}"
+        try:
+            warnings.warn(f"{text} (this is reported once; watch.close() turns the watch off)", RuntimeWarning, stacklevel=3)
+        except RuntimeWarning:
+            log.warning(text)
 
     def close(self) -> None:
         """End the watch: what is not yet on disk is written. Later steps are not probed."""
         self._closed = True
-        ends = [self._keep_pending] if self._destination is None else [self._keep_pending, self._destination.close]
-        for end in ends:
-            try:
-                end()
-            except Exception as error:  # as in ``step``
-                self._warn(error)
+        self._try_to_keep()
+        try:
+            if self._destination is not None:
+                self._destination.close()
+        except Exception as error:  # as in ``step``
+            self._warn("could not end a destination (to=)", error)
 
     def __enter__(self) -> Self:
         return self

@@ -27,6 +27,7 @@ class Weights:
         scales = {id(parameter) for several in model.learned_scales for parameter in several}
         self.scales = [(name, parameter, layer) for name, parameter, layer in self.parameters if id(parameter) in scales]
         self._squares: Tensor | None = None
+        self._trained: list[int] = []
         self._constants: dict[tuple[Any, ...], Tensor] = {}
 
     def keep_gradients(self) -> bool:
@@ -36,12 +37,13 @@ class Weights:
         if not known:
             return False
         parts = [local(gradient) for _, gradient in known]
-        norms = torch._foreach_norm([x if x.dtype == torch.float64 else x.float() for x in parts])
+        norms = torch._foreach_norm(parts, 2, torch.float64)  # no copies of gradients in half precision
         device = norms[0].device
         shares = self._constant([self._share(gradient) for _, gradient in known], torch.float64, device)
-        squares = torch.stack([norm.to(device) for norm in norms]).double().square() * shares
+        squares = torch.stack([norm.to(device) for norm in norms]).square() * shares
         places = self._constant([i for i, _ in known], torch.long, device)
         self._squares = squares.new_zeros(len(self.parameters)).index_copy_(0, places, squares)
+        self._trained = sorted({self.parameters[i][2] for i, _ in known} - {OUTSIDE})
         return True
 
     def _constant(self, values: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -65,8 +67,8 @@ class Weights:
             squares, self._squares = self._squares, None
             depth = self._constant([layer + 1 for _, _, layer in self.parameters], torch.long, squares.device)
             by_layer = squares.new_zeros(self.model.layers + 1).index_add_(0, depth, squares)
-            layers = [{"layer": layer} for layer in range(self.model.layers)]
-            packed.add("layers", "gradient", by_layer[1:], layers, "norm")
+            trained = self._constant([layer + 1 for layer in self._trained], torch.long, squares.device)
+            packed.add("layers", "gradient", by_layer[trained], [{"layer": layer} for layer in self._trained], "norm")
             packed.add("steps", "gradient", squares.sum(), {}, "norm")
             tensors = [{"tensor": f"{GRADIENT} {name}", "layer": layer} for name, _, layer in self.parameters]
             packed.add("faults", "count", ~squares.isfinite(), tensors, "sum")
