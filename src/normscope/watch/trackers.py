@@ -171,7 +171,8 @@ class MLflow:
             known = self._client.get_run(self._run).data.params
             self._client.log_batch(self._run, params=[param for param in params if param.key not in known])
         except (mlflow.MlflowException, OSError) as error:
-            raise InputError(f"to='mlflow' cannot start a run: {' '.join(str(error).split())}") from error
+            hint = "set MLFLOW_TRACKING_URI to a server, or pip install mlflow for a local database"
+            raise InputError(f"to='mlflow' cannot start a run: {hint} ({' '.join(str(error).split())[:200]})") from error
 
     def write(self, snapshots: Sequence[Snapshot]) -> None:
         """Log the metrics of all, with their steps."""
