@@ -203,7 +203,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         elif item == "tensorboard" or hasattr(item, "add_scalar"):
             writers.append(TensorBoard(None if isinstance(item, str) else item, folder, resume))
         elif item == "wandb" or _is_wandb_run(item):
-            writers.append(WeightsAndBiases(None if isinstance(item, str) else item))
+            direct.append(WeightsAndBiases(None if isinstance(item, str) else item))
         elif item == "mlflow":
             writers.append(MLflow())
         elif isinstance(item, Destination):
@@ -213,7 +213,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         else:
             raise InputError(f"to= takes a run folder, {', '.join(map(repr, TRACKERS))}, a callable, or a list, not {item!r}")
     writers += folders  # begin last, so that a tracker that cannot begin leaves no folder
-    return Several([*([Background(writers)] if writers else []), *direct])
+    return Several([*direct, *([Background(writers)] if writers else [])])
 
 
 def _is_path(item: Any) -> bool:
