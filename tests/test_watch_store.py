@@ -406,9 +406,12 @@ def test_wandb_gets_the_scalars_offline(tmp_path: Path, monkeypatch: pytest.Monk
 def test_mlflow_gets_the_metrics_of_the_active_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the only store that mlflow-skinny brings
     try:
+        mlflow.set_tracking_uri("nothing://there")
+        with pytest.raises(ns.InputError, match="to='mlflow' cannot start a run: set MLFLOW_TRACKING_URI to a server"):
+            destination_of("mlflow").begin(ABOUT)
+        mlflow.set_tracking_uri((tmp_path / "store").as_uri())
         with mlflow.start_run() as run:
             destination = destination_of("mlflow")
             destination.begin(ABOUT)

@@ -62,6 +62,8 @@ class PageServer:
         if (request.headers.get("Host") or "").rpartition(":")[0] not in _NAMES:
             self._send(request, HTTPStatus.FORBIDDEN, b"", "text/plain")
         elif asked.path == "/":
+            with self._news:
+                self._news.wait_for(lambda: self.version > 0, _PATIENCE)  # a browser may be faster than the first page
             self._send(request, HTTPStatus.OK, self._page, "text/html; charset=utf-8")
         elif asked.path == NEWS:
             known = parse_qs(asked.query).get("after", [""])[0]

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -71,15 +72,7 @@ class Several:
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin all of them, or none."""
-        begun: list[Destination] = []
-        try:
-            for destination in self.destinations:
-                destination.begin(about)
-                begun.append(destination)
-        except BaseException:
-            for destination in begun:
-                destination.close()
-            raise
+        _begin(self.destinations, about)
 
     def write(self, snapshot: Snapshot) -> None:
         """Hand the snapshot to each; the first error is raised when all have it."""
@@ -88,6 +81,14 @@ class Several:
     def close(self) -> None:
         """Close all of them."""
         _each(lambda destination: destination.close(), self.destinations)
+
+
+def _begin(items: "Iterable[Destination | Writer]", about: Mapping[str, Any]) -> None:
+    with ExitStack() as begun:
+        for item in items:
+            item.begin(about)
+            begun.callback(item.close)
+        begun.pop_all()
 
 
 def _each(call: Callable[[Any], object], items: Iterable[Any]) -> None:
@@ -120,7 +121,7 @@ class Background:
 
     def begin(self, about: Mapping[str, Any]) -> None:
         """Begin all writers, or none, and the thread."""
-        Several(self.writers).begin(about)  # type: ignore[arg-type]  # which begins and closes them alike
+        _begin(self.writers, about)
         self._waiting = [[] for _ in self.writers]
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._write_on, name="normscope watch", daemon=True)
@@ -202,7 +203,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         elif item == "tensorboard" or hasattr(item, "add_scalar"):
             writers.append(TensorBoard(None if isinstance(item, str) else item, folder, resume))
         elif item == "wandb" or _is_wandb_run(item):
-            writers.append(WeightsAndBiases(None if isinstance(item, str) else item))
+            direct.append(WeightsAndBiases(None if isinstance(item, str) else item))
         elif item == "mlflow":
             writers.append(MLflow())
         elif isinstance(item, Destination):
@@ -212,7 +213,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         else:
             raise InputError(f"to= takes a run folder, {', '.join(map(repr, TRACKERS))}, a callable, or a list, not {item!r}")
     writers += folders  # begin last, so that a tracker that cannot begin leaves no folder
-    return Several([*([Background(writers)] if writers else []), *direct])
+    return Several([*direct, *([Background(writers)] if writers else [])])
 
 
 def _is_path(item: Any) -> bool:

@@ -7,8 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from pandas.api.types import is_numeric_dtype
+
 from normscope.errors import InputError, MissingExtraError
-from normscope.results.tables import floats, plain_rows
+from normscope.results.tables import floats
 from normscope.training.log import FOLDER, tensorboard_writer
 from normscope.watch.snapshot import Snapshot
 
@@ -32,38 +35,58 @@ def scalars_of(snapshot: Snapshot) -> dict[str, float]:
     return {f"{PREFIX}/{name}": value for name, value in named.items() if math.isfinite(value)}
 
 
-def _named(snapshot: Snapshot) -> "Iterator[tuple[str, float]]":
+def _named(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
     tables = snapshot.tables
-    for row in _rows(tables, "steps"):
-        yield from ((name, _number(value)) for name, value in row.items() if name not in _KEYS)
-    for row in _rows(tables, "layers"):
-        yield from ((f"layers/{name}/{row['layer']:02d}", _number(value)) for name, value in row.items() if name not in _KEYS)
-    for row in _rows(tables, "sublayers"):
-        place = f"{row['layer']:02d}_{row['sublayer']}"
-        yield from ((f"sublayers/{name}/{place}", _number(value)) for name, value in row.items() if name not in _KEYS)
+    if "steps" in tables:
+        yield from ((name, value) for name, values in _numbers(tables["steps"]) for value in values)
+    for table, names in (("layers", _layers), ("sublayers", _sublayers)):
+        if table in tables:
+            places = names(tables[table])
+            for name, values in _numbers(tables[table]):
+                yield from ((f"{table}/{name}/{place}", value) for place, value in zip(places, values, strict=True))
     if "heads" in tables:
-        numbers = tables["heads"].drop(columns=["step", "head"]).groupby("layer")
-        for how, frame in (("mean", numbers.mean()), ("max", numbers.max())):
-            for name in frame:
-                for layer, value in zip(map(int, frame.index), floats(frame[name]), strict=True):
-                    yield f"heads/{name}_{how}/{layer:02d}", value
-    yield from ((f"norms/gain/{row['norm']}", _number(row["gain"])) for row in _rows(tables, "norms"))
-    yield from ((f"scales/mean/{row['name']}", _number(row["mean"])) for row in _rows(tables, "scales"))
-    yield "faults", float(sum(row["count"] for row in _rows(tables, "faults")))
+        yield from _reduced(tables["heads"])
+    for table, key, column in (("norms", "norm", "gain"), ("scales", "name", "mean")):
+        if table in tables:
+            rows = zip(tables[table][key], floats(tables[table][column]), strict=True)
+            yield from ((f"{table}/{column}/{name}", value) for name, value in rows)
+    yield "faults", float(tables["faults"]["count"].sum()) if "faults" in tables else 0.0
     yield "alarms", float(len(tables.get("alarms", ())))
 
 
-def _rows(tables: "Mapping[str, pd.DataFrame]", name: str) -> list[dict[str, Any]]:
-    return plain_rows(tables[name]) if name in tables else []
+def _numbers(table: "pd.DataFrame") -> Iterator[tuple[str, list[float]]]:
+    """The columns of numbers, without those that say where they are from."""
+    for name in table:
+        if name not in _KEYS and is_numeric_dtype(table[name]):
+            yield str(name), floats(table[name])
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def _layers(table: "pd.DataFrame") -> list[str]:
+    return [f"{layer:02d}" for layer in table["layer"]]
+
+
+def _sublayers(table: "pd.DataFrame") -> list[str]:
+    return [f"{layer:02d}_{sublayer}" for layer, sublayer in zip(table["layer"], table["sublayer"], strict=True)]
+
+
+def _reduced(heads: "pd.DataFrame") -> Iterator[tuple[str, float]]:
+    """Mean and largest over the heads of every layer that are numbers."""
+    layers, rows = np.unique(heads["layer"].to_numpy(), return_inverse=True)
+    for name, values in _numbers(heads):
+        known = np.isfinite(values)
+        column, places = np.array(values)[known], rows[known]
+        counts = np.bincount(places, minlength=len(layers))
+        means = np.bincount(places, column, len(layers)) / np.where(counts, counts, np.nan)
+        largest = np.full(len(layers), -math.inf)
+        np.maximum.at(largest, places, column)
+        for layer, mean, most in zip(layers, means, largest, strict=True):
+            yield f"heads/{name}_mean/{layer:02d}", float(mean)
+            yield f"heads/{name}_max/{layer:02d}", float(most)
 
 
 def alarm_texts(snapshot: Snapshot) -> list[str]:
     """The sentences of the alarms of a snapshot."""
-    return [str(row["text"]) for row in _rows(snapshot.tables, "alarms")]
+    return [str(text) for text in snapshot.tables["alarms"]["text"]] if "alarms" in snapshot.tables else []
 
 
 def _require(package: str) -> None:
@@ -112,7 +135,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Scalars over their own axis ``normscope/step``, in a run of the user's, the active one, or a new one."""
+    """Scalars over their own axis ``normscope/step``, in a run of the user's, the active one, or a new one.
+
+    Logged on the thread of the training: a row that was committed at some later moment could close one that the user's own
+    ``log(..., step=...)`` is still to fill.
+    """
 
     def __init__(self, run: Any = None) -> None:
         _require("wandb")
@@ -136,12 +163,11 @@ class WeightsAndBiases:
         self.run.define_metric(f"{PREFIX}/step")
         self.run.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/step")
 
-    def write(self, snapshots: Sequence[Snapshot]) -> None:
-        """Log the scalars of each, and send its alarms."""
-        for snapshot in snapshots:
-            self.run.log({f"{PREFIX}/step": snapshot.step, **scalars_of(snapshot)})
-            for text in alarm_texts(snapshot):
-                self.run.alert(title=f"{PREFIX} at step {snapshot.step}", text=text)
+    def write(self, snapshot: Snapshot) -> None:
+        """Log the scalars, and send the alarms."""
+        self.run.log({f"{PREFIX}/step": snapshot.step, **scalars_of(snapshot)})
+        for text in alarm_texts(snapshot):
+            self.run.alert(title=f"{PREFIX} at step {snapshot.step}", text=text)
 
     def close(self) -> None:
         """Finish the run if it was started here."""
@@ -171,7 +197,8 @@ class MLflow:
             known = self._client.get_run(self._run).data.params
             self._client.log_batch(self._run, params=[param for param in params if param.key not in known])
         except (mlflow.MlflowException, OSError) as error:
-            raise InputError(f"to='mlflow' cannot start a run: {' '.join(str(error).split())}") from error
+            hint = "set MLFLOW_TRACKING_URI to a server, or pip install mlflow for a local database"
+            raise InputError(f"to='mlflow' cannot start a run: {hint} ({' '.join(str(error).split())[:200]})") from error
 
     def write(self, snapshots: Sequence[Snapshot]) -> None:
         """Log the metrics of all, with their steps."""
