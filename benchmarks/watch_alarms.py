@@ -4,6 +4,7 @@
     python benchmarks/watch_alarms.py train --out DIR --small            # a dry run on a CPU: a few runs of 60 steps
     python benchmarks/watch_alarms.py evaluate DIR                       # the half on which rules are set; no GPU needed
     python benchmarks/watch_alarms.py evaluate DIR --half kept-aside     # the half that rules have never seen
+    python benchmarks/watch_alarms.py train --fresh --out DIR            # other trainings of the same families
 
 ``train`` trains small models of many schemes with settings that people get wrong (learning rate, warm-up, depth, width,
 initialisation, precision, weight decay, …) and with settings that work, in a plain PyTorch loop with ``normscope.watch``; the
@@ -473,14 +474,17 @@ def replay(out: Path, half: str | None) -> tuple[pd.DataFrame, pd.DataFrame]:
         guard = Alarms(dim=int(str(runs.loc[name, "dim"])))
         for snapshot in snapshots({key: table for key, table in tables.items() if key != "alarms"}):
             alarms += [{"run": name, **asdict(alarm)} for alarm in guard.add(snapshot)]
-    columns = ["run", "step", "rule", "layer", "head", "number", "text"]
+    columns = ["run", "step", "rule", "layer", "head", "number", "text", "severity"]
     return pd.DataFrame(rows), pd.DataFrame(alarms, columns=columns)
 
 
 def table_of_rules(runs: pd.DataFrame, alarms: pd.DataFrame) -> pd.DataFrame:
     """For every rule, and for all warnings together: failing runs flagged, steps ahead of the loss, healthy runs flagged."""
-    warnings = [rule.name for rule in RULES if rule.severity == "warning"]
-    kinds = [("all warnings", warnings), *((rule.name, [rule.name]) for rule in RULES)]
+    severity = {rule.name: rule.severity for rule in RULES}
+    kinds = [
+        ("all warnings", [name for name in severity if severity[name] == "warning"]),
+        *((name, [name]) for name in severity),
+    ]
     failing, healthy, unclear = (runs[runs["label"] == label] for label in ("failing", "healthy", "unclear"))
     rows = []
     for title, names in kinds:
@@ -488,34 +492,42 @@ def table_of_rules(runs: pd.DataFrame, alarms: pd.DataFrame) -> pd.DataFrame:
         ahead = (failing.set_index("run")["step"] - first).dropna()
         before = ahead[ahead > 0]
         low, middle, high = before.quantile([0.25, 0.5, 0.75]) if len(before) else (math.nan,) * 3
+
+        def share(flagged: int, of: pd.DataFrame) -> str:
+            return f"{flagged} of {len(of)} ({flagged / max(len(of), 1):.0%})"
+
         rows.append(
             {
                 "rule": title,
-                "severity": "" if title == "all warnings" else next(r.severity for r in RULES if r.name == title),
-                "failing": len(failing),
-                "flagged before": len(before),
-                "flagged at all": len(ahead),
-                "ahead: quartile": low,
-                "ahead: median": middle,
-                "ahead: upper quartile": high,
-                "healthy": len(healthy),
-                "healthy flagged": int(healthy["run"].isin(first.index).sum()),
-                "unclear": len(unclear),
-                "unclear flagged": int(unclear["run"].isin(first.index).sum()),
+                "severity": severity.get(title, ""),
+                "failing, flagged before the loss shows it": share(len(before), failing),
+                "at all": len(ahead),
+                "steps ahead: median (quartiles)": f"{middle:.0f} ({low:.0f} – {high:.0f})" if len(before) else "–",
+                "healthy, flagged": share(int(healthy["run"].isin(first.index).sum()), healthy),
+                "unclear, flagged": share(int(unclear["run"].isin(first.index).sum()), unclear),
             }
         )
     return pd.DataFrame(rows)
 
 
+def markdown(table: pd.DataFrame) -> str:
+    """A table as Markdown."""
+    rows = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
 def evaluate(out: Path, half: str | None) -> None:
-    """Print what became of the runs, and the table of rules."""
+    """Print what became of the runs and the table of rules, and write outcomes and first warnings."""
     runs, alarms = replay(out, half)
-    print(f"{len(runs)} runs, {'all' if half is None else half}: {runs['scheme'].nunique()} schemes")
-    print(runs.groupby(["label", "how"])["step"].describe(percentiles=[0.5]).to_string())
-    print(table_of_rules(runs, alarms).to_string(index=False))
-    name = half or "all"
-    runs.to_csv(out / f"outcomes-{name}.csv", index=False)
-    alarms.to_csv(out / f"alarms-{name}.csv", index=False)
+    print(f"{len(runs)} runs of {runs['scheme'].nunique()} schemes, {half or 'both halves'}\n")
+    groups = runs.groupby(["label", "how"])["step"]
+    counts = pd.DataFrame({"runs": groups.size(), "earliest": groups.min(), "latest": groups.max()}).reset_index()
+    print(markdown(counts), "\n")
+    print(markdown(table_of_rules(runs, alarms)))
+    warnings = alarms[alarms["severity"] == "warning"].sort_values("step").groupby("run").first()[["step", "rule"]]
+    joined = runs.join(warnings.rename(columns={"step": "warned", "rule": "by"}), on="run")
+    joined.to_csv(out / f"outcomes-{half or 'both'}.csv", index=False)
+    alarms.to_csv(out / f"alarms-{half or 'both'}.csv", index=False)
 
 
 def main() -> None:

@@ -51,20 +51,29 @@ FAULTS = {
 }
 
 
+MOVING = [{"layers__rotation": 20.0 + step} for step in range(20)]
+
+
 def test_a_healthy_series_raises_nothing() -> None:
-    assert series([{}] * 10) == []
+    assert series(MOVING) == []
 
 
-def test_every_rule_but_that_of_faults_is_tried_here() -> None:
-    assert {rule.name for rule in RULES} == {*FAULTS, "non-finite values"}
+def test_a_model_that_does_not_change_is_reported_once() -> None:
+    (alarm,) = series([{}] * 20)
+    assert (alarm.rule, alarm.layer, alarm.number) == ("standstill", -1, 0.0)
+    assert series([{}] * 10 + MOVING) == []
+
+
+def test_every_rule_of_one_place_is_tried_here() -> None:
+    assert {rule.name for rule in RULES} == {*FAULTS, "non-finite values", "standstill"}
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_rule_fires_once_and_again_after_it_has_recovered(name: str) -> None:
     where, value = FAULTS[name]
     rule = next(rule for rule in RULES if rule.name == name)
-    sound: list[dict[str, float]] = [{}] * 5
-    faulty = [{where: value}] * 6
+    sound: list[dict[str, float]] = [{}] * 8
+    faulty = [{where: value}] * 8
     alarms = series([*sound, *faulty, *sound, *faulty], [rule])
     assert [alarm.rule for alarm in alarms] == [name] * 2
     first = 10 * (len(sound) + rule.probes - 1)
@@ -86,6 +95,7 @@ def test_one_probe_is_no_trend() -> None:
 
 def test_a_model_that_always_was_like_that_is_no_alarm_where_the_change_counts() -> None:
     rules = [rule for rule in RULES if rule.growth > 1]
+    assert len(rules) > 5
     assert series([dict(FAULTS.values())] * 8, rules) == []
 
 

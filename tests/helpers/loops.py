@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import normscope as ns
 
@@ -66,7 +67,9 @@ def _numbers(model: nn.Module, rank: int) -> dict[str, Any]:
 
 
 def _failures(model: nn.Module, rank: int) -> dict[str, Any]:
-    """What processes do when the probe fails on the second, and when the first cannot write its folder."""
+    """What processes do when the probe fails on the second, when the first cannot write its folder, and with FSDP1."""
+    from gpt import GPT, Config
+
     watch = ns.watch(model, probe=probe(rank), every=1)
     statistics: Any = watch.statistics
     observe = statistics._state
@@ -77,13 +80,18 @@ def _failures(model: nn.Module, rank: int) -> dict[str, Any]:
             statistics._state = _refuse if fails and rank == 1 else observe
             watch.step()
             model.zero_grad()
-    refused = ""
-    try:
-        ns.watch(model, probe=probe(rank), to="/dev/null/watch")
-    except ns.InputError as error:
-        refused = str(error)
+    flat = FullyShardedDataParallel(GPT(Config()), device_id=torch.device("cpu"))
+    refused = [_refusal(model, rank, to="/dev/null/watch"), _refusal(flat, rank)]
     texts = [str(warning.message) for warning in caught if "normscope" in str(warning.message)]
     return {"warnings": texts, "steps": watch.tables.get("steps"), "refused": refused, "resharded": whole(model)}
+
+
+def _refusal(model: nn.Module, rank: int, **options: Any) -> str:
+    try:
+        ns.watch(model, probe=probe(rank), **options)
+    except ns.InputError as error:
+        return str(error)
+    return ""
 
 
 def _refuse(layer: int, x: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -45,10 +45,8 @@ def without_blocks(layers: Sequence[int]) -> Observer:
 
 def removal_scores(model: Model, sample: Sample, layers: Sequence[int]) -> Float[Tensor, "layers 2 predicted"]:
     """Accuracy and loss of every predicted token without each of some blocks, from one forward pass of as many copies."""
-    copies: dict[str, Any] = {
-        name: x.repeat(len(layers), *[1] * (x.ndim - 1)) for name, x in vars(sample).items() if x is not None
-    }
-    scores = predicted_scores(model, replace(sample, **copies), without_blocks(layers))
+    copies = sample.mapped(lambda name, x: x.repeat(len(layers), *[1] * (x.ndim - 1)))
+    scores = predicted_scores(model, copies, without_blocks(layers))
     return torch.stack(scores.chunk(len(layers), -1))
 
 
@@ -57,8 +55,7 @@ def beginning(sample: Sample, predictions: int) -> Sample:
     wanted = sample.targets != NOTHING
     rows = int((wanted.sum(1).cumsum(0) < predictions).sum()) + 1
     tokens = int((wanted[0].cumsum(0) < predictions).sum()) + 1 if rows == 1 else sample.tokens.shape[1]
-    given = {name: x for name, x in vars(sample).items() if x is not None}
-    return replace(sample, **{name: x[:rows] if name == "features" else x[:rows, :tokens] for name, x in given.items()})
+    return sample.mapped(lambda name, x: x[:rows] if name == "features" else x[:rows, :tokens])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a forward pass shows: the sample that a model reads, and what an observer receives at every layer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import torch
@@ -39,6 +39,12 @@ class Sample:
     def padded(self) -> bool:
         """Whether some rows are padded; asked once, since it is on the device."""
         return not bool(self.attention_mask.all())
+
+    def mapped(self, change: Callable[[str, Tensor], Tensor]) -> "Sample":
+        """The sample with what a function makes of the tensor of each name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: change(name, value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **tensors, decoded=None if self.decoded is None else self.decoded.mapped(change))
 
     @classmethod
     def of(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":

@@ -25,10 +25,15 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def _inner(module: nn.Module) -> nn.Module | None:
     taken = list(inspect.signature(type(module).forward).parameters.values())[1:]
     named = any(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in taken)
-    if named or any(True for _ in module.parameters(recurse=False)) or hasattr(module, "summon_full_params"):
-        return None  # the last is what FSDP1 offers, whose weights are whole only while the wrapper itself runs
+    if named or any(True for _ in module.parameters(recurse=False)) or is_flat(module):
+        return None
     parts = [part for part in module.children() if any(True for _ in part.parameters())]
     return parts[0] if len(parts) == 1 and not isinstance(parts[0], nn.ModuleList | nn.ModuleDict) else None
+
+
+def is_flat(module: nn.Module) -> bool:
+    """Whether FSDP1 wraps it: its weights are parts of one flat tensor, and whole only while the wrapper runs."""
+    return hasattr(module, "summon_full_params")
 
 
 def is_sharded(tensor: Tensor) -> bool:

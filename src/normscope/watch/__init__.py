@@ -14,6 +14,8 @@ _NAMES = {
     "Snapshot": "normscope.watch.snapshot",
     "Alarm": "normscope.watch.alarms",
     "Rule": "normscope.watch.alarms",
+    "Reading": "normscope.watch.alarms",
+    "column": "normscope.watch.alarms",
     "RULES": "normscope.watch.alarms",
     "TrainerCallback": "normscope.watch.hugging_face",
     "LightningCallback": "normscope.watch.lightning",

@@ -76,6 +76,7 @@ class Rule:
         probes: the number of probes in a row in which a place must breach the rule. After an alarm, the rule is silent until
             no place has breached it in as many probes in a row.
         below: whether small numbers breach it.
+        change: whether the number that counts is the largest relative change of all places since the first probe.
         severity: ``warning`` if it predicts that the training fails, else ``notice``.
     """
 
@@ -87,6 +88,7 @@ class Rule:
     growth: float = 1.0
     probes: int = 2
     below: bool = False
+    change: bool = False
     severity: Severity = "warning"
 
     def __post_init__(self) -> None:
@@ -108,11 +110,19 @@ class Rule:
 class _History:
     """What a rule remembers: the early value of each place, how long each has breached it, and whether it has fired."""
 
+    first: dict[Place, float] = field(default_factory=dict)
     early: dict[Place, float] = field(default_factory=dict)
     seen: int = 0
     breaches: dict[Place, int] = field(default_factory=dict)
     fired: bool = False
     quiet: int = 0
+
+    def change(self, readings: Iterable[Reading]) -> list[Reading]:
+        """The largest |number/first − 1| of all places."""
+        numbers = {(reading.layer, reading.head, reading.tensor): reading.number for reading in readings}
+        self.first = self.first or {place: number for place, number in numbers.items() if number and math.isfinite(number)}
+        changes = [abs(numbers.get(place, math.nan) / number - 1) for place, number in self.first.items()]
+        return [Reading(max(changes))] if changes and not any(map(math.isnan, changes)) else []
 
     def add(self, rule: Rule, numbers: Mapping[Place, float]) -> list[Place]:
         """The places that have breached the rule for long enough, if the rule is to fire."""
@@ -159,9 +169,10 @@ class Alarms:
         """The alarms that the next probe raises: one for each rule at most, at the place where it is worst."""
         alarms = []
         for rule, history in zip(self.rules, self._histories, strict=True):
-            readings: dict[Place, Reading] = {}
-            for reading in rule.measure(snapshot.tables, self.dim):
-                readings[reading.layer, reading.head, reading.tensor] = reading
+            measured = rule.measure(snapshot.tables, self.dim)
+            if rule.change:
+                measured = history.change(measured)
+            readings = {(reading.layer, reading.head, reading.tensor): reading for reading in measured}
             places = history.add(rule, {place: reading.number for place, reading in readings.items()})
             if places:
                 worst = (min if rule.below else max)(places, key=lambda place: readings[place].number)
@@ -257,17 +268,12 @@ NON_FINITE = Rule(
 TOKENS_COLLAPSE = Rule(
     "tokens collapse", _last_state, 0.999,
     "After the last layer the mean cosine between tokens is {number}: the model hardly tells them apart; it began at {early}.",
-    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.", probes=4,
+    f"{_RATE}, smaller initial weights, Pre-LN or Peri-LN in place of Post-LN at this depth.", probes=6,
 )  # fmt: skip
 LARGE_UPDATES = Rule(
-    "large updates", _updates, 25.0,
+    "large updates", _updates, 50.0,
     "The {tensor} update of {place} is {number} times as large as the residual stream; it began at {early} times.",
     f"{_RATE}, output norms (Peri-LN).", growth=5.0, probes=1,
-)  # fmt: skip
-RESIDUAL_GROWTH = Rule(
-    "residual growth", _rms, 50.0,
-    "The residual stream before {place} has an RMS value of {number}; it began at {early}.",
-    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=25.0, probes=1,
 )  # fmt: skip
 GRADIENTS_APART = Rule(
     "gradients apart", _gradients_apart, 100.0,
@@ -276,12 +282,28 @@ GRADIENTS_APART = Rule(
 )  # fmt: skip
 GRADIENT_GROWTH = Rule(
     "gradient growth", column("layers", "gradient"), 0.0,
-    "The gradient norm of {place} is {number}; it began at {early}.", f"{_RATE}.", growth=100.0,
+    "The gradient norm of {place} is {number}; it began at {early}.", f"{_RATE}.", growth=30.0,
+)  # fmt: skip
+LARGE_GAINS = Rule(
+    "large gains", by_layer("norms", "gain_max", max), 0.0,
+    "The largest gain of a norm in {place} is {number}; it began at {early}.",
+    f"{_RATE}, weight decay of gains.", growth=10.0,
 )  # fmt: skip
 ATTENTION_FADES = Rule(
-    "attention fades", _largest_logits, 0.3,
+    "attention fades", _largest_logits, 0.1,
     "The largest attention logit of {place} has fallen to {number}, where all tokens get the same weight; it began at {early}.",
     "What may help: less weight decay, a lower learning rate.", growth=5.0, below=True,
+)  # fmt: skip
+STANDSTILL = Rule(
+    "standstill", column("layers", "rotation"), 0.02,
+    "Since the first probe the rotation by each layer has changed by a share of {number} or less: the model hardly learns.",
+    "What may help: a higher learning rate; an optimizer that has all parameters, none of them frozen.",
+    probes=15, below=True, change=True,
+)  # fmt: skip
+RESIDUAL_GROWTH = Rule(
+    "residual growth", _rms, 50.0,
+    "The residual stream before {place} has an RMS value of {number}; it began at {early}.",
+    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=25.0, probes=1, severity="notice",
 )  # fmt: skip
 ATTENTION_LOGITS = Rule(
     "attention logits", column("heads", "logit"), 1000.0,
@@ -305,12 +327,7 @@ MASSIVE_ACTIVATIONS = Rule(
     "Usual in large language models; low precision needs care. What may help: gated attention, or a learned sink.",
     growth=10.0, severity="notice",
 )  # fmt: skip
-LARGE_GAINS = Rule(
-    "large gains", by_layer("norms", "gain_max", max), 0.0,
-    "The largest gain of a norm in {place} is {number}; it began at {early}.",
-    f"{_RATE}, weight decay of gains.", growth=5.0, severity="notice",
-)  # fmt: skip
 RULES = (
-    NON_FINITE, TOKENS_COLLAPSE, LARGE_UPDATES, RESIDUAL_GROWTH, GRADIENTS_APART, GRADIENT_GROWTH, ATTENTION_FADES,
-    ATTENTION_LOGITS, ATTENTION_ENTROPY, STILL_LAYERS, MASSIVE_ACTIVATIONS, LARGE_GAINS,
+    NON_FINITE, TOKENS_COLLAPSE, LARGE_UPDATES, GRADIENTS_APART, GRADIENT_GROWTH, LARGE_GAINS, ATTENTION_FADES, STANDSTILL,
+    RESIDUAL_GROWTH, ATTENTION_LOGITS, ATTENTION_ENTROPY, STILL_LAYERS, MASSIVE_ACTIVATIONS,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError, did_you_mean
+from normscope.runs import run_path
 from normscope.watch.run_folder import WatchedFolder, last_watched
 from normscope.watch.snapshot import Snapshot
 from normscope.watch.trackers import MLflow, TensorBoard, WeightsAndBiases
@@ -193,7 +194,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         resume: whether to append to a run folder that exists.
     """
     items = list(to) if isinstance(to, list | tuple) else [] if to is None else [to]
-    folder = next((Path(item) for item in items if _is_path(item)), None)
+    folder = next((run_path(item) for item in items if _is_path(item)), None)  # the loop may change its directory
     writers: list[Writer] = []
     folders: list[Writer] = []
     direct: list[Destination] = []

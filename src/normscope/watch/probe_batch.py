@@ -38,29 +38,15 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     sample = probe if isinstance(probe, Sample) else _sample(model, probe)
     device = sample.tokens.device if sample.features is None else sample.features.device
     _check_device(device, model.device)
-    sample = _cut(sample, rows, tokens if sample.features is None else None)
-    if sample.decoded is not None:
-        sample = replace(sample, decoded=_cut(sample.decoded, rows, tokens))
+    length = tokens if sample.features is None else None
+
+    def cut(name: str, x: Tensor) -> Tensor:
+        return x[:rows].clone() if name == "features" else x[:rows, :length].clone()  # loops may reuse the memory of batches
+
+    sample = sample.mapped(cut)
     if int(model.viewed(sample).attention_mask[:, 1:].sum()) < _FEWEST:
         raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
     return sample
-
-
-def _cut(sample: Sample, rows: int | None, length: int | None) -> Sample:
-    """A copy of some rows and tokens: loops may reuse the memory of their batches."""
-
-    def cut(x: Tensor) -> Tensor:
-        return x[:rows, :length].clone()
-
-    positions, features = sample.positions, sample.features
-    return replace(
-        sample,
-        tokens=cut(sample.tokens),
-        targets=cut(sample.targets),
-        attention_mask=cut(sample.attention_mask),
-        positions=None if positions is None else cut(positions),
-        features=None if features is None else features[:rows].clone(),
-    )
 
 
 def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any) -> Model:
@@ -84,7 +70,7 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     with library_errors("the model cannot read the probe: "):
         try:
             return open_awake(model, example=small, **view)
-        except InputError:
+        except (InputError, RuntimeError):
             if small.shape == read[:2].shape:
                 raise
             return open_awake(model, example=read[:2], **view)  # some modules read rows of one length only

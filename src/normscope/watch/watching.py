@@ -145,8 +145,11 @@ class Watch:
         """
         step = self.steps + 1 if step is None else step
         if self.due(step):
-            self.weights.keep_gradients()
             self._gradients_of = step
+            try:
+                self.weights.keep_gradients()
+            except Exception as error:  # as in ``step``
+                self._warn(f"could not read the gradients at step {step:,}", error)
 
     def step(self, loss: Tensor | float | None = None, *, step: int | None = None, **numbers: Tensor | float) -> None:
         """Count a step of the optimiser, and probe the model if it is due.
@@ -245,12 +248,14 @@ class Watch:
             sizes = [0] * self.ranks
             dist.all_gather_object(sizes, size, group=self.group)
             if len(set(sizes)) > 1 or not size:
-                raise failure or RuntimeError("the probe failed on another process, or has other layers there")
+                raise failure or _ElsewhereError("the probe failed on another process, or has other layers there")
             self._size = size
 
     def _try_to_keep(self) -> None:
         try:
             self._keep_pending()
+        except _ElsewhereError as error:
+            self._warn(f"could not probe the model at step {self.steps:,}", error)
         except Exception as error:  # whatever a disk, a service or a user's function may raise
             self._warn("could not keep what a probe showed (to=)", error)
 
@@ -269,7 +274,7 @@ class Watch:
         assert self._destination is not None
         faults_only(tables)
         if self.ranks > 1 and int(tables["steps"].pop(_PROCESSES)[0]) < self.ranks:
-            raise RuntimeError("the probe failed on another process")
+            raise _ElsewhereError("the probe failed on another process")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
         tables["steps"] = steps = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
@@ -360,6 +365,10 @@ class _Memory:
         for name, table in snapshot.tables.items():
             before = [self.tables[name]] if name in self.tables else []
             self.tables[name] = pd.concat([*before, table], ignore_index=True)
+
+
+class _ElsewhereError(RuntimeError):
+    """Another process has failed."""
 
 
 @dataclass(frozen=True)

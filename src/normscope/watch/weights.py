@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.models import Model
+from normscope.models.wrapped import is_flat
 from normscope.watch.packed import Packed
 
 GRADIENT = "gradient of"  # a parameter
@@ -19,6 +21,8 @@ class Weights:
 
     def __init__(self, model: Model, ranks: int) -> None:
         self.model, self.ranks = model, ranks
+        if any(map(is_flat, model.model.modules())):
+            raise InputError("FullyShardedDataParallel (FSDP1) keeps no parameters to read: shard with fully_shard (FSDP2)")
         blocks, layer_of = model.blocks, dict[int, int]()
         for layer, block in reversed(list(enumerate(blocks))):  # a module that runs many times counts to its first layer
             layer_of |= {id(parameter): layer for parameter in block.parameters()}
