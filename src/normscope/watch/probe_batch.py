@@ -71,7 +71,7 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     with library_errors("the model cannot read the probe: "):
         try:
             return open_awake(model, example=small, **view)
-        except InputError:
+        except (InputError, RuntimeError):
             if small.shape == read[:2].shape:
                 raise
             return open_awake(model, example=read[:2], **view)  # some modules read rows of one length only
