@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError, did_you_mean
 from normscope.runs import run_path
-from normscope.watch.run_folder import WatchedFolder
+from normscope.watch.run_folder import WatchedFolder, last_watched
 from normscope.watch.snapshot import Snapshot
 from normscope.watch.trackers import MLflow, TensorBoard, WeightsAndBiases
 
@@ -215,6 +215,12 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
             raise InputError(f"to= takes a run folder, {', '.join(map(repr, TRACKERS))}, a callable, or a list, not {item!r}")
     writers += folders  # begin last, so that a tracker that cannot begin leaves no folder
     return Several([*direct, *([Background(writers)] if writers else [])])
+
+
+def last_step(to: Any) -> int:
+    """The last step in a run folder among what a user gives; 0 without one."""
+    items = to if isinstance(to, list | tuple) else [to]
+    return max((last_watched(item) for item in items if _is_path(item)), default=0)
 
 
 def _is_path(item: Any) -> bool:
