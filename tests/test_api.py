@@ -11,6 +11,7 @@ import pytest
 import normscope as ns
 from helpers.models import package_folder
 from normscope.experiments import kind_of, summaries
+from normscope.watch.watching import Watch
 
 DOCS = Path(__file__).parent.parent / "docs"
 SHORT = {'ns.train("tiny", scheme=mine)': 'ns.train("tiny", scheme=mine, set={"examples": 2560, "test_examples": 64})'}
@@ -49,8 +50,9 @@ def test_the_session_of_the_docs_runs(here: Path) -> None:
 
 def documented() -> dict[str, object]:
     """Everything public by name: classes, functions, methods with an example, and experiments."""
-    public: dict[str, object] = {name: getattr(ns, name) for name in ns.__all__ if name != "__version__"}
-    return {**public, "find_scheme": ns.find_scheme, "capture": ns.Model.capture, **{n: kind_of(n) for n in summaries()}}
+    public: dict[str, object] = {name: getattr(ns, name) for name in ns.__all__ if name not in ("__version__", "watch")}
+    others = {"find_scheme": ns.find_scheme, "capture": ns.Model.capture, "Watch": Watch}
+    return {**public, **others, **{n: kind_of(n) for n in summaries()}}
 
 
 @pytest.mark.parametrize("name", list(documented()))

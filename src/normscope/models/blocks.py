@@ -68,7 +68,7 @@ def streams_of(model: nn.Module, record: Record, shape: tuple[int, ...], blocks:
         given = "" if blocks is None else f" in '{blocks}'"
         raise InputError(
             f"no blocks with a residual stream{given}: no module of a list returns hidden states of the shape "
-            "that it receives; name the list of blocks, blocks='transformer.h'"
+            "that it receives; name the list of blocks, such as blocks='transformer.h'"
         )
     largest = {path: by_path[path] for path, size in sizes.items() if size >= _SMALL * max(sizes.values())}
     names = _names(list(largest))

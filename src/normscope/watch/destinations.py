@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError, did_you_mean
-from normscope.watch.run_folder import WatchedFolder
+from normscope.runs import run_path
+from normscope.watch.run_folder import WatchedFolder, last_watched
 from normscope.watch.snapshot import Snapshot
 from normscope.watch.trackers import MLflow, TensorBoard, WeightsAndBiases
 
@@ -193,7 +194,7 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
         resume: whether to append to a run folder that exists.
     """
     items = list(to) if isinstance(to, list | tuple) else [] if to is None else [to]
-    folder = next((Path(item) for item in items if _is_path(item)), None)
+    folder = next((run_path(item) for item in items if _is_path(item)), None)  # the loop may change its directory
     writers: list[Writer] = []
     folders: list[Writer] = []
     direct: list[Destination] = []
@@ -214,6 +215,12 @@ def destination_of(to: Any, *, resume: bool = False) -> Destination:
             raise InputError(f"to= takes a run folder, {', '.join(map(repr, TRACKERS))}, a callable, or a list, not {item!r}")
     writers += folders  # begin last, so that a tracker that cannot begin leaves no folder
     return Several([*direct, *([Background(writers)] if writers else [])])
+
+
+def last_step(to: Any) -> int:
+    """The last step in a run folder among what a user gives; 0 without one."""
+    items = to if isinstance(to, list | tuple) else [to]
+    return max((last_watched(item) for item in items if _is_path(item)), default=0)
 
 
 def _is_path(item: Any) -> bool:

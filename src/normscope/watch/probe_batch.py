@@ -44,7 +44,8 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
         return x[:rows].clone() if name == "features" else x[:rows, :length].clone()  # loops may reuse the memory of batches
 
     sample = sample.mapped(cut)
-    if int(model.viewed(sample).attention_mask[:, 1:].sum()) < _FEWEST:
+    seen = model.viewed(sample)
+    if seen.features is None and int(seen.attention_mask[:, 1:].sum()) < _FEWEST:  # a stream of frames may have other rows
         raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
     return sample
 
@@ -70,7 +71,7 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
     with library_errors("the model cannot read the probe: "):
         try:
             return open_awake(model, example=small, **view)
-        except InputError:
+        except (InputError, RuntimeError):
             if small.shape == read[:2].shape:
                 raise
             return open_awake(model, example=read[:2], **view)  # some modules read rows of one length only
@@ -105,7 +106,10 @@ def _sample(model: Model, probe: Any) -> Sample:
     if isinstance(probe, tuple | list) and len(probe) and isinstance(probe[0], Mapping):
         probe = probe[0]
     named = probe if isinstance(probe, Mapping) or hasattr(probe, "keys") else {}
-    names = dict.fromkeys((*_FEATURES, main_input(model.model) or _TOKENS))
+    main, stated = main_input(model.model) or _TOKENS, getattr(model.model, "main_input_name", None)
+    if stated in named and main not in named:  # Perceiver takes its input by several names
+        probe = named = {**named, main: named[stated]}
+    names = dict.fromkeys((*_FEATURES, main))
     features = next((named[name] for name in names if name != _TOKENS and named.get(name) is not None), None)
     both = named.get(_TOKENS) is not None and features is not None
     first = [] if is_of_library(model.model) else list(signature(model.model.forward).parameters)[:1]

@@ -66,6 +66,12 @@ def watched_run(path: Path | str) -> Path:
     raise InputError(f"'{folder}' holds a run of {command}, not of a watched training")
 
 
+def last_watched(path: Path | str) -> int:
+    """The last step of a watched run; 0 where there is none."""
+    tables = open_run(path).all_tables() if is_run(path) else {}
+    return int(tables["steps"]["step"].max()) if "steps" in tables else 0
+
+
 def summary_of(about: Mapping[str, Any]) -> str:
     """The model and how it is watched, in one line; facts that are not known are left out."""
     words = (

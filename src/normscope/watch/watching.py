@@ -22,7 +22,7 @@ from normscope.models.describe import scheme_text
 from normscope.models.precision import exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import Alarm, Alarms, Rule
-from normscope.watch.destinations import Destination, destination_of
+from normscope.watch.destinations import Destination, destination_of, last_step
 from normscope.watch.packed import Packed, Sent, take_part
 from normscope.watch.probe_batch import open_with, sample_of
 from normscope.watch.snapshot import TABLES, Snapshot
@@ -58,7 +58,7 @@ class Watch:
     Args:
         model: any module with a list of residual blocks, compiled or wrapped for several processes or not.
         probe: a batch of the training: token ids or features, a mapping with them, or a tuple that begins with one.
-        every: steps between two probes; the first step is always probed.
+        every: steps between two probes; step 1 is probed, too.
         to: where snapshots go: a run folder, ``tensorboard``, ``wandb``, ``mlflow``, a writer of theirs, a function that takes
             a ``Snapshot``, or a list of those. By default they are kept in memory, in ``tables``.
         rows, tokens: how much of the probe is read: rows, and tokens of each; None for all.
@@ -66,7 +66,7 @@ class Watch:
         alarms: the rules that are applied, by default ``normscope.watch.RULES``; () for none.
         on_alarm: called with every alarm, which is also logged.
         resume: whether a run folder may be continued.
-        start: the number of steps that were taken before.
+        start: the number of steps that were taken before; by default 0, or the last step in the run folder that is resumed.
         stream, blocks, example: as for ``open``.
         group: the processes that train together; all by default.
 
@@ -87,19 +87,19 @@ class Watch:
         alarms: Iterable[Rule] | None = None,
         on_alarm: Callable[[Alarm], None] | None = None,
         resume: bool = False,
-        start: int = 0,
+        start: int | None = None,
         stream: str | None = None,
         blocks: str | None = None,
         example: Tensor | None = None,
         group: "dist.ProcessGroup | None" = None,
     ) -> None:
         _check_numbers(every=every, rows=1 if rows is None else rows, tokens=1 if tokens is None else tokens)
-        _check_numbers(0, start=start)
+        _check_numbers(0, start=0 if start is None else start)
         if on_alarm is not None and not callable(on_alarm):
             raise InputError(f"on_alarm={on_alarm!r}: give a function that takes an alarm")
         if not 0 <= noise < 1:
             raise InputError(f"noise={noise}: give an RMS noise of at least 0 and below 1")
-        self.every, self.steps, self.noise, self.on_alarm = every, start, noise, on_alarm
+        self.every, self.noise, self.on_alarm = every, noise, on_alarm
         self.group, self.ranks = group, dist.get_world_size(group) if _in_team() else 1
         self.first = self.ranks == 1 or dist.get_rank(group) == 0
         self.model: Model = open_with(model, probe, example, stream=stream, blocks=blocks)
@@ -110,10 +110,11 @@ class Watch:
         self._warned = set[str]()
         self._size, self._pending = 0, list[_Pending]()
         self._destination: Destination | None = None
-        refused = None
+        self.steps, refused = 0, None
         try:
             self.sample = sample_of(self.model, probe, rows, tokens)
             if self.first:
+                self.steps = start if start is not None else last_step(to) if resume else 0
                 self._destination = destination_of(memory if to is None or to == [] else to, resume=resume)
                 self._destination.begin(self._about())
                 atexit.register(_close, weakref.ref(self))
@@ -123,17 +124,18 @@ class Watch:
         self.statistics = Statistics(self.model, self.sample)
 
     def _agree(self, refused: InputError | None) -> None:
-        """Raise the error of any process on all of them, so that none waits for one that has ended."""
+        """Raise the error of any process on all of them, so that none waits for one that has ended; count from one step."""
         reasons = [None if refused is None else str(refused)]
         if self.ranks > 1:
-            reasons *= self.ranks
-            dist.all_gather_object(reasons, reasons[0], group=self.group)
+            every: list[Any] = [None] * self.ranks
+            dist.all_gather_object(every, (reasons[0], self.steps), group=self.group)
+            reasons, self.steps = [reason for reason, _ in every], every[0][1]
         reason = next((reason for reason in reasons if reason is not None), None)
         if reason is not None:
             raise refused or InputError(reason)
 
     def due(self, step: int) -> bool:
-        """Whether the model is probed after this step; the first is 1."""
+        """Whether the model is probed after this step; the first of a training is 1."""
         return not self._closed and (step == 1 or step % self.every == 0)
 
     def gradients(self, step: int | None = None) -> None:
