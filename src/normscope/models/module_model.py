@@ -27,7 +27,7 @@ from normscope.models.precision import HALF, all_in_float32, in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
 from normscope.models.tokenizing import special_ends
-from normscope.models.wrapped import gathered
+from normscope.models.wrapped import gathered, gathered_at_once
 from normscope.schemes import Scheme
 
 _MASKED_SHARE = 0.15
@@ -424,6 +424,10 @@ class ModuleModel(Model):
     @property
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last."""
+        with gathered_at_once(parameter for module in self.norm_modules for parameter in module.parameters()):
+            return self._norms()
+
+    def _norms(self) -> list[BlockNorm]:
         norms, device = [], self.device
         for layer, placement in enumerate(self.placements):
             for (sublayer, slot), module in placement.norms.items():

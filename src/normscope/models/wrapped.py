@@ -6,9 +6,12 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 Change = Callable[[nn.Module, str, Tensor], Tensor | None]
+_known: ContextVar[dict[int, Tensor]] = ContextVar("known", default={})  # noqa: B039  # which is never changed
 _change: ContextVar[Change] = ContextVar("change", default=lambda module, name, weights: None)
 
 
@@ -45,9 +48,37 @@ def whole(module: nn.Module, name: str, tensor: Any) -> Tensor:
     """A parameter with the parts that other processes hold, a collective operation if it is sharded; or what replaces it."""
     if not is_sharded(tensor):
         return cast(Tensor, tensor)
-    together: Tensor = tensor.full_tensor()
+    known = _known.get().get(id(tensor))
+    together: Tensor = tensor.full_tensor() if known is None else known
     other = _change.get()(module, name, together.detach())
     return together if other is None else other
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return torch.cat((x, x.new_zeros(rows - len(x), *x.shape[1:])))
+
+
+@contextmanager
+def gathered_at_once(tensors: Iterable[Any]) -> Iterator[None]:
+    """Until the block ends, ``whole`` need not gather these tensors: one collective operation does so for all of them."""
+    alike: dict[Any, list[Any]] = {}
+    for x in {id(x): x for x in tensors if is_sharded(x)}.values():
+        if len(x.placements) == 1 and x.placements[0].is_shard(0):
+            alike.setdefault((x.device_mesh, x.dtype), []).append(x)
+    known: dict[int, Tensor] = {}
+    for (mesh, _), several in alike.items():
+        sizes = [-(-len(x) // mesh.size()) for x in several]  # rows of each process but the last ones, which have fewer
+        local = [_padded(x.to_local().detach(), rows) for x, rows in zip(several, sizes, strict=True)]
+        packed = torch.cat([x.flatten() for x in local])
+        parts = [torch.empty_like(packed) for _ in range(mesh.size())]
+        dist.all_gather(parts, packed, group=mesh.get_group())
+        columns = torch.split(torch.stack(parts), [x.numel() for x in local], 1)
+        known |= {id(x): y.reshape(-1, *x.shape[1:])[: len(x)] for x, y in zip(several, columns, strict=True)}
+    token = _known.set({**_known.get(), **known})
+    try:
+        yield
+    finally:
+        _known.reset(token)
 
 
 def sharding_modules(model: nn.Module) -> list[Any]:

@@ -231,7 +231,7 @@ class Watch:
             self.model.forward(self.sample, _patient(self.statistics.read(packed), failures))
             with exactly(self.model.device):
                 sparse = [] if failures else self.statistics.finish()
-                self.weights.read(packed)
+                self.weights.read(packed, self.statistics.norms.values())
         if failures:
             raise failures[0]
         return sparse

@@ -1,6 +1,6 @@
 """What the parameters of a model show between two steps: gradients by depth, gains of norms, learned scales."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.models import Model
+from normscope.models import BlockNorm, Model
 from normscope.models.wrapped import is_flat
 from normscope.watch.packed import Packed
 
@@ -65,7 +65,7 @@ class Weights:
         placements: Any = getattr(x, "placements", ())
         return 1 / prod(int(size) for size, place in zip(mesh.shape, placements, strict=True) if place.is_replicate())
 
-    def read(self, packed: Packed) -> None:
+    def read(self, packed: Packed, norms: Iterable[BlockNorm]) -> None:
         """Add the kept gradients, the gains of norms and the learned scales."""
         if self._squares is not None:
             squares, self._squares = self._squares, None
@@ -76,23 +76,17 @@ class Weights:
             packed.add("steps", "gradient", squares.sum(), {}, "norm")
             tensors = [{"tensor": f"{GRADIENT} {name}", "layer": layer} for name, _, layer in self.parameters]
             packed.add("faults", "count", ~squares.isfinite(), tensors, "sum")
-        self._summarise(packed, "norms", ("gain", "gain_min", "gain_max"), list(self._gains()))
+        self._summarise(packed, "norms", ("gain", "gain_min", "gain_max"), [_gain(norm) for norm in norms])
         scales = [({"name": name, "layer": layer}, parameter) for name, parameter, layer in self.scales]
         self._summarise(packed, "scales", ("mean", "min", "max"), scales)
-
-    def _gains(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
-        for norm in self.model.norms:
-            layer = OUTSIDE if norm.layer is None else norm.layer
-            name = norm.slot if norm.layer is None else f"layer {norm.layer} {norm.sublayer} {norm.slot}"
-            yield {"norm": name, "layer": layer}, norm.gain
 
     def _summarise(
         self, packed: Packed, table: str, columns: tuple[str, str, str], values: list[tuple[dict[str, Any], Tensor]]
     ) -> None:
         """Mean, smallest and largest value of tensors, those of one shape together; of shards, over all processes."""
-        shapes: dict[tuple[int, ...], list[tuple[dict[str, Any], Tensor]]] = {}
+        shapes: dict[tuple[Any, ...], list[tuple[dict[str, Any], Tensor]]] = {}
         for keys, x in values:
-            shapes.setdefault(tuple(local(x).shape), []).append((keys, x))
+            shapes.setdefault((x.shape, local(x).shape), []).append((keys, x))  # in the same order on every process
         for together in shapes.values():
             rows, (mean, low, high) = [keys for keys, _ in together], columns
             parts = torch.stack([local(x).flatten() for _, x in together]).double()
@@ -101,6 +95,12 @@ class Weights:
             bounds = parts if parts.shape[1] else parts.new_full((len(parts), 1), torch.nan)
             packed.add(table, low, bounds.amin(1), rows, "min")
             packed.add(table, high, bounds.amax(1), rows, "max")
+
+
+def _gain(norm: BlockNorm) -> tuple[dict[str, Any], Tensor]:
+    layer = OUTSIDE if norm.layer is None else norm.layer
+    name = norm.slot if norm.layer is None else f"layer {norm.layer} {norm.sublayer} {norm.slot}"
+    return {"norm": name, "layer": layer}, norm.gain
 
 
 def local(x: Tensor) -> Tensor:
