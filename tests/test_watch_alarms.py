@@ -1,5 +1,6 @@
 """Alarms: each rule fires where its fault is and nowhere else, once, and again after it has recovered."""
 
+import doctest
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 
 from normscope.errors import InputError
+from normscope.watch import alarms as alarms_module
 from normscope.watch.alarms import RULES, Alarm, Alarms, Rule, column
 from normscope.watch.snapshot import Snapshot
 
@@ -86,7 +88,21 @@ def test_non_finite_values_are_reported_with_tensor_layer_and_step() -> None:
     faults = pd.DataFrame({"step": 30, "tensor": ["keys", "attention output"], "layer": [3, 3], "count": [12, 7]})
     (alarm,) = Alarms().add(Snapshot(30, {"faults": faults}))
     assert (alarm.rule, alarm.step, alarm.layer, alarm.number) == ("non-finite values", 30, 3, 12.0)
-    assert "12 values of the keys of layer 3" in alarm.text
+    assert "The keys of layer 3 became non-finite (NaN/Inf): 12 values" in alarm.text
+
+
+def test_gains_and_gradients_that_start_at_zero_may_grow() -> None:
+    """Output projections and gains are often initialised with zeros."""
+    changes = {"norms__gain_max": 0.0, "layers__gradient": 0.0}
+    grown = [{"norms__gain_max": 0.5 + step, "layers__gradient": 0.1} for step in range(3)]
+    names = {"large gains", "gradient growth", "gradients apart"}
+    assert series([changes, changes, changes, *grown], [rule for rule in RULES if rule.name in names]) == []
+
+
+def test_the_example_is_true() -> None:
+    result = doctest.testmod(alarms_module, optionflags=doctest.ELLIPSIS)
+    assert result.attempted
+    assert not result.failed
 
 
 def test_one_probe_is_no_trend() -> None:

@@ -24,6 +24,7 @@ from normscope.results.figures import Chart, HeatMap
 from normscope.runs import new_run, open_run
 from normscope.watch.destinations import destination_of
 from normscope.watch.run_folder import WatchedFolder
+from normscope.watch.snapshot import Snapshot
 
 FIGURES = 27
 
@@ -170,7 +171,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"normscope.experiments.watch.{name}", 0.01)
 
 
-def waiting(ready: Any, seconds: float = 30) -> None:
+def small(step: int) -> Snapshot:
+    """A snapshot whose page is made quickly."""
+    tables = snapshot(step).tables
+    return Snapshot(step, {"steps": tables["steps"], "layers": tables["layers"][["step", "layer", "norm"]]})
+
+
+def waiting(ready: Any, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline
@@ -187,13 +194,13 @@ def test_the_page_follows_the_run_until_it_ends(tmp_path: Path) -> None:
     thread.start()
     waiting(lambda: page.exists() and "No probe yet" in page.read_text(encoding="utf-8"))
     for step in (10, 20):
-        destination.write(snapshot(step))
+        destination.write(small(step))
         waiting(lambda step=step: notes.steps and notes.steps[-1] == step)
         text = page.read_text(encoding="utf-8")
         assert '"follow":{"seconds":' in text
         assert "running" in text
     destination.close()
-    thread.join(30)
+    thread.join(120)
     assert results[0].tables["steps"]["step"].tolist() == [10, 20]
     assert results[0].save(tmp_path / "run").path == tmp_path / "run"
     text = page.read_text(encoding="utf-8")
@@ -206,7 +213,7 @@ def test_the_page_follows_the_run_until_it_ends(tmp_path: Path) -> None:
 def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     destination, page = destination_of(tmp_path / "run"), tmp_path / "run" / "report.html"
     destination.begin(ABOUT)
-    destination.write(snapshot(10))
+    destination.write(small(10))
 
     class Interrupting(Progress):
         def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
@@ -216,7 +223,7 @@ def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         WatchedRun(folder=tmp_path / "run").run(Interrupting(), tmp_path / "run")
     assert '"follow"' not in page.read_text(encoding="utf-8")
-    destination.write(snapshot(20))
+    destination.write(small(20))
     destination.close()
     assert ns.load(tmp_path / "run").tables["steps"]["step"].tolist() == [10, 20]
 
@@ -252,7 +259,7 @@ def test_the_server_answers_when_there_is_news_and_only_to_this_machine() -> Non
 def test_a_run_is_served_while_it_grows(tmp_path: Path) -> None:
     destination = destination_of(tmp_path / "run")
     destination.begin(ABOUT)
-    destination.write(snapshot(10))
+    destination.write(small(10))
     notes = Notes()
 
     class Ended(Exception):  # noqa: N818  # takes the place of Ctrl-C
@@ -264,7 +271,7 @@ def test_a_run_is_served_while_it_grows(tmp_path: Path) -> None:
             assert b"Residual stream norm" in get(url, "/")[1]
             if done == 20:
                 raise Ended
-            destination.write(snapshot(20))
+            destination.write(small(20))
 
     notes = Stopping()
     with pytest.raises(Ended):

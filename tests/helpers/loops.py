@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import normscope as ns
 
@@ -42,8 +42,26 @@ def _watched(kind: str, rank: int, folder: str) -> dict[str, Any]:
     fsdp = kind == "fsdp"
     models = [train(to, 4, every=2, fsdp=fsdp) for to in (None, f"{folder}/{kind}")]
     seen = {"weights": [whole(model) for model in models], "hooks": [hooks(model) for model in models]}
+    seen["opened"] = _opened(fsdp)
     seen["sharded"] = [all(hasattr(p, "full_tensor") for p in model.parameters()) for model in models]
     return {**seen, **_numbers(models[1], rank), **_failures(models[1], rank)}
+
+
+def _opened(fsdp: bool) -> list[Any]:
+    """What is read off models whose updates are zero at first, in mixed or half precision."""
+    from gpt import GPT, Config
+
+    seen = []
+    for precision in (None, torch.bfloat16):
+        model = GPT(Config(layers=2, dim=32)).to(torch.float32 if fsdp else precision)
+        for block in model.h:
+            nn.init.zeros_(block.attn.c_proj.weight)
+        policy = MixedPrecisionPolicy(param_dtype=precision)
+        for part in (*model.h, model) if fsdp else ():
+            fully_shard(part, mp_policy=policy)
+        opened = ns.open(model)
+        seen.append((opened.scheme.name if opened.scheme else opened.scheme_note, "sublayers" in opened.offers))
+    return seen
 
 
 def probe(rank: int) -> Tensor:

@@ -151,7 +151,7 @@ class Alarms:
         >>> from normscope.watch.snapshot import Snapshot
         >>> faults = pd.DataFrame({"step": [7], "tensor": ["attention output"], "layer": [3], "count": [12]})
         >>> print(*(alarm.text for alarm in Alarms().add(Snapshot(7, {"faults": faults}))))
-        12 values of the attention output of layer 3 are NaN or infinite. What may help: ...
+        The attention output of layer 3 became non-finite (NaN/Inf): 12 values or more. What may help: ...
 
     Args:
         rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
@@ -262,7 +262,7 @@ def _largest_logits(tables: Tables, dim: int) -> list[Reading]:
 _RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
 NON_FINITE = Rule(
     "non-finite values", _faults, 0.0,
-    "{number} values of the {tensor} of {place} are NaN or infinite.",
+    "The {tensor} of {place} became non-finite (NaN/Inf): {number} values or more.",
     f"{_RATE}; with float16, loss scaling or bfloat16.", probes=1,
 )  # fmt: skip
 TOKENS_COLLAPSE = Rule(
@@ -281,11 +281,11 @@ GRADIENTS_APART = Rule(
     f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.", probes=3,
 )  # fmt: skip
 GRADIENT_GROWTH = Rule(
-    "gradient growth", column("layers", "gradient"), 0.0,
+    "gradient growth", column("layers", "gradient"), 1.0,
     "The gradient norm of {place} is {number}; it began at {early}.", f"{_RATE}.", growth=30.0,
 )  # fmt: skip
 LARGE_GAINS = Rule(
-    "large gains", by_layer("norms", "gain_max", max), 0.0,
+    "large gains", by_layer("norms", "gain_max", max), 5.0,
     "The largest gain of a norm in {place} is {number}; it began at {early}.",
     f"{_RATE}, weight decay of gains.", growth=10.0,
 )  # fmt: skip
