@@ -712,6 +712,17 @@ def test_gradients_can_be_read_before_they_are_cleared(numbered: bool) -> None:
     assert watch.tables["layers"].gradient.iloc[-3:].isna().all()  # there are none now
 
 
+def test_frozen_layers_have_no_gradient_and_parametrized_products_are_watched() -> None:
+    model, tokens = PlainGPT(), some_tokens(2, 8)
+    model.blocks[0].requires_grad_(False)
+    nn.utils.parametrizations.spectral_norm(model.blocks[1].attn.out)
+    watch = Watch(model, tokens, every=1)
+    model(tokens).square().mean().backward()
+    watch.step()
+    assert watch.tables["layers"].gradient.isna().tolist() == [True, False, True]
+    assert len(watch.tables["heads"]) == 8
+
+
 def test_a_probe_that_fails_warns_once_and_training_goes_on() -> None:
     model, tokens = PlainGPT(), some_tokens(2, 8)
     watch = Watch(model, tokens, every=1)

@@ -1,7 +1,7 @@
 """What an observer receives from a module's forward pass."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
 from normscope.models.head_reader import messages_matrix
@@ -64,7 +65,10 @@ class AttentionHooks:
     def _step(self, layer: int, call: AttentionCall, own: bool) -> AttentionStep:
         placement = self.model.placements[layer]
         known = own and placement.output_projection is not None and not placement.changed
-        W_O = messages_matrix(self.model.output_projection(layer), call.q.shape[1]) if known else None
+        W_O = None
+        if known:
+            with suppress(InputError):  # a parametrized product has no matrix that could be read
+                W_O = messages_matrix(self.model.output_projection(layer), call.q.shape[1])
         values = (call.q, call.k, call.v, call.scale, call.mask, W_O, call.softcap, self.rotation, call.bias, call.sink)
         return AttentionStep(layer, self.stream, self.input, *values)
 
