@@ -296,9 +296,10 @@ ATTENTION_FADES = Rule(
 )  # fmt: skip
 STANDSTILL = Rule(
     "standstill", column("layers", "rotation"), 0.02,
-    "Since the first probe the rotation by each layer has changed by a share of {number} or less: the model hardly learns.",
-    "What may help: a higher learning rate; an optimizer that has all parameters, none of them frozen.",
-    probes=15, below=True, change=True,
+    "Since the first probe the rotation by each layer has changed by a share of {number} or less: the model hardly changes, "
+    "as it does in careful fine-tuning.",
+    "What may help, where it should learn: a higher learning rate; an optimizer that has all parameters.",
+    probes=15, below=True, change=True, severity="notice",
 )  # fmt: skip
 RESIDUAL_GROWTH = Rule(
     "residual growth", _rms, 50.0,

@@ -26,6 +26,7 @@ from normscope.watch.weights import GRADIENT
 _TOGETHER = 1 << 28  # bytes of tokens that are kept before they are reduced
 _MEDIAN_OF = 1 << 18  # values of a state that its median is taken of, evenly spaced
 _MET = ("residual stream", "queries", "keys")  # tensors of a layer in the order of a pass; updates follow
+_FAULTS = 32  # tensors with non-finite values of a probe that are kept, the first
 _SPARSE = 256  # near-one-hot rows of a layer, drawn once, whose collapse probability is computed
 Tokens = Float[Tensor, "tokens dim"]
 Layers = Float[Tensor, "layers tokens dim"]
@@ -289,7 +290,7 @@ def _largest_over_median(x: Layers) -> Float[Tensor, " layers"]:
 
 
 def faults_only(tables: dict[str, Any]) -> None:
-    """Leave the rows of the table of faults that count any: those of the pass as it met them, then those of gradients."""
+    """Leave the first rows of the table of faults that count any: of the pass as it met them, then of gradients."""
     faults = tables.pop("faults", None)
     if faults is None or not (faults["count"] > 0).any():
         return
@@ -299,4 +300,4 @@ def faults_only(tables: dict[str, Any]) -> None:
         return tensor.startswith(GRADIENT), row["layer"], _MET.index(tensor) if tensor in _MET else len(_MET)
 
     rows = faults[faults["count"] > 0].astype({"count": int}).to_dict("records")
-    tables["faults"] = pd.DataFrame(sorted(rows, key=met))
+    tables["faults"] = pd.DataFrame(sorted(rows, key=met)[:_FAULTS])

@@ -68,7 +68,7 @@ class Watch:
         resume: whether a run folder may be continued.
         start: the number of steps that were taken before; by default 0, or the last step in the run folder that is resumed.
         stream, blocks, example: as for ``open``.
-        group: the processes that train together; all by default.
+        group: the processes that train together; all by default. Each of them makes the watch and calls ``step``.
 
     Raises:
         InputError: if no blocks are found, the probe is on another device, or a destination cannot be written.
@@ -274,7 +274,7 @@ class Watch:
         assert self._destination is not None
         faults_only(tables)
         if self.ranks > 1 and int(tables["steps"].pop(_PROCESSES)[0]) < self.ranks:
-            raise _ElsewhereError("the probe failed on another process")
+            raise _ElsewhereError("the probe failed on another process, which reports why")
         now = time.monotonic()
         seconds = {"seconds": now - self._began, "probe_seconds": pending.seconds + now - began}
         tables["steps"] = steps = tables.get("steps", pd.DataFrame([{}])).assign(**seconds)
