@@ -458,7 +458,8 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
                     r = tokens_of[0].norm(dim=-1).median()
                     assert_near(layers.loc[layer], {"theory": float(r / scale.detach())}, 1e-4)
             x = after
-        for name, parameter in (("a", block.a), ("b", block.b), ("keep", block.keep)):
+        for name in ("a", "b", "keep"):
+            parameter = getattr(block, name).detach()
             expected = {"mean": float(parameter.mean()), "min": float(parameter.min()), "max": float(parameter.max())}
             assert_near(scales.loc[f"blocks.{layer}.{name}"], expected, 1e-6)
             assert scales.loc[f"blocks.{layer}.{name}"].layer == layer

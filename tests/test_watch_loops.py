@@ -60,6 +60,23 @@ def test_a_plain_loop_compiled_or_not(tmp_path):
         check_tables(ns.load(folder).tables, [1, 2, 4])
 
 
+def test_a_loop_under_autocast_whose_watch_steps_inside_it():
+    def trained(watched):
+        model = tiny()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            watch = ns.watch(model, probe=probe(1), every=1) if watched else None
+            for _ in range(3):
+                model(probe(0), probe(0))[1].backward()
+                optimizer.step()
+                if watch is not None:
+                    watch.step()
+                optimizer.zero_grad()
+        return model
+
+    assert same(trained(True), trained(False))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_trainer_of_hugging_face(name, tmp_path):
     from watch_hugging_face import train

@@ -75,7 +75,9 @@ def with_checkpoints(model):
 
 def prepared(model):
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # of another test
     return Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
 
 

@@ -5,7 +5,7 @@ While a forward pass is observed, it passes q, k and v to the observer; otherwis
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normscope.models.hooks import suspended
 from normscope.models.observe import Softmax
+from normscope.models.precision import casts_forgotten
 from normscope.models.wrapped import sharded_as_before
 
 IMPLEMENTATION = "normscope"
@@ -98,10 +99,12 @@ def observable(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = IMPLEMENTATION
         for module in modules:
             module.training = False
-        with same_random_numbers(modules), sharded_as_before(model), torch.compiler.set_stance("force_eager"):
+        with ExitStack() as stack:
+            for kept in (same_random_numbers(modules), sharded_as_before(model), casts_forgotten()):
+                stack.enter_context(kept)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:
-        torch.clear_autocast_cache()  # weights that were cast without gradients must not serve the training
         _observable.reset(token)
         for config, implementation in replaced:
             config._attn_implementation_internal = implementation

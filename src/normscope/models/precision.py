@@ -28,6 +28,17 @@ def wide(value: T, device: torch.device | None = None) -> T:
     return value
 
 
+@contextmanager
+def casts_forgotten() -> Iterator[None]:
+    """Until the block ends, autocast keeps no casts of weights: those without gradients must not serve a training around it."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
 def widened(observer: Observer, device: torch.device) -> Observer:
     """An observer that receives float32 of a model in half precision, on one device whatever devices the layers are on.
 

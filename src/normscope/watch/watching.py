@@ -19,7 +19,7 @@ from normscope import __version__
 from normscope.errors import InputError
 from normscope.models import Model, Observer
 from normscope.models.describe import scheme_text
-from normscope.models.precision import exactly
+from normscope.models.precision import casts_forgotten, exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import Alarm, Alarms, Rule
 from normscope.watch.destinations import Destination, destination_of, last_step
@@ -422,10 +422,10 @@ def _in_team() -> bool:
 
 
 def _undisturbed(module: nn.Module) -> ExitStack:
-    """Until the block ends: nothing is compiled, and random generators and the cache of autocast are as before afterwards."""
+    """Until the block ends: nothing is compiled, and random generators and casts of weights are as before afterwards."""
     stack = ExitStack()
     devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     stack.enter_context(torch.random.fork_rng(devices=devices))
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-    stack.callback(torch.clear_autocast_cache)  # weights that were cast without gradients must not serve the training
+    stack.enter_context(casts_forgotten())
     return stack
