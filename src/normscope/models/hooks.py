@@ -160,7 +160,10 @@ class Running:
 
     def _on_entering(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._next >= len(self.blocks) or self.blocks[self._next].module is not module:
-            raise InputError("unsupported architecture: the layers do not run in the order in which they ran on a few tokens")
+            raise InputError(
+                "the layers do not run in the order in which they ran when the model was opened; where blocks were replaced "
+                "since then, open or watch the model again"
+            )
         self.layer, self._next = self._next, self._next + 1
         block = self.blocks[self.layer]
         given = list(floats((args, kwargs)))[block.received]

@@ -151,7 +151,7 @@ class Alarms:
         >>> from normscope.watch.snapshot import Snapshot
         >>> faults = pd.DataFrame({"step": [7], "tensor": ["attention output"], "layer": [3], "count": [12]})
         >>> print(*(alarm.text for alarm in Alarms().add(Snapshot(7, {"faults": faults}))))
-        The attention output of layer 3 became non-finite (NaN/Inf): 12 values or more. What may help: ...
+        The attention output of layer 3 became non-finite (NaN/Inf; count: 12). What may help: ...
 
     Args:
         rules: those of ``RULES`` if none are given; others, changed ones (``dataclasses.replace``), or none: ``()``.
@@ -262,7 +262,7 @@ def _largest_logits(tables: Tables, dim: int) -> list[Reading]:
 _RATE = "What may help: a lower learning rate, a longer warm-up, gradient clipping"
 NON_FINITE = Rule(
     "non-finite values", _faults, 0.0,
-    "The {tensor} of {place} became non-finite (NaN/Inf): {number} values or more.",
+    "The {tensor} of {place} became non-finite (NaN/Inf; count: {number}).",
     f"{_RATE}; with float16, loss scaling or bfloat16.", probes=1,
 )  # fmt: skip
 TOKENS_COLLAPSE = Rule(

@@ -221,7 +221,8 @@ class Watch:
                 numbers[name] = torch.as_tensor(value, dtype=torch.float64).detach().mean()
             except (TypeError, ValueError, RuntimeError) as error:
                 self._warn(f"cannot keep {name}={value!r}, which is no number", error)
-                numbers[name] = torch.full((), torch.nan, dtype=torch.float64)
+                if self.ranks > 1:
+                    numbers[name] = torch.full((), torch.nan, dtype=torch.float64)
         return numbers
 
     def _pass(self, packed: Packed) -> list[SparseRows]:
