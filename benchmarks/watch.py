@@ -1,7 +1,7 @@
 """What watching costs: training steps with and without a watch, taken in turn in one run.
 
     python benchmarks/watch.py                       # GPT-2-small on a GPU, compiled, 64 × 1024 tokens; about four minutes
-    python benchmarks/watch.py --small               # a small shape on two CPU cores; about three minutes
+    python benchmarks/watch.py --small               # a small shape on two CPU cores; about four minutes
     python benchmarks/watch.py --profile             # where the time of a probe goes
 
 The model is a plain PyTorch decoder of the named shape with weights in float32 and bfloat16 products (float32 on a CPU),
@@ -28,7 +28,7 @@ from peers import Shape, plain
 
 SHAPES = {
     "GPT-2-small": (Shape(50_304, 768, 12, 12, 64, 3072), 64, 1024),
-    "small": (Shape(1000, 256, 6, 4, 64, 1024), 8, 256),
+    "small": (Shape(1000, 128, 6, 4, 32, 512), 16, 128),
 }
 GOALS = {100: 0.01, 10: 0.08}  # share of the training time, by steps between probes
 MEMORY = 0.05

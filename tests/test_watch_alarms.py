@@ -88,7 +88,7 @@ def test_non_finite_values_are_reported_with_tensor_layer_and_step() -> None:
     faults = pd.DataFrame({"step": 30, "tensor": ["keys", "attention output"], "layer": [3, 3], "count": [12, 7]})
     (alarm,) = Alarms().add(Snapshot(30, {"faults": faults}))
     assert (alarm.rule, alarm.step, alarm.layer, alarm.number) == ("non-finite values", 30, 3, 12.0)
-    assert "The keys of layer 3 became non-finite (NaN/Inf): 12 values" in alarm.text
+    assert "The keys of layer 3 became non-finite (NaN/Inf; count: 12)" in alarm.text
 
 
 def test_gains_and_gradients_that_start_at_zero_may_grow() -> None:

@@ -1,6 +1,7 @@
 """Watch: the measures of an audit, live, in somebody else's training loop.
 
-``normscope.watch(model, probe=batch, every=100, to="runs/gpt")`` is ``Watch(...)``: the module can be called.
+``normscope.watch(model, probe=batch, every=100, to="runs/gpt")`` is ``Watch(...)``: the module can be called, and
+``help(normscope.watch.Watch)`` lists its arguments.
 """
 
 import sys
@@ -24,6 +25,7 @@ _NAMES = {
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A ``Watch`` of a model: see ``help(normscope.watch.Watch)``."""
         return self.Watch(*args, **kwargs)
 
 

@@ -10,13 +10,15 @@ from normscope.watch.in_loop import TWICE, default_folder, first_rows, kept
 from normscope.watch.watching import Watch
 
 _MARK = "_normscope_watch"
+_NORM = "grad_norm"  # of all gradients before they are clipped, as the Trainer logs it
 
 
 class TrainerCallback(transformers.TrainerCallback):
     """Watches the model of a ``transformers.Trainer``: ``Trainer(..., callbacks=[ns.watch.TrainerCallback(every=100)])``.
 
     Steps are those of ``state.global_step``. Gradients are read as the optimiser receives them, after clipping. The loss of a
-    probe is what the Trainer logs at that step: choose ``every`` and ``logging_steps`` so that they meet.
+    probe is what the Trainer logs at that step: choose ``every`` and ``logging_steps`` so that they meet. So is ``grad_norm``,
+    the gradient norm before clipping.
 
     Args:
         every: steps between two probes.
@@ -61,7 +63,8 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """The loss of the step that has ended is known."""
         if "loss" in (logs or {}):
-            self._step(state, logs["loss"])
+            norm = logs.get(_NORM)
+            self._step(state, logs["loss"], **({} if norm is None else {_NORM: norm}))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The loss of the step before was not logged."""
@@ -73,10 +76,10 @@ class TrainerCallback(transformers.TrainerCallback):
         if self.watch is not None:
             self.watch.close()
 
-    def _step(self, state: Any, loss: float | None = None) -> None:
+    def _step(self, state: Any, loss: float | None = None, **numbers: float) -> None:
         if self.watch is not None and self._held:
             self._held = False
-            self.watch.step(loss, step=state.global_step)
+            self.watch.step(loss, step=state.global_step, **numbers)
 
 
 def _claim(state: Any) -> None:

@@ -345,6 +345,10 @@ class Watch:
         except Exception as error:  # as in ``step``
             self._warn("could not end a destination (to=)", error)
 
+    def __repr__(self) -> str:
+        about = f"{self.model.name}, {self.model.layers} layers, every {self.every} steps, at step {self.steps:,}"
+        return f"<normscope.watch of {about}{', closed' * self._closed}>"
+
     def __enter__(self) -> Self:
         return self
 
