@@ -136,7 +136,7 @@ def test_updates_are_compared_with_an_rms_value_of_one_where_the_stream_is_small
     assert series([{}, {}, {}, small, small], [rule]) == []
     (alarm,) = series([{}, {}, {}, large, large], [rule])
     assert (alarm.layer, alarm.number) == (2, 60.0)
-    assert "The attention update of layer 2 (and 1 other place) is 60 times" in alarm.text
+    assert "The RMS of the attention update of layer 2 (and 1 other place) is 60 times" in alarm.text
 
 
 def test_missing_tables_and_columns_raise_no_alarm() -> None:

@@ -232,9 +232,21 @@ def _last_state(tables: Tables, dim: int) -> list[Reading]:
     return sorted(column("layers", "cosine")(tables, dim), key=lambda reading: reading.layer)[-1:]
 
 
+def _of_states(name: str) -> Measure:
+    """A measure: a column of the states before each layer and after the last, which are called so in ``{tensor}``."""
+
+    def measure(tables: Tables, dim: int) -> list[Reading]:
+        readings = column("layers", name)(tables, dim)
+        last = max((reading.layer for reading in readings), default=0)
+        names = ("after the last layer" if reading.layer == last else f"before layer {reading.layer}" for reading in readings)
+        return [reading._replace(tensor=name) for reading, name in zip(readings, names, strict=True)]
+
+    return measure
+
+
 def _rms(tables: Tables, dim: int) -> list[Reading]:
     """The RMS value of the residual stream, |x|/√dim, before each layer and after the last."""
-    return [reading._replace(number=reading.number / math.sqrt(dim)) for reading in column("layers", "norm")(tables, dim)]
+    return [reading._replace(number=reading.number / math.sqrt(dim)) for reading in _of_states("norm")(tables, dim)]
 
 
 def _updates(tables: Tables, dim: int) -> list[Reading]:
@@ -272,12 +284,13 @@ TOKENS_COLLAPSE = Rule(
 )  # fmt: skip
 LARGE_UPDATES = Rule(
     "large updates", _updates, 50.0,
-    "The {tensor} update of {place} is {number} times as large as the residual stream; it began at {early} times.",
-    f"{_RATE}, output norms (Peri-LN).", growth=5.0, probes=1,
+    "The RMS of the {tensor} update of {place} is {number} times that of the residual stream (or 1, if that is larger); "
+    "it began at {early}.",
+    f"{_RATE}, norms on sublayer outputs (Peri-LN).", growth=5.0, probes=1,
 )  # fmt: skip
 GRADIENTS_APART = Rule(
     "gradients apart", _gradients_apart, 100.0,
-    "The gradient norm of {place} is {number} times smaller than the largest of a layer.",
+    "The gradient norm of {place} is {number} times smaller than that of the layer with the largest.",
     f"{_RATE}, Pre-LN or Peri-LN in place of Post-LN, smaller initial weights at depth.", probes=3,
 )  # fmt: skip
 GRADIENT_GROWTH = Rule(
@@ -296,35 +309,35 @@ ATTENTION_FADES = Rule(
 )  # fmt: skip
 STANDSTILL = Rule(
     "standstill", column("layers", "rotation"), 0.02,
-    "Since the first probe the rotation by each layer has changed by a share of {number} or less: the model hardly changes, "
+    "No layer's rotation has changed by more than a fraction of {number} since the first probe: the model hardly changes, "
     "as it does in careful fine-tuning.",
     "What may help, where it should learn: a higher learning rate; an optimizer that has all parameters.",
     probes=15, below=True, change=True, severity="notice",
 )  # fmt: skip
 RESIDUAL_GROWTH = Rule(
     "residual growth", _rms, 50.0,
-    "The residual stream before {place} has an RMS value of {number}; it began at {early}.",
-    f"{_RATE}, weight decay, output norms (Peri-LN).", growth=25.0, probes=1, severity="notice",
+    "The residual stream {tensor} has an RMS value of {number}; it began at {early}.",
+    f"{_RATE}, weight decay, norms on sublayer outputs (Peri-LN).", growth=25.0, probes=1, severity="notice",
 )  # fmt: skip
 ATTENTION_LOGITS = Rule(
     "attention logits", column("heads", "logit"), 1000.0,
     "The largest attention logit of {place} is {number}; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=10.0, severity="notice",
+    f"{_RATE}, query and key norms (QK-Norm).", growth=10.0, severity="notice",
 )  # fmt: skip
 ATTENTION_ENTROPY = Rule(
     "attention entropy", by_layer("heads", "entropy", fmean), 0.03,
     "The mean attention entropy of {place} is {number} nats: all heads are near one-hot; it began at {early}.",
-    f"{_RATE}, norms of queries and keys (QK-Norm).", growth=3.0, below=True, severity="notice",
+    f"{_RATE}, query and key norms (QK-Norm).", growth=3.0, below=True, severity="notice",
 )  # fmt: skip
 STILL_LAYERS = Rule(
     "still layers", column("layers", "rotation"), 1.0,
-    "The rotation by {place} is {number}° only; it began at {early}°.",
-    "What may help: output norms (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
+    "Tokens rotate by only {number}° in {place}; it began at {early}°.",
+    "What may help: norms on sublayer outputs (Peri-LN), or a factor of 1/√layer on the inputs of layers (LayerNorm Scaling).",
     growth=10.0, below=True, severity="notice",
 )  # fmt: skip
 MASSIVE_ACTIVATIONS = Rule(
-    "massive activations", column("layers", "massive"), 100.0,
-    "Before {place} the largest value of the residual stream is {number} times the median; it began at {early} times.",
+    "massive activations", _of_states("massive"), 100.0,
+    "The largest value of the residual stream {tensor} is {number} times the median; it began at {early} times.",
     "Usual in large language models; low precision needs care. What may help: gated attention, or a learned sink.",
     growth=10.0, severity="notice",
 )  # fmt: skip

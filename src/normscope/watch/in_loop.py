@@ -37,7 +37,7 @@ def first_rows(loader: Any, rows: int, model: nn.Module) -> Any:
     dataset: Any = getattr(loader, "dataset", None)
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise InputError(
-            "probe=None: the rows of the training dataset cannot be read by number; give a batch of it, probe=batch"
+            "probe=None: the training dataset cannot be indexed (is it streaming?); pass a batch of it, probe=batch"
         )
     with same_random_numbers(model.modules()):
         examples = [dataset[row] for row in range(min(rows, len(dataset)))]

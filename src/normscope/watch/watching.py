@@ -214,13 +214,13 @@ class Watch:
         """What the loop gives with a step, as tensors; NaN for what is no number, since other processes may have one."""
         reserved = _RESERVED & further.keys()
         if reserved:
-            self._warn(f"does not keep {sorted(reserved)[0]}=: choose another name, the watch has a number of this one")
+            self._warn(f"does not record {sorted(reserved)[0]}=: this name is reserved; choose another")
         numbers = dict[str, Tensor]()
         for name, value in {**loss, **{name: further[name] for name in further.keys() - reserved}}.items():
             try:
                 numbers[name] = torch.as_tensor(value, dtype=torch.float64).detach().mean()
             except (TypeError, ValueError, RuntimeError) as error:
-                self._warn(f"cannot keep {name}={value!r}, which is no number", error)
+                self._warn(f"cannot record {name}={value!r}: not a number", error)
                 if self.ranks > 1:
                     numbers[name] = torch.full((), torch.nan, dtype=torch.float64)
         return numbers
@@ -258,7 +258,7 @@ class Watch:
         except _ElsewhereError as error:
             self._warn(f"could not probe the model at step {self.steps:,}", error)
         except Exception as error:  # whatever a disk, a service or a user's function may raise
-            self._warn("could not keep what a probe showed (to=)", error)
+            self._warn("could not write the numbers of a probe to a destination (to=)", error)
 
     def _keep_pending(self) -> Snapshot | None:
         """Give what was launched to the destinations: the last snapshot."""
@@ -283,7 +283,10 @@ class Watch:
         for table in tables.values():
             table.insert(0, "step", pending.step)
         if "gradient" not in steps or not float(steps["gradient"].iloc[0]):
-            self._warn("sees no gradients: call watch.step() before zero_grad(), or watch.gradients() before that")
+            self._warn(
+                "found no gradients: call watch.step() before zero_grad(), or watch.gradients() between backward() and "
+                "zero_grad()"
+            )
         snapshot = Snapshot(pending.step, tables)
         alarms = self.alarms.add(snapshot)
         if alarms:

@@ -22,7 +22,9 @@ class Weights:
     def __init__(self, model: Model, ranks: int) -> None:
         self.model, self.ranks = model, ranks
         if any(map(is_flat, model.model.modules())):
-            raise InputError("FullyShardedDataParallel (FSDP1) keeps no parameters to read: shard with fully_shard (FSDP2)")
+            raise InputError(
+                "FullyShardedDataParallel (FSDP1) is unsupported, because it flattens parameters: use fully_shard (FSDP2)"
+            )
         blocks, layer_of = model.blocks, dict[int, int]()
         for layer, block in reversed(list(enumerate(blocks))):  # a module that runs many times counts to its first layer
             layer_of |= {id(parameter): layer for parameter in block.parameters()}
