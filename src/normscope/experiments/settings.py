@@ -99,7 +99,11 @@ def _token_ids(value: Any) -> Any:
         rows = tuple(tuple(row) if not isinstance(row, int) else row for row in rows)
     except TypeError:
         raise InputError(f"token ids are a file, a list or an array, not {value!r}") from None
-    return rows if rows and not isinstance(rows[0], int) else (rows,)
+    rows = rows if rows and not isinstance(rows[0], int) else (rows,)
+    wrong = next((x for row in rows for x in (row if isinstance(row, tuple) else (row,)) if not isinstance(x, int)), None)
+    if wrong is not None:
+        raise InputError(f"token ids are integers, not {wrong!r}")
+    return rows
 
 
 def ids_of(value: Any) -> list[list[int]] | None:
