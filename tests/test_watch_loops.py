@@ -148,7 +148,7 @@ def test_the_default_probe_draws_no_random_numbers():
     before = collator.states
     assert torch.equal(first_rows(loader, 3, model), rows[:3])
     assert collator.states == before
-    with pytest.raises(InputError, match="give a batch of it, probe=batch"):
+    with pytest.raises(InputError, match="pass a batch of it, probe=batch"):
         first_rows(torch.utils.data.DataLoader(Stream()), 3, model)
 
 
@@ -262,7 +262,7 @@ def test_a_failure_on_one_process_stops_none(kind, processes):
     for rank in (first, second):
         folder, flat = rank[kind]["refused"]
         assert "cannot write to '/dev/null'" in folder
-        assert "shard with fully_shard (FSDP2)" in flat
+        assert "use fully_shard (FSDP2)" in flat
 
 
 def test_the_example_of_two_processes_is_a_script(tmp_path):

@@ -59,27 +59,27 @@ def unless_suspended() -> Callable[[], bool]:
 
 def before(stack: ExitStack, module: nn.Module, hook: Callable[..., Any]) -> None:
     """Until the stack unwinds: call the hook before every call of the module."""
-    handle = module.register_forward_pre_hook(_unseen(hook), with_kwargs=True)
+    handle = module.register_forward_pre_hook(_Unseen(hook), with_kwargs=True)
     stack.callback(handle.remove)
 
 
 def after(stack: ExitStack, module: nn.Module, hook: Callable[..., Any], always: bool = False) -> None:
     """Until the stack unwinds: call the hook after every call of the module; ``always``, also after one that failed."""
-    handle = module.register_forward_hook(_unseen(hook), with_kwargs=True, always_call=always)
+    handle = module.register_forward_hook(_Unseen(hook), with_kwargs=True, always_call=always)
     stack.callback(handle.remove)
 
 
-def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook while it is not suspended; what it computes is no operation of the model that a trace would follow."""
-    active = unless_suspended()
+class _Unseen:
+    """A hook while it is not suspended; what it computes is no operation of the model that a trace would follow."""
 
-    def call(*given: Any) -> Any:
-        if not active():
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook, self.active = hook, unless_suspended()
+
+    def __call__(self, *given: Any) -> Any:
+        if not self.active():
             return None
         with torch._C.DisableTorchFunction():
-            return hook(*given)
-
-    return call
+            return self.hook(*given)
 
 
 def replaced(values: Any, old: Tensor, new: Tensor) -> Any:
