@@ -877,3 +877,14 @@ def test_the_decoder_of_an_encoder_decoder_reads_the_labels_of_a_batch() -> None
     for layer in range(2):
         assert_near(snapshot.tables["layers"].loc[layer], state_numbers(states[layer], labels >= 0, False))
     assert len(snapshot.tables["sublayers"]) == 6
+
+
+def test_further_numbers_keep_their_order_and_reserved_names_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Processes pack numbers in the order in which a loop gives them: a set would have another order on each."""
+    watch, names = Watch(PlainGPT(), some_tokens(2, 8)), [f"number_{i}" for i in range(12)]
+    snapshot = watch.probe(loss=1.0, **{name: float(i) for i, name in enumerate(names)}, seconds=-1.0)
+    assert snapshot is not None
+    steps = snapshot.tables["steps"]
+    assert [name for name in steps if name.startswith("number")] == names
+    assert float(steps["seconds"].iloc[0]) >= 0
+    assert "does not record seconds=" in caplog.text

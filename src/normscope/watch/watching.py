@@ -212,11 +212,11 @@ class Watch:
 
     def _numbers(self, loss: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Tensor]:
         """What the loop gives with a step, as tensors; NaN for what is no number, since other processes may have one."""
-        reserved = _RESERVED & further.keys()
-        if reserved:
-            self._warn(f"does not record {sorted(reserved)[0]}=: this name is reserved; choose another")
+        for name in _RESERVED & further.keys():
+            self._warn(f"does not record {name}=: this name is reserved; choose another")
         numbers = dict[str, Tensor]()
-        for name, value in {**loss, **{name: further[name] for name in further.keys() - reserved}}.items():
+        kept = {name: value for name, value in further.items() if name not in _RESERVED}  # in one order on every process
+        for name, value in {**loss, **kept}.items():
             try:
                 numbers[name] = torch.as_tensor(value, dtype=torch.float64).detach().mean()
             except (TypeError, ValueError, RuntimeError) as error:
