@@ -148,7 +148,8 @@ class Train(Experiment):
     def field_values(self) -> dict[str, Any]:
         """The recipe's values, its scheme by name."""
         base = self.preset or str(self.recipe)
-        return {**self.found.values, "scheme": self.found.found_scheme.name, "preset": base, "recipe": base, "watch": self.watch}
+        beside = dict.fromkeys(("preset", "recipe"), base)
+        return {**self.found.values, **beside, "scheme": self.found.found_scheme.name, "watch": self.watch}
 
     @cached_property
     def found(self) -> "Recipe":
