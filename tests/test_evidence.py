@@ -9,6 +9,7 @@ from scipy.stats import kendalltau, rankdata, spearmanr
 
 from normscope.dynamics.evidence import Correlation, average_ranks, correlation, fitted_weights, kendall, spearman, trust
 
+ONCE = np.ones((1, 11))
 DRAWN = np.random.default_rng(3)
 
 
@@ -22,10 +23,18 @@ def test_correlations_are_scipys_with_ties_infinities_and_gaps() -> None:
     for row, (a, b) in enumerate(zip(x, y, strict=True)):
         there = ~np.isnan(b)
         by_rank = rankdata(b[there])  # scipy's own ranks of infinities are right, its differences of them are not
-        assert spearman(x, y)[row] == pytest.approx(spearmanr(a[there], by_rank).statistic)
-        assert kendall(x, y)[row] == pytest.approx(kendalltau(a[there], by_rank).statistic)
+        assert spearman(x, y, ONCE)[row, 0] == pytest.approx(spearmanr(a[there], by_rank).statistic)
+        assert kendall(x, y, ONCE)[row, 0] == pytest.approx(kendalltau(a[there], by_rank).statistic)
     np.testing.assert_array_equal(average_ranks(x), rankdata(x, axis=1))
-    assert np.isnan(spearman(np.ones((1, 5)), with_ties(1, 5))[0])
+    assert np.isnan(spearman(np.ones((1, 11)), with_ties(1, 11), ONCE)).all()
+
+
+def test_schemes_that_count_twice_are_two_schemes() -> None:
+    x, y, times = with_ties(8), with_ties(8), with_ties(3, 8)
+    for row, counts in enumerate(times.astype(int)):
+        a, b = np.repeat(x, counts), np.repeat(y, counts)
+        assert spearman(x, y, times)[row] == pytest.approx(spearmanr(a, b).statistic)
+        assert kendall(x, y, times)[row] == pytest.approx(kendalltau(a, b).statistic)
 
 
 def test_an_interval_covers_the_correlation_of_all_schemes() -> None:

@@ -15,50 +15,64 @@ import numpy.typing as npt
 from normscope.dynamics.advice import BAND, REDRAWS
 
 Numbers = npt.NDArray[np.float64]
-Statistic = Callable[[Numbers, Numbers], Numbers]
+Statistic = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 def average_ranks(values: Numbers) -> Numbers:
     """Ranks from 1, the smallest value, along the last axis; equal ones share the mean of their ranks, NaN has none."""
-    each, other = values[..., :, None], values[..., None, :]
-    ranks: Numbers = (each > other).sum(-1) + 0.5 * (each == other).sum(-1) + 0.5
+    ranks: Numbers = _above(values).sum(-1) + 0.5
     return np.where(np.isnan(values), np.nan, ranks)
 
 
-def spearman(x: Numbers, y: Numbers) -> Numbers:
-    """Spearman's rank correlation along the last axis, of the places where both have a value; NaN where one is constant."""
-    x, y = _both(x, y)
-    a, b = average_ranks(x), average_ranks(y)
-    a, b = (ranks - _mean(ranks)[..., None] for ranks in (a, b))
-    return _ratio(np.nansum(a * b, -1), np.nansum(a * a, -1) * np.nansum(b * b, -1))
+def spearman(x: Numbers, y: Numbers, times: Numbers) -> Numbers:
+    """Spearman's rank correlation of schemes that count several times each.
+
+    Args:
+        x: (*batch, schemes); NaN where there is no value.
+        y: likewise.
+        times: how often each scheme counts, (redraws, schemes).
+
+    Returns:
+        Of the schemes with both values, (*batch, redraws); NaN where one of the two is constant.
+    """
+    counts = _counts(x, y, times)
+    a, b = (_centred(counts @ _above(values).swapaxes(-1, -2), counts) for values in (x, y))
+    return _ratio((counts * a * b).sum(-1), (counts * a * a).sum(-1) * (counts * b * b).sum(-1))
 
 
-def kendall(x: Numbers, y: Numbers) -> Numbers:
-    """Kendall's τ-b along the last axis: pairs in the same order minus pairs in the opposite order, corrected for ties."""
-    a, b = (_signs(values) for values in _both(x, y))
-    axes = (-2, -1)
-    return _ratio((a * b).sum(axes), (a * a).sum(axes) * (b * b).sum(axes))
+def kendall(x: Numbers, y: Numbers, times: Numbers) -> Numbers:
+    """Kendall's τ-b: pairs in the same order minus pairs in the opposite order, corrected for ties; shapes as above."""
+    counts = _counts(x, y, times)
+    a, b = (_above(values) - _above(values).swapaxes(-1, -2) for values in (x, y))
+    same, of_x, of_y = ((counts @ pairs * counts).sum(-1) for pairs in (a * b, a * a, b * b))
+    return _ratio(same, of_x * of_y)
 
 
-def _both(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
-    missing = np.isnan(x) | np.isnan(y)
-    return np.where(missing, np.nan, x), np.where(missing, np.nan, y)
-
-
-def _signs(values: Numbers) -> Numbers:
+def _above(values: Numbers) -> Numbers:
+    """1 where the value of the row is above that of the column, ½ where they are equal, 0 below; (*batch, n, n)."""
     each, other = values[..., :, None], values[..., None, :]
-    signs: Numbers = (each > other).astype(float) - (each < other)
-    return signs
+    above: Numbers = (each > other) + 0.5 * (each == other)
+    return above
+
+
+def _counts(x: Numbers, y: Numbers, times: Numbers) -> Numbers:
+    counts: Numbers = times * ~(np.isnan(x) | np.isnan(y))[..., None, :]
+    return counts
+
+
+def _centred(ranks: Numbers, counts: Numbers) -> Numbers:
+    mean: Numbers = (counts * ranks).sum(-1, keepdims=True) / np.maximum(counts.sum(-1, keepdims=True), 1)
+    return ranks - mean
 
 
 def _mean(ranks: Numbers) -> Numbers:
+    """Along the last axis, of what is not NaN; NaN of nothing."""
     count = (~np.isnan(ranks)).sum(-1)
-    mean: Numbers = np.nansum(ranks, -1) / np.maximum(count, 1)
-    return mean
+    return np.where(count, np.nansum(ranks, -1) / np.maximum(count, 1), np.nan)
 
 
 def _ratio(product: Numbers, squares: Numbers) -> Numbers:
-    ratio: Numbers = np.divide(product, np.sqrt(squares), out=np.full(np.shape(product), np.nan), where=squares > 0)
+    ratio: Numbers = np.divide(product, np.sqrt(squares), out=np.full(np.shape(product), np.nan), where=squares > 1e-9)
     return ratio
 
 
@@ -89,18 +103,18 @@ def correlation(x: Numbers, y: Numbers, statistic: Statistic = spearman, seed: i
     """The correlation of two quantities over schemes, a mean over depths.
 
     Args:
-        x, y: (depths, schemes); NaN where there is no value.
+        x: (depths, schemes); NaN where there is no value.
+        y: likewise.
         statistic: ``spearman`` or ``kendall``.
         seed: of the redraws.
     """
-    values = statistic(x, y)
-    redrawn = np.random.default_rng(seed).integers(x.shape[-1], size=(REDRAWS, x.shape[-1]))
-    with_values = np.isfinite(values)
-    again = _mean(statistic(x[:, redrawn], y[:, redrawn]).T)
-    low, high = np.nanquantile(again, BAND) if with_values.any() else (np.nan, np.nan)
+    schemes = x.shape[-1]
+    redrawn = np.random.default_rng(seed).multinomial(schemes, np.full(schemes, 1 / schemes), size=REDRAWS)
+    values = statistic(x, y, np.ones((1, schemes)))[..., 0]
+    again = _mean(statistic(x, y, redrawn.astype(float)).T)
+    low, high = np.nanquantile(again, BAND) if np.isfinite(again).any() else (np.nan, np.nan)
     there = (~(np.isnan(x) | np.isnan(y))).any(0)
-    value = float(values[with_values].mean()) if with_values.any() else np.nan
-    return Correlation(value, float(low), float(high), int(there.sum()), int(with_values.sum()))
+    return Correlation(float(_mean(values)), float(low), float(high), int(there.sum()), int(np.isfinite(values).sum()))
 
 
 def fitted_weights(ranks: Numbers, outcome: Numbers) -> Numbers:
