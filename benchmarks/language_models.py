@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -61,7 +62,7 @@ OUTCOMES = {  # column of the outcomes: the factor that makes small values good
 }
 _SKIPPED_ON = 4096  # held-out tokens that every block is skipped on
 _CURVE_POINTS, _PROBES = 60, 6  # of a run, in the files
-_GRACE = 40.0  # seconds that a sweep has to end
+_GRACE = 20.0  # seconds that a sweep has to end
 
 
 def the_plan() -> dict[str, Any]:
@@ -131,11 +132,13 @@ def train(arguments: argparse.Namespace) -> None:
     options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--checkpoint-every", "60"]
     if arguments.workers:
         options += ["--workers", str(arguments.workers)]
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of every run, several of which compile at the same time
     with log.open("a") as output:
         sweep = subprocess.Popen(
             [sys.executable, "-m", "normscope", "sweep", str(file), "--out", str(folder), *options],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=threads | os.environ,
         )
         collector = Collector(folder, arguments.out, arguments.device)
         try:
