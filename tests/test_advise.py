@@ -360,7 +360,7 @@ def test_a_narrower_simulation_keeps_the_norms_of_messages(kind: str) -> None:
         shape = {"depth": 1, "width": 512, "context": 2, "weights": kind, "simulated_width": width, "seed": 3}
         stack = Advise(**{**SMALL, **shape}).stack()
         draws = [RandomLayers(stack, run) for run in range(12)]
-        messages = [draw.block(0, ["free"])["free"].attention(draw.start()[:1]) for draw in draws]
+        messages = [draw.blocks(0, [NAMED["pre"]])[Kind()].attention(draw.start()[:1]) for draw in draws]
         sizes.append(float(torch.stack(messages).square().sum(-1).mean()))
     assert sizes[0] == pytest.approx(sizes[1], rel=0.2)
 
