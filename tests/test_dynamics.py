@@ -423,7 +423,7 @@ def in_extended_precision(scheme: Scheme, x: npt.NDArray[np.longdouble], layers:
     [(torch.float32, r) for r in (1e-38, 1e-25, 1e13, 2e19, 3e38)]
     + [(torch.float64, r) for r in (1e-300, 1e-170, 1e150, 1e200, 1e300, 1.7e308)],
 )
-@pytest.mark.parametrize("name", list(NAMED))
+@pytest.mark.parametrize("name", NAMED)
 def test_any_representable_state_gives_the_right_numbers_or_stops(name: str, dtype: torch.dtype, radius: float) -> None:
     start, layers = (uniform(4, 5).double() * radius).to(dtype), 3
     path = simulate(start, NAMED[name], Attention(BETA), range(layers + 1), solver="layers")

@@ -27,7 +27,7 @@ from normscope.sweeps.plan import read_plan
 from normscope.sweeps.scheduler import ATTEMPTS, Status, begin, run_plan
 from normscope.transformer.files import model_folder
 
-TRAINING = TINY + '[grid]\nscheme = ["pre", "qkv"]\nseed = [1, 2]\n[[points]]\nname = "wild"\nrate = 1e12\n'
+TRAINING = TINY + 'watch = 20\n[grid]\nscheme = ["pre", "qkv"]\nseed = [1, 2]\n[[points]]\nname = "wild"\nrate = 1e12\n'
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def test_one_table_holds_all_runs(whole: Path) -> None:
     assert "not a finite number at step" in runs["error"].iloc[4]
     assert runs["steps"].iloc[4] < runs["steps"].iloc[0] == 40
     first = open_run(whole / "runs" / runs["name"].iloc[0])
+    assert list(open_run(first.path / "watch").all_tables()["steps"]["step"]) == [1, 20, 40]
     assert (
         runs["accuracy_ood-extrapolation"].iloc[0]
         == first.table("accuracy").set_index("split")["accuracy"]["ood-extrapolation"]

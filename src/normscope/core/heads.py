@@ -168,7 +168,7 @@ class Attention:
     def projected(self, x: Float[Tensor, "*batch tokens dim"], heads: str) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v of every head, normalised as the slot ``heads`` says: (*batch, heads, tokens, head)."""
         w = self.weights
-        return normalise_heads(*(project(x, weight) for weight in (w.W_Q, w.W_K, w.W_V)), heads)
+        return normalise_heads(project(x, w.W_Q), project(x, w.W_K), project(x, w.W_V), heads)
 
 
 def norm_inside(
@@ -187,7 +187,7 @@ def _normed_together(
 ) -> Float[Tensor, "*batch heads tokens value"]:
     """One norm of all heads together, as they stand before W_O."""
     rows = mixed.movedim(-3, -2)
-    return norm_inside(norm, rows.flatten(-2), dim).unflatten(-1, rows.shape[-2:]).movedim(-2, -3)
+    return norm_inside(norm, rows.flatten(-2), dim).reshape(rows.shape).movedim(-2, -3)
 
 
 def _gate(x: Float[Tensor, "*batch tokens dim"], weight: Tensor | None) -> float | Float[Tensor, "*batch heads tokens value"]:

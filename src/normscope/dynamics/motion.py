@@ -89,8 +89,8 @@ class Motion:
 
     def outputs(self, reads: tuple[Tensor, ...], inside: tuple[Mixing, ...]) -> tuple[Tensor, ...]:
         """What attention, and the feed-forward layer if there is one, compute of what they read."""
-        functions = (self.attention,) if self.feedforward is None else (self.attention, self.feedforward)
-        return tuple(f(read, mixing) for f, read, mixing in zip(functions, reads, inside, strict=True))
+        mixed = self.attention(reads[0], inside[0])
+        return (mixed,) if self.feedforward is None else (mixed, self.feedforward(reads[1], inside[1]))
 
     def layer(self, x: Tokens, t: float, stride: float = 1.0) -> Tokens:
         """One layer (or an Euler step of length ``stride``): attention, then the feed-forward layer if there is one."""

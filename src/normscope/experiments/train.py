@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _POINTS = 400  # more than these would not show in a figure
 _NO_SHAPE = ("seed", "rate", "schedule", "warmup", "patience", "epoch", "weight_decay", "beta2", "calibrate")
+_BESIDE = ("preset", "recipe", "watch")  # settings that a sweep's plan has beside the keys of a recipe
 _PROCESS = 300e6  # bytes of a process with PyTorch alone
 _TIMED_STEPS = 3
 _TIMED_BATCHES = 4, 16
@@ -130,7 +131,7 @@ class Train(Experiment):
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], device: str) -> "Train":
         """The experiment of a sweep's fields: those of a recipe stand beside ``preset`` or ``recipe``."""
-        given = {name: values[name] for name in ("preset", "recipe", "checkpoint_every") if name in values}
+        given = {name: values[name] for name in (*_BESIDE, "checkpoint_every") if name in values}
         if not any(isinstance(given.get(name), str) for name in ("preset", "recipe")):
             raise InputError('a training needs either preset = "tiny" (or another) or recipe = "FILE.toml"')
         changes = {name: value for name, value in values.items() if name not in given}
@@ -138,16 +139,17 @@ class Train(Experiment):
 
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
-        """The fields of a recipe, and the recipe that they change."""
+        """The fields of a recipe, the recipe that they change, and how often its runs are watched."""
         from normscope.training import Recipe
 
-        return ("preset", "recipe", *(field.name for field in fields(Recipe)))
+        return (*_BESIDE, *(field.name for field in fields(Recipe)))
 
     @property
     def field_values(self) -> dict[str, Any]:
         """The recipe's values, its scheme by name."""
         base = self.preset or str(self.recipe)
-        return {**self.found.values, "scheme": self.found.found_scheme.name, "preset": base, "recipe": base}
+        beside = dict.fromkeys(("preset", "recipe"), base)
+        return {**self.found.values, **beside, "scheme": self.found.found_scheme.name, "watch": self.watch}
 
     @cached_property
     def found(self) -> "Recipe":

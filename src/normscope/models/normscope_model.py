@@ -24,7 +24,8 @@ from normscope.training.recipe import task_of
 from normscope.training.sizes import DRAWN
 from normscope.training.tasks import MASK, as_text
 from normscope.transformer import Row, SavedModel
-from normscope.transformer.model import Attention, Norm, Sublayer
+from normscope.transformer.layers import Attention, Norm
+from normscope.transformer.model import Sublayer
 
 _EXAMPLES = 256
 
