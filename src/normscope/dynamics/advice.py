@@ -507,7 +507,7 @@ def rank(
     generator = np.random.default_rng(seed)
     redrawn = generator.integers(runs, size=(REDRAWS, runs - 1))
     scores = np.where(np.isfinite(values), signs * values, _NON_FINITE)
-    share = weights / weights.sum()
+    share = weights / (weights.sum() or 1.0)  # without any weight all schemes are level
     ranks, by_redraw = ranks_of(scores.mean(0)), ranks_of(scores[redrawn].mean(1))
     any_weights = np.where(share > 0, generator.exponential(size=(REDRAWS, 1, len(share))), 0.0)
     firsts = _firsts((by_redraw * any_weights).sum(-1))
