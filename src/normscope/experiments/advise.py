@@ -456,9 +456,11 @@ def spectrum_of(model: Any, trust_remote_code: bool = False) -> "Spectrum":
 def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], radius: float = 1.0) -> pd.DataFrame:
     """The reduced flow (identity weights, orthogonal start) of every scheme for each number of tokens.
 
-    Columns: scheme, tokens, speed and radial (the laws as text), first_rate, early, late, gap (see ``reduced_flow``).
+    Columns: scheme, tokens, speed and radial (the laws as text), first_rate, early, late, gap (see ``reduced_flow``), and why
+    there are none (``missing``), usually empty.
     """
     from normscope.dynamics.advice import reduced_flow
+    from normscope.dynamics.symmetric import no_reduction
 
     rows = []
     for scheme in schemes:
@@ -466,6 +468,7 @@ def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], r
         texts = {
             "speed": " then ".join(law.speed.text for law in laws),
             "radial": " then ".join(str(law.radial) for law in laws),
+            "missing": no_reduction(scheme),
         }
         for n in dict.fromkeys(tokens):
             rows.append({"scheme": scheme.name, "tokens": n, **texts, **reduced_flow(scheme, depth, n, _BETA, radius)})
@@ -722,7 +725,10 @@ def _beaten(criteria: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _theory(advise: Advise, ranking: "Ranking", theory: pd.DataFrame) -> Iterator[Finding]:
-    if broken := [row for row in plain_rows(theory) if None in (row["early"], row["late"], row["gap"])]:
+    for reason, rows in theory[theory["missing"] != ""].groupby("missing"):
+        yield Finding(f"Theory's flow is not given for {_schemes(plain_rows(rows))}: {reason}.")
+    defined = theory[theory["missing"] == ""]
+    if broken := [row for row in plain_rows(defined) if None in (row["early"], row["late"], row["gap"])]:
         yield Finding(
             f"The flow of theory became non-finite (inf/NaN) under {_schemes(broken)} at a norm of {advise.radius:g}: its "
             "numbers are not defined there.",
