@@ -49,9 +49,9 @@ PUBLISHED = "language-models-published.csv"
 OVERALL = "overall"  # the mean of the ranks in all criteria, with equal weights
 SIMULATED: tuple[dict[str, Any], ...] = (
     {"weights": "kaiming"},
-    {"weights": "gaussian"},
+    {"weights": "gaussian", "runs": 4},
     # as the models begin: embeddings of standard deviation 0.02, a causal mask, a feed-forward layer in every block
-    {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02},
+    {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02, "runs": 4, "simulated_width": 128},
 )
 OUTCOMES = {  # column of the outcomes: the factor that makes small values good
     "loss": 1.0,
@@ -78,7 +78,7 @@ def predict(out: Path) -> None:
     for simulated, depth in product(SIMULATED, plan["grid"]["layers"]):
         started = time.monotonic()
         advice = ns.advise(
-            depth=depth, **shape, **simulated, schemes=",".join(plan["grid"]["scheme"]), simulated_width=shape["width"],
+            depth=depth, **shape, **{"simulated_width": shape["width"], **simulated}, schemes=",".join(plan["grid"]["scheme"]),
             rank_by=[criterion.name for criterion in CRITERIA], device="cpu", progress=False,
         )  # fmt: skip
         criteria = advice.tables["criteria"].rename(columns={"mean": "value"})
@@ -87,8 +87,8 @@ def predict(out: Path) -> None:
         columns = ["scheme", "criterion", "value", "low", "high", "rank"]
         used = {name: advice.configuration[name] for name in _USED}
         tables.append(pd.concat([criteria[columns], order[columns]], ignore_index=True).assign(**used)[[*_USED, *columns]])
+        write_tables({out.name: pd.concat(tables, ignore_index=True)}, out.parent)
         print(f"{simulated} depth {depth}: {time.monotonic() - started:.0f} s", flush=True)
-    pd.concat(tables, ignore_index=True).to_csv(out, index=False, float_format="%.6g")
 
 
 _USED = (
