@@ -23,7 +23,7 @@ from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, Addition, Examples, as_text, encode
 from normscope.training.tasks.addition.feeds import PackedFeed, PaddedFeed, SplitFeed
 from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
-from normscope.transformer.model import Norm
+from normscope.transformer.layers import Norm
 
 SMALL = {"dim": 12, "layers": 2, "heads": 3, "head": 4, "feedforward": 10, "readout": (9, 8), "frequencies": 4}
 TASK = Addition((2, 4), (1, 2))
@@ -44,7 +44,7 @@ def model_of(scheme: str | Scheme, **changes: Any) -> Transformer:
 def shaken(model: Transformer) -> Transformer:
     """Every gain, bias and fixed factor away from where it starts, so that each of them matters."""
     with torch.no_grad():
-        for seed, value in enumerate((*model.parameters(), *model.buffers())):
+        for seed, value in enumerate(model.state_dict().values()):
             value += 0.2 * random(*value.shape, seed=seed)
     model.renormalise()
     return model
@@ -138,6 +138,102 @@ def test_a_model_is_the_plain_one_with_the_same_weights(scheme: str, shared: boo
         assert (mine - theirs).norm() < 1e-10 * theirs.norm(), name
 
 
+TEXT = {"positions": "rope", "activation": "swiglu", "biases": False, "readout": (), "shared_gains": True, "final_norm": "rms"}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("vocabulary", [17, 300])
+def test_a_model_for_text_is_llama_with_the_same_weights(tied: bool, vocabulary: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = shaken(model_of("pre", **TEXT, tied=tied, vocabulary=vocabulary, initial_std=0.2, heads=2))
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if name.endswith(("read_scale.factor", "write_scale.factor", "type_scale.factor", "embed.scale.factor")):
+                value.fill_(1.0)
+            if name.endswith("score_scale.factor"):
+                value.fill_(0.5)
+    shape = {"hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
+    config = LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=tied, rms_norm_eps=1e-12, **shape)
+    llama = LlamaForCausalLM(config).double()
+    weights = {"model.embed_tokens.weight": model.embed.types, "model.norm.weight": model.readout.norm.gain()}
+    weights["lm_head.weight"] = model.unembedding.T
+    for i, block in enumerate(model.decoder):
+        attention, feedforward, at = block.attention.f, block.feedforward.f, f"model.layers.{i}"
+        for letter, W in zip("qkv", attention.W_QKV.flatten(2).unbind(1), strict=True):
+            weights[f"{at}.self_attn.{letter}_proj.weight"] = W.T
+        weights[f"{at}.self_attn.o_proj.weight"] = attention.W_O.flatten(0, 1).T
+        weights[f"{at}.mlp.up_proj.weight"], weights[f"{at}.mlp.gate_proj.weight"] = feedforward.W_in.T.chunk(2)
+        weights[f"{at}.mlp.down_proj.weight"] = feedforward.W_out.T
+        weights[f"{at}.input_layernorm.weight"] = attention.input_gains()[0]
+        weights[f"{at}.post_attention_layernorm.weight"] = feedforward.input_gain()
+    llama.load_state_dict(weights)
+    tokens = torch.randint(vocabulary, (2, 9), generator=torch.Generator().manual_seed(0))
+    got, expected = model(row_of(tokens)), llama(tokens).logits
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5)  # RoPE's angles and its norms are float32
+    assert expected.std() > 0.1
+
+
+def test_ngpt_for_text_is_the_papers_block() -> None:
+    """Loshchilov et al. 2024, with states of length 1: table 1, equations 10, 11, 15, 16, 20, 21, and logits s_z·E x."""
+    model = model_of("ngpt-lerp", **TEXT, initial_std=0.02, vocabulary=300)
+    with torch.no_grad():
+        for seed, value in enumerate(model.parameters()):
+            value *= 1 + 0.3 * random(*value.shape, seed=seed)
+    model.renormalise()
+    tokens, (cos, sin) = some_characters(), model.rotation(row_of(some_characters()))
+    norm = torch.nn.functional.normalize
+    x, later = norm(model.embed.types[tokens], dim=-1), torch.ones(7, 7, dtype=torch.bool).triu(1)
+    for block in model.decoder:
+        f, total = block.attention.f, torch.zeros_like(x)
+        for i in range(3):
+            q, k, v = (x @ f.W_QKV[:, which, i] for which in range(3))
+            q, k = (torch.cat((y[..., :2] * cos - y[..., 2:] * sin, y[..., 2:] * cos + y[..., :2] * sin), -1) for y in (q, k))
+            s_qk = f.score_gain.value[i] * math.sqrt(12)
+            scores = 2 * (s_qk * norm(q, dim=-1)) @ (s_qk * norm(k, dim=-1)).mT
+            total = total + scores.masked_fill(later, -torch.inf).softmax(-1) @ v @ f.W_O[i]
+        alpha = block.attention.alpha.value.abs() * (0.05 * math.sqrt(12))
+        x = norm(x + alpha * (norm(total, dim=-1) - x), dim=-1)
+        f = block.feedforward.f
+        u, v = (x @ f.W_in).chunk(2, -1)
+        s_u, s_v = f.hidden_scale.value.chunk(2)
+        hidden = (u * s_u) * torch.nn.functional.silu(v * s_v * math.sqrt(12))
+        alpha = block.feedforward.alpha.value.abs() * (0.05 * math.sqrt(12))
+        x = norm(x + alpha * (norm(hidden @ f.W_out, dim=-1) - x), dim=-1)
+    expected = model.readout.scale.value * math.sqrt(12) * (x @ model.readout.weights[0])
+    assert torch.allclose(model(row_of(tokens)), expected, rtol=0, atol=1e-6)
+    fresh = model_of("ngpt-lerp", **TEXT, initial_std=0.02, vocabulary=300)
+    assert fresh(row_of(tokens)).abs().max() <= 1  # cosines
+
+
+def test_gelu_and_matrices_of_one_standard_deviation() -> None:
+    model = model_of("pre", **{**TEXT, "activation": "gelu"}, initial_std=0.02, dim=256, feedforward=300, vocabulary=300)
+    for name, value in model.named_parameters():
+        if value.ndim > 1 and "gain" not in name:
+            assert value.std().item() == pytest.approx(0.02, rel=0.03), name
+            assert value.mean().abs() < 0.001, name
+    assert not any(name.rpartition(".")[2].startswith("b") for name, _ in model.named_parameters())
+    f, x = model.decoder[0].feedforward.f, random(2, 3, 256)
+    reference = nn.Sequential(nn.Linear(256, 300, bias=False), nn.GELU(), nn.Linear(300, 256, bias=False)).double()
+    reference[0].weight.data, reference[2].weight.data = f.W_in.T, f.W_out.T
+    assert torch.allclose(f(x), reference(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"positions": "rope", "head": 5}, "head even"),
+        ({"positions": "rope", "encoder_layers": 1}, "encoder_layers=1"),
+        ({"tied": True, "readout": (8,)}, "tied=True needs readout"),
+        ({"activation": "swigl"}, "did you mean 'swiglu'"),
+        ({"initial_std": 0.0}, "initial_std=0"),
+    ],
+)
+def test_impossible_text_models_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TransformerConfig.of({**TransformerConfig(NAMED["pre"], **SMALL).values, **wrong})
+
+
 def test_q_k_and_v_have_gains_of_their_own_unless_they_share_one() -> None:
     assert model_of("pre").decoder[0].attention.f.input_gains().shape == (3, 12)
     assert model_of("pre", shared_gains=True).decoder[0].attention.f.input_gains().shape == (1, 12)
@@ -204,7 +300,7 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
         if sublayer.alpha is not None:
             alpha = (sublayer.alpha.value * sublayer.alpha.ratio).abs()
             assert torch.equal(step, alpha)
-            assert carry == 1 if isinstance(carry, float) else torch.equal(carry, 1 - alpha)
+            assert carry == 1 if carry.ndim == 0 else torch.equal(carry, 1 - alpha)
 
 
 @pytest.mark.parametrize("scheme", NAMED)
@@ -308,12 +404,12 @@ def test_factors_are_fixed_once_and_are_no_parameters() -> None:
     model(row_of(some_characters(seed=1)))
     assert all(torch.equal(value, factors[name]) for name, value in model.named_buffers())
     assert not any("scale.factor" in name for name, _ in model.named_parameters())
-    assert all(name in model.state_dict() for name in factors)
+    assert all(name in model.state_dict() for name in factors if name.endswith("factor"))
 
 
 def test_without_calibration_factors_are_one() -> None:
     model = Training(read_recipe("tiny", {"calibrate": False})).model
-    factors = dict(model.named_buffers())
+    factors = {name: value for name, value in model.state_dict().items() if name.endswith("factor")}
     assert {float(v) for name, v in factors.items() if "score_scale" not in name} == {1.0}
     assert {float(v) for name, v in factors.items() if "score_scale" in name} == {0.25}  # 1/√head
 

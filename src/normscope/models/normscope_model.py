@@ -22,7 +22,8 @@ from normscope.models.offload import tensors_of
 from normscope.training.recipe import task_of
 from normscope.training.tasks import as_text
 from normscope.transformer import Row, SavedModel
-from normscope.transformer.model import Attention, Norm, Sublayer
+from normscope.transformer.layers import Attention, Norm
+from normscope.transformer.model import Sublayer
 
 _EXAMPLES = 256
 

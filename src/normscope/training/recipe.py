@@ -14,6 +14,7 @@ from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.schemes import NormKind, Scheme, find_scheme
 from normscope.training.tasks import TASKS, Task
 from normscope.transformer import TransformerConfig
+from normscope.transformer.config import Activation, Positions
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
 PRESETS = {"addition": ("tiny", "small", "baseline", "alternative", "large"), "text": ("tiny", "small", "gpt2")}
@@ -53,6 +54,11 @@ class Recipe:
     feedforward_norm: NormKind | None = None
     final_norm: NormKind = "layer"
     shared_gains: bool = False
+    positions: Positions = "cyclic"
+    activation: Activation = "relu"
+    biases: bool = True
+    tied: bool = False
+    initial_std: float | None = None
     calibrate: bool = True
 
     examples: Count = 110_000_000
