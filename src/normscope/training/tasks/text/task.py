@@ -97,6 +97,11 @@ class TextTask:
         "readout": (),
         "final_norm": "rms",
         "shared_gains": True,
+        "positions": "rope",
+        "activation": "swiglu",
+        "biases": False,
+        "tied": True,
+        "initial_std": 0.02,
         "calibrate": False,
     }
     calibrated: ClassVar[int] = 8
