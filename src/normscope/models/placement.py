@@ -590,7 +590,9 @@ def proved(placement: Placement, x: States, results: Mapping[str, States], y: St
         known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in sites.items()}
         if None in known.values() or (entry is None and placement.entry is not None):
             return replace(placement, branches={}, unclear=_NEITHER, error=None)
-        update = Update(**known, step=branch.scales.step, tangent=branch.tangent)
+        update = Update(
+            output=known.get("output"), stream=known.get("stream"), step=branch.scales.step, tangent=branch.tangent
+        )
         made = (made if branch.parallel else branch.scales.carry * before) + update.written(before, results[name])
         if not placement.shares(name, later=True):
             before = made = update.settle(made)
