@@ -73,7 +73,8 @@ def test_sub_norms_are_those_of_the_modules() -> None:
 @pytest.mark.parametrize(("alpha", "beta", "name"), [(1.0, 1.0, "post"), (8**0.25, 1.0, "deepnorm"), (3.5, 0.5, "post*0.5")])
 def test_minimax_normalises_the_stream_at_the_start_of_the_next_block(alpha: float, beta: float, name: str) -> None:
     """N ← N(x); x ← α·n + β·f(n): a norm of the stream, counted with the sublayer before."""
-    factors = {f"{part}_{which}_factor": value for part in ("full_attn", "linear_attn", "mlp") for which, value in (("alpha", alpha), ("beta", beta))}
+    values = {"alpha": alpha, "beta": beta}
+    factors = {f"{part}_{name}_factor": value for part in ("full_attn", "mlp") for name, value in values.items()}
     options = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4, "num_local_experts": 2, "num_experts_per_tok": 1}
     model = open_model(built("minimax", **options, **factors))
     assert model.scheme is not None
@@ -91,7 +92,10 @@ def test_minimax_normalises_the_stream_at_the_start_of_the_next_block(alpha: flo
         torch.testing.assert_close(step.after, norm(step.carry * step.before + step.update), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "options"), [("gemma2", {"attn_logit_softcapping": 2.0}), ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1})])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("gemma2", {"attn_logit_softcapping": 2.0}), ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1})],
+)
 def test_weights_of_an_observed_step_are_those_of_eager_attention(family: str, options: dict[str, Any]) -> None:
     module: Any = built(family, **options)
     for name, parameter in module.named_parameters():
@@ -150,7 +154,9 @@ class Gelu(nn.Module):
 class Attention(nn.Module):
     """Causal attention whose logits are multiplied by ``temperature(n)``, with a norm and a gate before W_O."""
 
-    def __init__(self, inner: Any = nn.Identity, gate: str = "none", temperature: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, inner: Any = nn.Identity, gate: str = "none", temperature: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.qkv, self.out, self.inner = nn.Linear(DIM, 3 * DIM, bias=False), nn.Linear(DIM, DIM, bias=False), inner(DIM)
         self.gate = {"none": None, "element": nn.Linear(DIM, DIM), "head": nn.Linear(DIM, HEADS)}[gate]
@@ -227,7 +233,9 @@ def constant(block: Block, n: int, x: Tensor) -> Tensor:
 
 
 class Module(nn.Module):
-    def __init__(self, update: Callable[..., Tensor] = pre, norm: Any = nn.RMSNorm, inner: Any = nn.Identity, **attention: Any) -> None:
+    def __init__(
+        self, update: Callable[..., Tensor] = pre, norm: Any = nn.RMSNorm, inner: Any = nn.Identity, **attention: Any
+    ) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -314,7 +322,7 @@ def test_a_pointwise_map_is_that_of_its_module(norm: Any) -> None:
     module = model.model.layers[1].norms[1]
     x = 3 * torch.randn(7, DIM)
     torch.testing.assert_close(recognised(x), module(x), rtol=1e-4, atol=1e-4)
-    assert recognised.slope == pytest.approx(float(module.alpha), rel=1e-4)
+    assert recognised.slope == pytest.approx(module.alpha.item(), rel=1e-4)
     module.alpha.data *= 2  # as training does
     changed = model.norm_at(1, "feedforward", "input")
     assert changed is not None

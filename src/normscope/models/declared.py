@@ -20,7 +20,7 @@ from normscope.schemes import NORM_TITLES, Scheme, Slots
 
 NONE, NORM, LEARNED = "none", "norm", "learned"  # no norm; RMSNorm or LayerNorm; a scale that training changes
 TANGENT = "tangent"
-_SPHERES = tuple(NORM_TITLES[kind] for kind in NORMS)
+_SPHERES = tuple(title for kind, title in NORM_TITLES.items() if kind in NORMS)
 _START = re.compile(r"sink\(.*\)")
 _NEAR = 1e-3  # relative, of fitted scales
 _PROVED = 1e-4
@@ -85,9 +85,10 @@ def observed_facts(model: Model) -> dict[Place, Value]:
             facts[Place(layer, sublayer, "step")] = _number(model.step(layer, sublayer))
             facts[Place(layer, sublayer, "carry")] = _number(model.carry(layer, sublayer))
     facts[Place(-1, "", "final")] = NONE if model.final_norm is None else NORM_TITLES[model.final_norm.kind]  # type: ignore[index]
-    for norm in (norm for norm in model.norms if norm.slot == "entry" and norm.layer):
-        facts[Place(norm.layer - 1, "feedforward", "stream")] = NORM_TITLES[norm.kind]  # type: ignore[index]
-    if any(norm.slot == "entry" for norm in model.norms):
+    entries = {layer: kind for (layer, _, slot), kind in kinds.items() if slot == "entry" and layer}
+    for layer, kind in entries.items():
+        facts[Place(layer - 1, "feedforward", "stream")] = kind
+    if entries:
         facts[Place(model.layers - 1, "feedforward", "stream")] = facts[Place(-1, "", "final")]
     return facts
 

@@ -42,9 +42,10 @@ def before_output(calls: Sequence[Call], mixed: Tensor, out: Call) -> Inside:
     for norm in norms:
         if _alike(norm.outputs[0], read):
             return Inside(norm)
-    for norm in (None, *norms):
-        if is_gated(read, mixed if norm is None else norm.outputs[0], products):
+        if is_gated(read, norm.outputs[0], products):
             return Inside(norm, gated=True)
+    if is_gated(read, mixed, products):
+        return Inside(gated=True)
     return Inside(plain=False)
 
 
@@ -66,7 +67,11 @@ def is_gated(read: Tensor, mixed: Tensor, products: Sequence[Tensor]) -> bool:
         return False
     token = int(x.abs().amin(-1).argmax())  # whose ratios are the most precise
     several = (z.flatten(0, -2) for z in products if z.numel() % len(y) == 0)
-    return any(same((x * _nearest(ratio, z.double().sigmoid(), token)).flatten(), y.flatten(), _NEAR) for z in several if len(z) == len(y))
+    return any(
+        same((x * _nearest(ratio, z.double().sigmoid(), token)).flatten(), y.flatten(), _NEAR)
+        for z in several
+        if len(z) == len(y)
+    )
 
 
 def _nearest(

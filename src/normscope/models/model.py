@@ -59,7 +59,7 @@ class BlockNorm:
     A pointwise map in its place, ``tanh`` or ``erf``, is gain · φ(slope · x + shift) + bias.
 
     Attributes:
-        slot: ``input``, ``inner``, ``output``, ``stream``, ``q``, ``k``, ``v``, ``final`` or ``embedding``; ``entry`` for a norm
+        slot: ``input``, ``inner``, ``output``, ``stream``, ``q``, ``k``, ``v``, ``final`` or ``embedding``; ``entry`` for one
             of a block's input that the residual stream continues with.
         layer: the number of its layer; None outside the layers.
         sublayer: ``attention`` or ``feedforward``; empty outside them.
@@ -451,7 +451,7 @@ class Model(ABC):
         return [self.tokenizer.decode([number]) for number in tokens.tolist()]
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that a text is by itself, blanks included; without a tokenizer, of a number. None if there is none."""
+        """The id of the token that a text is, blanks included; without a tokenizer, of a number. None if there is none."""
         if self.tokenizer is None:
             return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

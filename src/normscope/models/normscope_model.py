@@ -125,7 +125,8 @@ class NormscopeModel(Model):
         return self._angles(positions[None].to(self.device))
 
     def _angles(self, positions: Int[Tensor, "rows positions"]) -> Rotation | None:
-        return self.model.rotation(Row(positions, positions, CausalMask()))
+        angles: Rotation | None = self.model.rotation(Row(positions, positions, CausalMask()))
+        return angles
 
     @property
     def normalised_heads(self) -> str:
@@ -174,8 +175,9 @@ class NormscopeModel(Model):
         readout = self.model.readout
         if readout.hidden:
             return None
-        rows = self.model.unembedding.detach().T
-        return rows if readout.scale is None else readout.scale().detach()[:, None] * rows
+        rows: Tensor = self.model.unembedding.detach().T
+        scale = None if readout.scale is None else readout.scale().detach()
+        return rows if scale is None else scale[:, None] * rows
 
     def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row; or the first tokens of a text, or token ids."""

@@ -133,9 +133,7 @@ def _open_name(
     return _from_library(text, path if path.is_dir() else text, device, dtype, tokenizer, trust_remote_code, view)
 
 
-def _normscope_model(
-    name: str, saved: SavedModel, device: torch.device | str | None = None, tokenizer: Any = None
-) -> Model:
+def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None, tokenizer: Any = None) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
     zeros = check_finite(name, saved.model)

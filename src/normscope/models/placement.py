@@ -4,9 +4,9 @@ A recorded pass of a few tokens has the input and output of every module of a bl
 end: a norm of a sum that the stream continues with is a stream norm; a sum is carry·(earlier states) + step·(the output of a
 sublayer), one sublayer or several in parallel; a norm between a sublayer and the sum is an output norm; a norm between the
 states and what the sublayer reads is an input norm; a norm of the block's input that the sums begin with is an entry norm. An
-update that is the part of a result orthogonal to the states is a tangent one. Scales are fitted. A module is a norm by the
-name of its class or by what it computes. ``Placement.error`` is the error of the updates with these slots against the block's output; ``proof`` repeats that
-with other states.
+update that is the part of a result orthogonal to the states is a tangent one. Scales are fitted. A module is a norm by the name
+of its class or by what it computes. ``Placement.error`` is the error of the updates with these slots against the block's
+output; ``proof`` repeats that with other states.
 """
 
 import re
@@ -100,8 +100,9 @@ class Branch:
     @property
     def _lerps(self) -> bool:
         """Whether carry = 1 − step."""
-        carry, rest = torch.broadcast_tensors(self.scales.carry, 1 - self.scales.step)
-        return bool(self.scales.step.any()) and not bool((carry == 1).all()) and _same(carry, rest)
+        carry, rest = self.scales.carry, 1 - self.scales.step
+        carry = carry + torch.zeros_like(rest)
+        return bool(self.scales.step.any()) and not bool((carry == 1).all()) and _same(carry, rest + torch.zeros_like(carry))
 
     def grown(self, factor: float) -> "Branch":
         """The same with a larger step."""
@@ -507,9 +508,7 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             reader = _reader(anatomy, total.after, window[1]) if last else None
             scales = Scales(step * scale, total.carry)
             site = _site(anatomy, result, computed, received=result is norm)
-            branches.append(
-                Branch(sites, site, scales, reader, reading[1], parallel=number > 0, tangent=total.tangent)
-            )
+            branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0, tangent=total.tangent))
             outputs.append(computed)
             if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
                 reads[sites["input"]] = read.states
@@ -590,9 +589,7 @@ def proved(placement: Placement, x: States, results: Mapping[str, States], y: St
         known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in sites.items()}
         if None in known.values() or (entry is None and placement.entry is not None):
             return replace(placement, branches={}, unclear=_NEITHER, error=None)
-        update = Update(
-            output=known.get("output"), stream=known.get("stream"), step=branch.scales.step, tangent=branch.tangent
-        )
+        update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step, tangent=branch.tangent)
         made = (made if branch.parallel else branch.scales.carry * before) + update.written(before, results[name])
         if not placement.shares(name, later=True):
             before = made = update.settle(made)

@@ -73,9 +73,11 @@ def proved_again(
 def proved_scales(
     model: nn.Module, blocks: Sequence[Block], placements: Sequence[Placement], run: Callable[[], object]
 ) -> list[Placement]:
-    """The placements with the shape of learned scales of updates: parameters that are numbers, or vectors as wide as the stream."""
+    """The placements with the shape of learned scales of updates: numbers, or vectors as wide as the stream."""
     placements = list(placements)
-    norms = {module for placement in placements for several in (placement.norms, placement.head_norms) for module in several.values()}
+    norms = {
+        module for placement in placements for several in (placement.norms, placement.head_norms) for module in several.values()
+    }
     inside = {part for block in blocks for part in block.site.module.modules() if part not in norms and not is_norm(part)}
     for shape, size in (("vector", blocks[0].input.shape[-1]), ("scalar", 1)):
         scales = {
@@ -86,13 +88,18 @@ def proved_scales(
             if parameter.numel() == size
         }
         if scales:
-            with other_weights(model, lambda part, name, x, scales=scales: _SCALED * x if (part, name) in scales else None):
+            with other_weights(model, partial(_larger, scales)):
                 passed = _results(blocks, placements, run)
             placements = [
                 _with_learned(placement, shape, *passed[layer]) if layer in passed else placement
                 for layer, placement in enumerate(placements)
             ]
     return placements
+
+
+def _larger(scales: set[tuple[nn.Module, str]], part: nn.Module, name: str, x: Tensor) -> Tensor | None:
+    """A larger parameter in place of one of some; None in place of others."""
+    return _SCALED * x if (part, name) in scales else None
 
 
 def _results(
@@ -144,7 +151,7 @@ def proved_heads(
     sites: Sequence[Site | None],
     run: Callable[[], object],
 ) -> list[Placement]:
-    """The placements with the norms of q, k and v that have an effect, those that are no modules, and temperatures of logits."""
+    """The placements with the norms of q, k and v that have an effect, those that are no modules, and temperatures."""
     running = Running([block.site for block in blocks], blocks[0].input.shape[0])
     larger, nth = SiteHooks(running), [-1]
     ratios: dict[int, dict[str, tuple[float, ...]]] = {}

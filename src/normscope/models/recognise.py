@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 from normscope.models.placement import Placement, rounded
 from normscope.schemes import NAMED, Expression, Scheme, Slots
@@ -54,14 +55,15 @@ def _named(attention: Slots, feedforward: Slots, kind: str, learned: str = "vect
                 scheme = _extended(scheme, attention, feedforward, extras).with_norm(kind)
                 return scheme if alpha is None else replace(scheme, alpha=alpha, learned=learned)
     step = Expression.parse(attention.step).text
-    values = {} if alpha is None else {"alpha": alpha, "learned": learned}
-    slots = {"attention": attention, "feedforward": feedforward}
-    carries = [Expression.parse(each.carry).names for each in slots.values()]
-    if attention.step == feedforward.step and step != "1" and not any("alpha" in names for names in carries):
+    constant = not any("alpha" in Expression.parse(slots.carry).names for slots in (attention, feedforward))
+    if attention.step == feedforward.step and step != "1" and constant:
         like = _named(replace(attention, step=1.0), replace(feedforward, step=1.0), kind)
         title = f"{like.title}, every update times {step}"
-        return replace(like, name=f"{like.name}*{step}", title=title, **slots, **values)
-    return Scheme("unnamed", **slots, title="a placement without a name", **values).with_norm(kind)
+        scheme = replace(like, name=f"{like.name}*{step}", title=title)
+    else:
+        scheme = Scheme("unnamed", Slots(), title="a placement without a name").with_norm(kind)
+    given: dict[str, Any] = {} if alpha is None else {"alpha": alpha, "learned": learned}
+    return replace(scheme, attention=attention, feedforward=feedforward, **given)
 
 
 def _extended(scheme: Scheme, attention: Slots, feedforward: Slots, extras: tuple[str, ...]) -> Scheme:
