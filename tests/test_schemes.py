@@ -156,7 +156,7 @@ def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
     x = norm(torch.randn(6, 10, dtype=torch.float64, generator=generator))
     y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
     alone = [Update.of(scheme.attention, scheme.place(2.0, 8.0), norm) for scheme in SCHEMES]
-    together = Update.stacked(alone, norm, "cpu", torch.float64)
+    together = Update.stacked(alone, (norm,), "cpu", torch.float64)
     tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
     for i, update in enumerate(alone):
         assert torch.allclose(together.read(tokens)[i], update.read(x), atol=1e-15)
