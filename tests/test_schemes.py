@@ -251,7 +251,8 @@ def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
         filled = [
             s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.inner, slots.output, slots.stream)
         ]
-        assert drawing.count("Norm") == sum(s.startswith("norm") for s in filled) + (stage.attention.heads != "none")
+        assert drawing.count(stage.norm_text) - drawing.count("Norm(") == sum(s.startswith("norm") for s in filled)
+        assert drawing.count("Norm(") == (stage.attention.heads != "none")
         assert drawing.count("part ⟂ x") == filled.count("tangent")
         assert drawing.count("σ(W_G·)") == (stage.attention.gate == "sigmoid")
         assert drawing.count(stage.attention.texts["scores"]) == (stage.attention.scores != "softmax")
