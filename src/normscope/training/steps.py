@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from normscope.training.batches import Batches, Feed, one_batch
 from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
-from normscope.training.tasks import MASK
 from normscope.transformer import Transformer
 
 _WARMUPS = 3
@@ -81,10 +80,10 @@ class _Step:
             logits = self.feed.logits(self.model, batch)
         logits = logits.float()
         if characters is None:
-            loss = F.cross_entropy(logits, targets, ignore_index=MASK)
+            loss = F.cross_entropy(logits, targets, ignore_index=self.feed.ignored)
         else:
-            loss = F.cross_entropy(logits, targets, ignore_index=MASK, reduction="sum") / characters
-        wanted = targets != MASK
+            loss = F.cross_entropy(logits, targets, ignore_index=self.feed.ignored, reduction="sum") / characters
+        wanted = targets != self.feed.ignored
         right = (logits.argmax(-1) == targets) & wanted
         return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
 
@@ -130,7 +129,7 @@ class SharedStepper(EagerStepper):
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
         """A step for each batch; DistributedDataParallel takes the mean over processes of what should be their sum."""
         team = self.team
-        characters = team.sum((batches["targets"] != MASK).flatten(1).sum(1)) / team.size
+        characters = team.sum((batches["targets"] != self.step.feed.ignored).flatten(1).sum(1)) / team.size
         steps = zip(rates, characters, strict=True)
         rows = torch.stack([self.once(one_batch(batches, index), *step) for index, step in enumerate(steps)])
         return team.sum(rows).cpu() / torch.tensor([team.size, 1, 1])
