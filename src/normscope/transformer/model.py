@@ -83,10 +83,10 @@ class Transformer(nn.Module):
         row: Row,
         source: Row | None = None,
         memory_mask: AttentionMask | None = None,
-        keep: Int[Tensor, " positions"] | None = None,
+        logits_to_keep: Int[Tensor, " positions"] | None = None,
         run: Run = call,
     ) -> Float[Tensor, "*positions dim"]:
-        """The last hidden states, which the readout turns into logits, of every position or of those to ``keep``.
+        """The last hidden states, which the readout turns into logits, of every position or of those to keep.
 
         After the last attention positions no longer interact, so the rest is computed for those positions alone.
         An encoder-decoder also takes the ``source`` that its encoder reads, and the mask of the decoder's attention to it.
@@ -102,11 +102,10 @@ class Transformer(nn.Module):
                 memory = run(block, memory, source.mask)
         rotation = self.rotation(row)
         x = run(self.embed, row)
-        *blocks, last = self.decoder
-        for block in blocks:
-            x = run(block, x, row.mask, memory, memory_mask, rotation)
-        x = run(last, x, row.mask, memory, memory_mask, rotation, keep)
-        return x if keep is None else x[0]
+        last = self.decoder[-1]
+        for block in self.decoder:
+            x = run(block, x, row.mask, memory, memory_mask, rotation, logits_to_keep if block is last else None)
+        return x if logits_to_keep is None else x[0]
 
     def rotation(self, row: Row) -> Rotation | None:
         """The angles by which RoPE rotates q and k; None for positions of another kind."""
@@ -124,7 +123,7 @@ class Transformer(nn.Module):
         for module in self.modules_with_matrices():
             if not module.free:
                 for weight, axis in module.matrices():
-                    weight.copy_(unit(weight, axis))
+                    weight.copy_(unit(weight, axis, quick=weight.is_cuda))
 
     def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
         """Every module that has matrices of its own."""
