@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from scipy.linalg import expm
 from scipy.stats import rankdata
 
+from helpers.schemes import names_with
 from normscope.core import Attention
 from normscope.core.norms import unit
 from normscope.dynamics import Motion, SymmetricFlow, make_start
@@ -95,7 +96,7 @@ def test_a_cluster_that_turns_as_one_does_not_move() -> None:
     assert float(apart(theta, 3 * after).max()) < 1e-5
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", names_with())
 def test_movement_is_the_speed_of_theory(name: str) -> None:
     """From an orthogonal start with identity weights the mean direction stays, and a short step moves tokens by h|θ̇|."""
     h, scheme = 1e-5, NAMED[name]

@@ -62,7 +62,7 @@ def test_folded_weights_do_the_same_with_half_the_products() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_queries_give_what_the_fused_kernel_gives(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention_core._BLOCK_ENTRIES, "cpu", 40)  # a few rows at a time
+    monkeypatch.setitem(attention_core.BLOCK_ENTRIES, "cpu", 40)  # a few rows at a time
     q, k, v = (random(2, 9, 4, seed=s) for s in (1, 2, 3))
     assert torch.allclose(attend(q, k, v, 0.5, causal, "blocks"), attend(q, k, v, 0.5, causal), atol=1e-13)
     assert torch.allclose(attention_weights(q, k, 0.5, causal) @ v, attend(q, k, v, 0.5, causal), atol=1e-13)

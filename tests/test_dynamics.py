@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.schemes import names_with
 from normscope import InputError
 from normscope.core import Attention
 from normscope.core.norms import length
@@ -48,7 +49,7 @@ def orthogonal_rotation(dim: int, seed: int) -> Tensor:
     return q
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if name not in SIX])
+@pytest.mark.parametrize("name", [name for name in names_with() if name not in SIX])
 def test_particles_from_the_orthogonal_start_follow_the_reduction(name: str) -> None:
     path = simulate(make_start("orthogonal", 24, 24), NAMED[name], Attention(BETA), TIMES, step=0.1).table
     reduced = SymmetricFlow(NAMED[name], 24, BETA, depth=20.0).solve(TIMES).table
@@ -332,7 +333,7 @@ def test_a_run_that_ends_at_a_change_of_stage_ends_where_the_next_one_begins(sol
     assert torch.allclose(short.radii, torch.ones(1, 8, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", names_with())
 def test_a_start_is_normalised_where_any_sublayer_normalises_the_stream(name: str) -> None:
     forward, start = FeedForward.random(6, 12, generator(5)), 1.7 * uniform()
     whole = simulate(start, NAMED[name], Attention(1.0), [0.0, 1.0], solver="layers", step=1.0, feedforward=forward)
@@ -414,7 +415,7 @@ def in_extended_precision(scheme: Scheme, x: npt.NDArray[np.longdouble], layers:
     [(torch.float32, r) for r in (1e-38, 1e-25, 1e13, 2e19, 3e38)]
     + [(torch.float64, r) for r in (1e-300, 1e-170, 1e150, 1e200, 1e300, 1.7e308)],
 )
-@pytest.mark.parametrize("name", list(NAMED))
+@pytest.mark.parametrize("name", names_with())
 def test_any_representable_state_gives_the_right_numbers_or_stops(name: str, dtype: torch.dtype, radius: float) -> None:
     start, layers = (uniform(4, 5).double() * radius).to(dtype), 3
     path = simulate(start, NAMED[name], Attention(BETA), range(layers + 1), solver="layers")

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from helpers.schemes import names_with
 from normscope import InputError
 from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask
 from normscope.schemes import NAMED, Scheme, Slots
@@ -278,7 +279,7 @@ def test_scores_notice_the_length_of_an_embedding_only_without_a_norm(scheme: st
     assert torch.allclose(mask.scaled_scores(0), mask.scaled_scores(1), rtol=0, atol=1e-9) == same
 
 
-@pytest.mark.parametrize("scheme", NAMED)
+@pytest.mark.parametrize("scheme", names_with())
 def test_embeddings_are_normalised_where_any_sublayer_normalises_the_stream(scheme: str) -> None:
     x = shaken(model_of(scheme)).embed(row_of(some_characters()))
     slots = (NAMED[scheme].attention, NAMED[scheme].feedforward)
@@ -286,7 +287,7 @@ def test_embeddings_are_normalised_where_any_sublayer_normalises_the_stream(sche
     assert normalised == ("norm" in (slots[0].stream, slots[1].stream))
 
 
-@pytest.mark.parametrize("scheme", NAMED)
+@pytest.mark.parametrize("scheme", names_with())
 def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
     """Written out: stream(carry·x + step·scale·output(f(factor·scale·input(x)))) with what each part has learned."""
     model, x = shaken(model_of(scheme)), random(2, 5, 12)
@@ -302,7 +303,7 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
             assert carry == 1 if carry.ndim == 0 else torch.equal(carry, 1 - alpha)
 
 
-@pytest.mark.parametrize("scheme", NAMED)
+@pytest.mark.parametrize("scheme", names_with())
 def test_earlier_logits_do_not_know_later_characters(scheme: str) -> None:
     model, characters = shaken(model_of(scheme)), some_characters()
     changed = torch.cat((characters[:, :4], (characters[:, 4:] + 1) % 17), 1)
@@ -323,7 +324,7 @@ def fed(feed: PaddedFeed | SplitFeed | PackedFeed, model: Transformer, examples:
     return feed.logits(model, batch)[batch["targets"].flatten() != MASK]
 
 
-@pytest.mark.parametrize("scheme", NAMED)
+@pytest.mark.parametrize("scheme", names_with())
 def test_an_example_has_the_same_logits_alone_padded_and_packed(scheme: str) -> None:
     model, (examples, offsets) = shaken(model_of(scheme)), drawn()
     among = fed(PaddedFeed(), model, examples, offsets)

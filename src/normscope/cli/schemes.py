@@ -68,7 +68,7 @@ def _print_all(chosen: "list[Scheme]") -> None:
     remarks: list[str] = []
     for scheme in chosen:
         for stage in scheme.stages:
-            law = stage.attention.law
+            law = stage.law_of(stage.attention)
             cells = [text.replace("none", "–") for text in stage.attention.texts.values()]
             label = scheme.name if stage is scheme else "  then"
             when = f"  (t < {stage.end_text})" if stage.then else ""

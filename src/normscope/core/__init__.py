@@ -5,6 +5,7 @@ from normscope.core.head_norm import HeadNorm
 from normscope.core.heads import Attention, HeadWeights, project, unproject
 from normscope.core.masks import AttentionMask, CausalMask, PackedMask, PaddingMask
 from normscope.core.packed import has_kernel, pack_tiles, tile_for
+from normscope.core.scores import Scores, attend_scored, scored_weights
 
 __all__ = [
     "Attention",
@@ -14,12 +15,15 @@ __all__ = [
     "HeadWeights",
     "PackedMask",
     "PaddingMask",
+    "Scores",
     "attend",
+    "attend_scored",
     "attention_weights",
     "has_kernel",
     "normalise_heads",
     "pack_tiles",
     "project",
+    "scored_weights",
     "tile_for",
     "unproject",
 ]

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm, as functions and as geometry.
+"""RMSNorm and LayerNorm, as functions and as geometry; and pointwise maps that stand in their place.
 
 Without parameters both put a vector on a sphere of radius √d: RMSNorm the whole space, LayerNorm first projects on
 the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an ellipsoid and a bias moves its centre.
@@ -21,6 +21,8 @@ from torch import Tensor
 from normscope.errors import InputError
 
 EPSILON = 1e-12  # for norms that are trained: against 0/0 alone, they do not otherwise notice it
+
+_NOTHING = 1e-30  # a square that no other number notices: 0/0 alone is spared
 
 # Norms from 1/b to b: their squares, which half precision sums in float32, and the cubes that gradients need are representable.
 _ORDINARY = {torch.float16: 2.0**14, torch.bfloat16: 2.0**40, torch.float32: 2.0**40, torch.float64: 2.0**330}
@@ -53,6 +55,20 @@ def layer_norm(
 
 
 NORMS: dict[str, Callable[..., Tensor]] = {"rms": rms_norm, "layer": layer_norm}
+POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "erf": torch.erf}
+SLOPE = 0.5  # where the learned slope of a pointwise map starts, in DyT and in Derf
+
+
+def pointwise(
+    x: Float[Tensor, "*batch dim"],
+    kind: str,
+    slope: float | Float[Tensor, ""] = SLOPE,
+    shift: float | Float[Tensor, ""] = 0.0,
+    gain: Float[Tensor, " dim"] | None = None,
+    bias: Float[Tensor, " dim"] | None = None,
+) -> Float[Tensor, "*batch dim"]:
+    """Gain · φ(slope · x + shift) + bias with φ = tanh (DyT, without a shift) or erf (Derf)."""
+    return _affine(POINTWISE[kind](slope * x + shift), gain, bias)
 
 
 def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -133,6 +149,12 @@ def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch 
     return velocity - (velocity * theta).sum(-1, keepdim=True) * theta
 
 
+def orthogonal_part(u: Float[Tensor, "*batch dim"], x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """The part of u that is orthogonal to x, u − ⟨u, x⟩x/|x|²; u itself where x is zero."""
+    direction = _on_sphere(x, "rms", _NOTHING) / math.sqrt(x.shape[-1])
+    return tangent(direction, u)
+
+
 def visible_part(x: Float[Tensor, "*batch dim"], kind: str) -> Float[Tensor, "*batch dim"]:
     """The part of x that a norm of that kind depends on: all of it, or with LayerNorm the part orthogonal to 1."""
     return centre(x) if kind == "layer" else x
@@ -152,6 +174,10 @@ class SphereNorm:
     radius: Any = 1.0
     quick: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind not in NORMS:
+            raise InputError(f"norm = '{self.kind}' puts nothing on a sphere; {' and '.join(NORMS)} do")
+
     def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """X on the sphere."""
         direction = unit(x, kind=self.kind, quick=self.quick)
@@ -164,6 +190,31 @@ class SphereNorm:
     @property
     def _unit(self) -> bool:
         return isinstance(self.radius, float) and self.radius == 1.0
+
+
+@dataclass(frozen=True)
+class PointwiseNorm:
+    """A pointwise map in place of a norm, in theory's units: x ↦ φ(a·√d·x + s)/√d, where a model has φ(a·x + s).
+
+    Attributes:
+        kind: ``tanh`` or ``erf``.
+        slope: a.
+        shift: s.
+    """
+
+    kind: str
+    slope: float = SLOPE
+    shift: float = 0.0
+
+    def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Every component through the map."""
+        width = math.sqrt(x.shape[-1])
+        return pointwise(width * x, self.kind, self.slope, self.shift) / width
+
+
+def theory_norm(kind: str, quick: bool = False) -> SphereNorm | PointwiseNorm:
+    """The norm of a kind as theory has it: without parameters, and for states of norm 1 where a model has √d."""
+    return PointwiseNorm(kind) if kind in POINTWISE else SphereNorm(kind, quick=quick)
 
 
 @dataclass(frozen=True)

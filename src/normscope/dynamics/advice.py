@@ -413,7 +413,7 @@ def reduced_flow(scheme: Scheme, depth: int, tokens: int, beta: float, radius: f
         t = depth. NaN where the flow becomes non-finite.
     """
     times = np.linspace(0, depth, _SAMPLES * depth + 1)
-    start = 1.0 if scheme.attention.law.radius_fixed else radius
+    start = 1.0 if scheme.law_of(scheme.attention).radius_fixed else radius
     path = SymmetricFlow(scheme, tokens, beta, float(depth)).solve(times.tolist(), radius=start, step=_STEP)
     third = max(1, depth // 3) * _SAMPLES
     speed = np.full(len(times), np.nan)

@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from normscope.core import Attention
-from normscope.core.norms import SphereNorm, mean_cosine
+from normscope.core.norms import mean_cosine, theory_norm
 from normscope.dynamics.integrators import (
     METHODS,
     Advance,
@@ -224,7 +224,7 @@ def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | st
 
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
         holding = [scheme.at(within, setting.time) for scheme in schemes]
-        norms = [SphereNorm(stage.norm, quick=quick) for stage in holding]
+        norms = [theory_norm(stage.norm, quick) for stage in holding]
         updates = [Update.of(stage.attention, stage.place(t, setting.time), norms[0]) for stage in holding]
         if len(set(norms)) > 1:
             raise InputError("schemes that are simulated together need the same norm, rms or layer")
@@ -278,7 +278,8 @@ def not_finite(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -
 def _moved(planned: list[DrawingStage], device: torch.device | str) -> list[DrawingStage]:
     """The stages with their tensors on the device, sent in one copy per kind of number."""
     updates = [stage.updates[0].tensors for stage in planned]
-    sent = {name: torch.stack([tensors[name] for tensors in updates]).to(device) for name in updates[0]}
+    names, none = {name for tensors in updates for name in tensors}, torch.zeros_like(updates[0]["stream"])
+    sent = {name: torch.stack([tensors.get(name, none) for tensors in updates]).to(device) for name in names}
     weights = torch.tensor([(stage.to_next, stage.to_end or 0.0) for stage in planned]).to(device)
     return [
         replace(

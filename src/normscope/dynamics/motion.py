@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import Attention
-from normscope.core.norms import SphereNorm
+from normscope.core.norms import SphereNorm, theory_norm
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError
@@ -17,6 +17,7 @@ from normscope.schemes import Scheme
 from normscope.schemes.update import Update
 
 Tokens = Float[Tensor, "*batch tokens dim"]
+TREATED = ("output=tangent", "learned=scalar", "norm=tanh", "norm=erf")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Motion:
     feedforward: FeedForward | None = None
     alpha: Schedule | None = None
 
+    def __post_init__(self) -> None:
+        self.scheme.require_plain("the simulator", *TREATED)
+
     @property
     def breaks(self) -> list[float]:
         """The times at which the scheme changes its slots; an integrator's steps end there."""
@@ -78,7 +82,7 @@ class Motion:
         sublayers = (stage.attention,) if self.feedforward is None else (stage.attention, stage.feedforward)
         try:
             at = stage.place(t, self.depth, self.alpha)
-            updates = tuple(Update.of(slots, at, SphereNorm(stage.norm)) for slots in sublayers)
+            updates = tuple(Update.of(slots, at, theory_norm(stage.norm)) for slots in sublayers)
         except InputError as error:
             raise NotFiniteError(f"scheme '{self.scheme.name}' stopped: {error}") from error
         return updates, (stage.attention.heads,)
@@ -146,4 +150,5 @@ def check_schemes(schemes: Sequence[Scheme], depth: float, times: Sequence[float
         if names.count(name) > 1:
             raise InputError(f"scheme '{name}' is named twice")
     for scheme in schemes:
+        scheme.require_plain("the simulator", *TREATED)
         scheme.check(depth, times, alpha)

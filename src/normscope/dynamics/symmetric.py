@@ -61,11 +61,12 @@ class SymmetricFlow:
             raise InputError(f"the symmetric reduction needs at least 2 tokens, not {self.tokens}")
         if not math.isfinite(self.beta):
             raise InputError(f"beta is a finite number, not {self.beta}")
+        self.scheme.require_plain("the symmetric reduction", "output=tangent", "learned=scalar")
 
     def rates(self, t: float, state: State, within: float | None = None) -> dict[str, float]:
         """γ, r and their time derivatives, and the speed |θ̇_j|, at a state (ln(1−γ), ln r)."""
         stage = self.scheme.at(t if within is None else within, self.depth)
-        law, heads = stage.attention.law, stage.attention.heads
+        law, heads = stage.law_of(stage.attention), stage.attention.heads
         n, gap, r = self.tokens, math.exp(state[0]), math.exp(state[1])
         gamma = 1 - gap
         values = {**stage.place(t, self.depth, self.alpha).values, "r": r}
@@ -173,7 +174,8 @@ class SymmetricFlow:
 
     def _begun(self, state: State, within: float, clock: "_Clock") -> "tuple[State, Moving]":
         """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's reading."""
-        if self.scheme.at(within, self.depth).attention.law.radius_fixed:
+        stage = self.scheme.at(within, self.depth)
+        if stage.law_of(stage.attention).radius_fixed:
             state = np.array([state[0], 0.0])
         return state, lambda u, y: clock.pace(u) * self.derivative(clock.time(u), y, within)
 

@@ -37,6 +37,7 @@ Row = dict[str, Any]
 LEVELS = (0.01, 0.1)  # RMS of the relative noise on norms
 NOT_TRAINED = "not trained here"
 _SPECTRUM = "spectrum-of"
+_SIMULATED = [name for name, scheme in NAMED.items() if not scheme.features]
 _GAUSSIAN = 0.02  # standard deviation of gaussian weights at the model's width
 _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
@@ -190,7 +191,9 @@ class Advise(Seeded):
         "kaiming", "kaiming, gaussian (0.02), or spectrum-of MODEL: singular values of a model's heads."
     )
     schemes: Schemes = setting(
-        ",".join(NAMED), "Comma-separated schemes: names, or paths of TOML files.", shown="all named schemes"
+        ",".join(_SIMULATED),
+        "Comma-separated schemes: names, or paths of TOML files.",
+        shown="all that are simulated",
     )
     rank_by: Annotated[dict[str, float], BeforeValidator(as_weights)] = setting(
         None,
@@ -419,7 +422,7 @@ def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], r
 
     rows = []
     for scheme in schemes:
-        laws = [stage.attention.law for stage in scheme.stages]
+        laws = [stage.law_of(stage.attention) for stage in scheme.stages]
         texts = {
             "speed": " then ".join(law.speed.text for law in laws),
             "radial": " then ".join(str(law.radial) for law in laws),

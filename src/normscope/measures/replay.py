@@ -68,7 +68,7 @@ def replayed_speeds(
     speeds = []
     for t, (r, w) in enumerate(zip(radius.tolist(), written.tolist(), strict=True)):
         stage = scheme.at(t, depth)
-        law, place = stage.attention.law, stage.place(t, depth)
+        law, place = stage.law_of(stage.attention), stage.place(t, depth)
         speed = law.speed({**place.values, "r": r, "A": w}) * (r if law.radius_fixed else 1.0)
         if stage.attention.output == "norm":
             speed = speed / mean if mean else math.nan

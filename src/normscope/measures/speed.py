@@ -84,7 +84,9 @@ def theory_of(
     slots, values = stage.attention, stage.place(layer, model.layers).values
     if slots.learns_alpha or model.learned_scales[layer]:
         slots = replace(slots, step=float(step.mean()), carry=float(carry.mean()))
-    law = slots.law
+    law = stage.law_of(slots)
+    if not law.known:
+        return None
     theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
     if slots.output == "norm":
         theory = theory / written

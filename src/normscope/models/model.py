@@ -321,9 +321,9 @@ class Model(ABC):
         output y = Σ_h v_h W_O + b_O of what it computes of ``update.read(x)``. Scales that are unknown are 1.
         """
         step, carry = (1.0 if scale is None else scale for scale in (self.step(layer, sublayer), self.carry(layer, sublayer)))
-        norms = {slot: self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream")}
-        factor, reads = self.input_scale(layer, sublayer), norms.pop("input")
-        return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
+        reads, output, stream = (self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream"))
+        factor = self.input_scale(layer, sublayer)
+        return Update(lambda x: x if reads is None else reads(x), output, stream, factor, step, carry)
 
     @property
     def modality(self) -> str:

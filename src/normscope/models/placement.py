@@ -504,7 +504,7 @@ def proved(placement: Placement, x: States, results: Mapping[str, States], y: St
         if None in known.values():
             return replace(placement, branches={}, unclear=_NEITHER, error=None)
         update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step)
-        made = (made if branch.parallel else branch.scales.carry * before) + update.written(results[name])
+        made = (made if branch.parallel else branch.scales.carry * before) + update.written(before, results[name])
         if not placement.shares(name, later=True):
             before = made = update.settle(made)
     error = float(length((made - y).double().flatten()) / length(y.double().flatten()))

@@ -9,6 +9,7 @@ from typing import Any
 
 from normscope.schemes.expressions import ONE, Product
 from normscope.schemes.scheme import Scheme, Slots
+from normscope.schemes.score_slot import PLAIN
 
 _FUNCTIONS = {"feedforward": "Feed-forward", "cross": "Cross-attention"}
 _TRUNK = 3
@@ -31,7 +32,7 @@ class SublayerDrawing:
 
 
 def sublayer_parts(slots: Slots, function: str) -> SublayerDrawing:
-    """The parts of a sublayer, in the order in which a token passes them."""
+    """The parts of a sublayer, in the order in which a token passes them; what is inside f stands before its last matrix."""
     branch = []
     step, carry = slots.formulas
     if slots.reads_norm:
@@ -40,9 +41,14 @@ def sublayer_parts(slots: Slots, function: str) -> SublayerDrawing:
             branch.append(f"× {slots.input_factor.text}")
     if slots.heads != "none":
         branch.append(f"Norm({', '.join(slots.heads)})")
+    if slots.scores != PLAIN:
+        branch.append(slots.texts["scores"])
     branch.append(function)
-    if slots.output == "norm":
-        branch.append("Norm")
+    inside = [text for text, there in (("Norm", slots.inner == "norm"), ("× σ(W_G·)", slots.gate == "sigmoid")) if there]
+    if inside:
+        branch += [*inside, "W_out" if function == _FUNCTIONS["feedforward"] else "W_O"]
+    if slots.output != "none":
+        branch.append({"norm": "Norm", "tangent": "part ⟂ x"}[slots.output])
     if step != ONE:
         branch.append(f"× {step.text}")
     return SublayerDrawing(tuple(branch), "" if carry == ONE else f"× {carry.text}", "Norm" if slots.stream == "norm" else "")

@@ -1,6 +1,5 @@
 """Schemes as plain records, for tables, JSON and pages."""
 
-from dataclasses import replace
 from typing import Any
 
 from normscope.schemes.law import block_radius, join_stages
@@ -12,7 +11,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
     stages = list(scheme.stages)
     attention = [stage.attention for stage in stages]
     feedforward = [stage.feedforward for stage in stages]
-    laws = [slots.law for slots in attention]
+    laws = [stage.law_of(stage.attention) for stage in stages]
 
     def joined(texts: list[str]) -> str:
         return join_stages(scheme, texts)
@@ -44,5 +43,5 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
 
 
 def same_feedforward(scheme: Scheme) -> bool:
-    """Whether the feed-forward layer has the attention's slots, heads aside, in every stage."""
-    return all(replace(stage.attention, heads="none") == stage.feedforward for stage in scheme.stages)
+    """Whether the feed-forward layer has the attention's slots, apart from those of attention alone, in every stage."""
+    return all(stage.attention.without_attention == stage.feedforward for stage in scheme.stages)

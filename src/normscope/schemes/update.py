@@ -3,13 +3,13 @@
 A sublayer computes y = f(read(x)) for hidden states x, with f attention or a feed-forward layer. An ``Update`` gives the rest:
 
     read(x)        = factor · input(x)
-    written(y)     = step · output(y)
-    state(x, y)    = stream(carry · x + written(y))
+    written(x, y)  = step · output(y), or step · the part of y that is orthogonal to x
+    state(x, y)    = stream(carry · x + written(x, y))
     velocity(x, y) = ẋ of the flow whose unit Euler step is ``state``
 
 ``input``, ``output`` and ``stream`` are norms, or None where the slot is empty. Which norms decides the convention:
 
-- theory: ``SphereNorm(kind)``, radius 1 and no parameters;
+- theory: ``theory_norm(kind)``, radius 1 and no parameters;
 - models: their own norms, gain · √d · x/|x| with their eps: any callable, such as an ``nn.Module``;
 - replay: ``SphereNorm(kind, radius)`` with the radius that the recorded states have.
 
@@ -31,7 +31,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.core.norms import SphereNorm
+from normscope.core.norms import PointwiseNorm, SphereNorm, orthogonal_part
+from normscope.errors import InputError
 from normscope.schemes.scheme import At, Slots
 
 Tokens = Float[Tensor, "*batch tokens dim"]
@@ -44,7 +45,7 @@ _NUMBERS = ("factor", "step", "carry")
 class SomeNorm:
     """A norm for some of several schemes: norm(x) where ``which`` is true, x elsewhere."""
 
-    norm: SphereNorm
+    norm: SphereNorm | PointwiseNorm
     which: Bool[Tensor, "schemes 1 1"]
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -54,7 +55,10 @@ class SomeNorm:
 
 @dataclass(frozen=True)
 class Update:
-    """x ← stream(carry · x + step · output(f(factor · input(x)))) at one place in depth."""
+    """x ← stream(carry · x + step · output(f(factor · input(x)))) at one place in depth.
+
+    With ``tangent`` the part of the output that is orthogonal to x is added, and no other.
+    """
 
     input: Norm | None = None
     output: Norm | None = None
@@ -62,6 +66,7 @@ class Update:
     factor: Any = 1.0
     step: Any = 1.0
     carry: Any = 1.0
+    tangent: bool | Tensor = False
 
     @classmethod
     def of(cls, slots: Slots, at: At, norms: Norm | Mapping[str, Norm], *, step: Any = None, carry: Any = None) -> "Update":
@@ -81,10 +86,13 @@ class Update:
             factor=slots.number("input", at),
             step=slots.number("step", at) if step is None else step,
             carry=slots.number("carry", at) if carry is None else carry,
+            tangent=slots.output == "tangent",
         )
 
     @classmethod
-    def stacked(cls, updates: Sequence["Update"], norm: SphereNorm, device: torch.device | str, dtype: torch.dtype) -> "Update":
+    def stacked(
+        cls, updates: Sequence["Update"], norm: SphereNorm | PointwiseNorm, device: torch.device | str, dtype: torch.dtype
+    ) -> "Update":
         """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norm`` is the norm of all of them."""
 
         def column(values: list[Any], kind: torch.dtype) -> Tensor:
@@ -94,13 +102,16 @@ class Update:
             **{slot: column([getattr(update, slot) is not None for update in updates], torch.bool) for slot in _NORM_SLOTS},
             **{name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS},
         }
+        if any(update.tangent for update in updates):
+            tensors["tangent"] = column([update.tangent for update in updates], torch.bool)
         return cls(norm, norm, norm).with_tensors(tensors)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The flags and numbers of a stacked update by name, as ``with_tensors`` takes them."""
+        """The flags and numbers of a stacked update by name, as ``with_tensors`` takes them; ``tangent`` if any has it."""
         norms = {slot: norm.which for slot in _NORM_SLOTS if isinstance(norm := getattr(self, slot), SomeNorm)}
-        return {**norms, **{name: getattr(self, name) for name in _NUMBERS}}
+        some = {"tangent": self.tangent} if isinstance(self.tangent, Tensor) else {}
+        return {**norms, **some, **{name: getattr(self, name) for name in _NUMBERS}}
 
     def with_tensors(self, tensors: Mapping[str, Any]) -> "Update":
         """The same norms for other schemes or on another device: flags and numbers of shape (schemes, 1, 1) by name."""
@@ -111,9 +122,9 @@ class Update:
         """What the sublayer reads: factor · input(x), or x itself."""
         return x if self.input is None else self.input(x) * self.factor
 
-    def written(self, y: Tokens) -> Tokens:
+    def written(self, x: Tokens, y: Tokens) -> Tokens:
         """What the sublayer adds to the residual stream, for y = f(read(x))."""
-        added: Tensor = self.step * self._normed(y)
+        added: Tensor = self.step * self._added(x, y)
         return added
 
     def settle(self, x: Tokens) -> Tokens:
@@ -127,17 +138,19 @@ class Update:
         h·((carry − 1)·x + step·u), u = output(y). At h = 1 both are the sublayer itself.
         """
         if not isinstance(stride, Tensor) and stride == 1:
-            return self.settle(self.carry * x + self.step * self._normed(y))
+            return self.settle(self.carry * x + self.step * self._added(x, y))
         kept = _choose(self._on_sphere, lambda: self.carry, lambda: 1 + stride * (self.carry - 1))
-        return self.settle(kept * x + (stride * self.step) * self._normed(y))
+        return self.settle(kept * x + (stride * self.step) * self._added(x, y))
 
     def velocity(self, x: Tokens, y: Tokens) -> Tokens:
         """ẋ: (carry − 1)·x + step·u for a free stream, (step/carry)·P_x u for x on the sphere of a normalised one.
 
         The stream's norm is a ``SphereNorm``: with a gain a layer does not tend to the identity, and there is no flow.
         """
-        u = self._normed(y)
+        u = self._added(x, y)
         sphere = self.stream.norm if isinstance(self.stream, SomeNorm) else self.stream
+        if isinstance(sphere, PointwiseNorm):
+            raise InputError(f"a stream through {sphere.kind} has no flow: without any update it still changes x; use layers")
         if sphere is not None and not isinstance(sphere, SphereNorm):
             raise TypeError(f"a stream with {sphere!r} has no flow; only SphereNorm does")
         moving: Tensor = _choose(
@@ -147,8 +160,10 @@ class Update:
         )
         return moving
 
-    def _normed(self, y: Tensor) -> Tensor:
-        return y if self.output is None else self.output(y)
+    def _added(self, x: Tensor, y: Tensor) -> Tensor:
+        """The output's norm of y, or its part that is orthogonal to x."""
+        u = y if self.output is None else self.output(y)
+        return u if self.tangent is False else _choose(self.tangent, lambda: orthogonal_part(u, x), lambda: u)
 
     @property
     def _on_sphere(self) -> bool | Tensor:

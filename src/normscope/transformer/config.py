@@ -62,6 +62,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         validate(self)
+        self.scheme.require_plain("training")
         for depth in (self.layers, self.encoder_layers):
             if depth:
                 self.scheme.check(depth)
