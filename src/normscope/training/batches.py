@@ -170,7 +170,8 @@ def feed_for(task: Addition, model: Transformer, batch: int, device: torch.devic
     if model.config.encoder_layers:
         return SplitFeed(task.longest_answer)
     tile = tile_for(task.longest - 1)
-    if tile is not None and has_kernel(device, precision, model.config.head):
+    plain = "scores" not in model.config.scheme.features
+    if plain and tile is not None and has_kernel(device, precision, model.config.head):
         return PackedFeed.of(task, batch, tile)
     return PaddedFeed()
 
