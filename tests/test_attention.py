@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope import InputError
-from normscope.core import Attention, HeadWeights, attend, attention_weights
+from normscope.core import Attention, HeadWeights, Mixing, attend, attention_weights
 from normscope.core import attention as attention_core
 
 
@@ -39,7 +39,7 @@ def weights(dim: int = 6, heads: int = 3, width: int = 2, runs: tuple[int, ...] 
 @pytest.mark.parametrize("heads", ["none", "qk", "qkv", "q"])
 def test_attention_is_its_definition(heads: str, causal: bool) -> None:
     x, w = random(5, 6), weights()
-    assert torch.allclose(Attention(0.7, w, causal)(x, heads), by_hand(x, w, 0.7, heads, causal), atol=1e-12)
+    assert torch.allclose(Attention(0.7, w, causal)(x, Mixing(heads)), by_hand(x, w, 0.7, heads, causal), atol=1e-12)
 
 
 def test_runs_have_their_own_weights_and_schemes_share_them() -> None:

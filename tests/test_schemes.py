@@ -156,7 +156,7 @@ def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
     x = norm(torch.randn(6, 10, dtype=torch.float64, generator=generator))
     y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
     alone = [Update.of(scheme.attention, scheme.place(2.0, 8.0), norm) for scheme in SCHEMES]
-    together = Update.stacked(alone, norm, "cpu", torch.float64)
+    together = Update.stacked(alone, (norm,), "cpu", torch.float64)
     tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
     for i, update in enumerate(alone):
         assert torch.allclose(together.read(tokens)[i], update.read(x), atol=1e-15)
@@ -251,7 +251,8 @@ def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
         filled = [
             s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.inner, slots.output, slots.stream)
         ]
-        assert drawing.count("Norm") == sum(s.startswith("norm") for s in filled) + (stage.attention.heads != "none")
+        assert drawing.count(stage.norm_text) - drawing.count("Norm(") == sum(s.startswith("norm") for s in filled)
+        assert drawing.count("Norm(") == (stage.attention.heads != "none")
         assert drawing.count("part ⟂ x") == filled.count("tangent")
         assert drawing.count("σ(W_G·)") == (stage.attention.gate == "sigmoid")
         assert drawing.count(stage.attention.texts["scores"]) == (stage.attention.scores != "softmax")

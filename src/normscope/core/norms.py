@@ -22,8 +22,6 @@ from normscope.errors import InputError
 
 EPSILON = 1e-12  # for norms that are trained: against 0/0 alone, they do not otherwise notice it
 
-_NOTHING = 1e-30  # a square that no other number notices: 0/0 alone is spared
-
 # Norms from 1/b to b: their squares, which half precision sums in float32, and the cubes that gradients need are representable.
 _ORDINARY = {torch.float16: 2.0**14, torch.bfloat16: 2.0**40, torch.float32: 2.0**40, torch.float64: 2.0**330}
 _EXPONENT_BITS = {
@@ -151,8 +149,8 @@ def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch 
 
 def orthogonal_part(u: Float[Tensor, "*batch dim"], x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
     """The part of u that is orthogonal to x, u − ⟨u, x⟩x/|x|²; u itself where x is zero."""
-    direction = _on_sphere(x, "rms", _NOTHING) / math.sqrt(x.shape[-1])
-    return tangent(direction, u)
+    zero = (x == 0).all(-1, keepdim=True)
+    return torch.where(zero, u, tangent(unit(x.masked_fill(zero, 1.0)), u))
 
 
 def visible_part(x: Float[Tensor, "*batch dim"], kind: str) -> Float[Tensor, "*batch dim"]:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from normscope.core.attention import BLOCK_ENTRIES, later_keys
 
-Heads = Float[Tensor, "*batch tokens head"]
+Queries = Float[Tensor, "*batch tokens head"]
+Keys = Float[Tensor, "*batch keys head"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Scores:
 
 
 def attend_scored(
-    q: Heads,
-    k: Heads,
-    v: Heads,
+    q: Queries,
+    k: Keys,
+    v: Float[Tensor, "*batch keys value"],
     scale: float | Tensor,
     scores: Scores,
     causal: bool = False,
     sink_logits: Float[Tensor, " heads"] | None = None,
-) -> Heads:
+) -> Float[Tensor, "*batch tokens value"]:
     """Σ_j w_ij v_j in blocks of queries, so that no tokens × tokens tensor is held; differentiable.
 
     Args:
@@ -76,8 +77,8 @@ def attend_scored(
 
 
 def scored_weights(
-    q: Heads,
-    k: Heads,
+    q: Queries,
+    k: Keys,
     scale: float | Tensor,
     scores: Scores,
     causal: bool = False,

@@ -77,6 +77,7 @@ class Law:
         radius_fixed: whether the sublayer itself keeps r_j at 1.
         read: what A_j is taken at: the directions Θ, X with its radii, or X through a pointwise map.
         temperature: the factor on β inside A_j: A(cθ) = c·A(θ) at β c².
+        flows: whether a layer without updates leaves X as it is, so that it is a step of a flow.
         statement: what theory does not treat; empty if it treats everything.
         symmetric: whether all tokens stay alike from an orthogonal start: the update commutes with rotations.
     """
@@ -86,6 +87,7 @@ class Law:
     radius_fixed: bool
     read: str
     temperature: Product
+    flows: bool = True
     statement: str = ""
     symmetric: bool = True
 
@@ -170,6 +172,7 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         radius_fixed=not free and not pointwise,
         read=read,
         temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk"),
+        flows=free or not pointwise,
         statement=statement,
         symmetric=not (mapped or slots.gate != "none" or (pointwise and slots.reads_norm)),
     )
@@ -185,17 +188,17 @@ def _added_length(slots: Slots) -> Product:
     return kept if "v" in slots.heads else kept * slots.input_factor
 
 
-def update_text(slots: Slots, function: str) -> str:
+def update_text(slots: Slots, function: str, norm: str) -> str:
     """The layer as a formula: ``X ← Norm(X + α_t·Norm(A(X)))``."""
     step, carry = (Product.of(formula) for formula in slots.formulas)
-    total = f"{_times(carry, 'X')} + {_times(step, _written(slots, function))}"
-    return f"X ← {_wrap(slots.stream, total)}"
+    total = f"{_times(carry, 'X')} + {_times(step, _written(slots, function, norm))}"
+    return f"X ← {_wrap(slots.stream, total, norm)}"
 
 
-def flow_text(slots: Slots, function: str) -> str:
+def flow_text(slots: Slots, function: str, norm: str) -> str:
     """The flow as a formula: ``Ẋ = α_t·P_X Norm(A(X))``."""
     step, carry = (Product.of(formula) for formula in slots.formulas)
-    written = _written(slots, function)
+    written = _written(slots, function, norm)
     if slots.stream == "norm":
         return f"Ẋ = {_times(step / carry, f'P_X {written}')}"
     grows = "" if carry == Product() else f"{_times(Product.of(slots.formulas[1].less_one()), 'X')} + "
@@ -224,12 +227,12 @@ def _law_text(speed: Any, radial: Any) -> str:
     return f"θ̇_j = (1/s_j) P_θj A_j with s_j = {speed}; ṙ_j = {radial}"
 
 
-def _written(slots: Slots, function: str) -> str:
+def _written(slots: Slots, function: str, norm: str) -> str:
     """output(f(input(X))) as text; what acts inside f stands below it."""
     inside = [part for part, there in _inside(slots).items() if there]
     below = f"_{','.join(inside)}" if inside else ""
-    read = _times(slots.input_factor, "Norm(X)") if slots.reads_norm else "X"
-    return _wrap(slots.output, f"{function}{below}({read})")
+    read = _times(slots.input_factor, f"{norm}(X)") if slots.reads_norm else "X"
+    return _wrap(slots.output, f"{function}{below}({read})", norm)
 
 
 def _inside(slots: Slots) -> dict[str, bool]:
@@ -242,8 +245,8 @@ def _inside(slots: Slots) -> dict[str, bool]:
     }
 
 
-def _wrap(slot: str, text: str) -> str:
-    return {"none": text, "norm": f"Norm({text})", "tangent": f"P_X {text}"}[slot]
+def _wrap(slot: str, text: str, norm: str) -> str:
+    return {"none": text, "norm": f"{norm}({text})", "tangent": f"P_X {text}"}[slot]
 
 
 def _times(factor: Product, text: str) -> str:

@@ -151,8 +151,8 @@ KEEL = Scheme(
     "keel",
     Slots(input="norm", carry="2*depth", stream="norm"),
     title="KEEL",
-    users="Chen et al. 2026",
-    papers=("Chen et al. 2026, Post-LayerNorm Is Back: Stable, ExpressivE, and Deep, arXiv 2601.19895",),
+    users="Chen and Wei 2026",
+    papers=("Chen, Wei 2026, Post-LayerNorm Is Back: Stable, ExpressivE, and Deep, arXiv 2601.19895",),
     note="The carry is the number of sublayers.",
 )
 MINIMAX = Scheme(
@@ -214,9 +214,11 @@ DERF = Scheme(
 SUB_LN = Scheme(
     "sub-ln",
     Slots(input="norm", inner="norm"),
+    initial="sqrt(log(2*depth))",
     title="Sub-LN",
     users="Magneto, BitNet",
     papers=("Wang et al. 2022, Foundation Transformers, arXiv 2210.06423",),
+    note="Initial weights of a decoder-only model.",
 )
 GATED = Scheme(
     "gated",

@@ -154,17 +154,17 @@ class Slots:
             raise InputError(f"the factor on the input norm must be positive; '{formula.text}' is {value:g} at {at}")
         return value
 
-    def update(self, function: str = "A") -> str:
+    def update(self, function: str = "A", norm: str = "Norm") -> str:
         """The sublayer as a formula: ``X ← Norm(X + α_t·Norm(A(X)))``."""
         from normscope.schemes.law import update_text
 
-        return update_text(self, function)
+        return update_text(self, function, norm)
 
-    def flow(self, function: str = "A") -> str:
+    def flow(self, function: str = "A", norm: str = "Norm") -> str:
         """Its flow as a formula: ``Ẋ = α_t·P_X Norm(A(X))``."""
         from normscope.schemes.law import flow_text
 
-        return flow_text(self, function)
+        return flow_text(self, function, norm)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -276,6 +276,11 @@ class Scheme:
         if not Expression.parse(self.initial).names:
             self.initial_factor(0.0, 1.0)
 
+    @property
+    def initial_text(self) -> str:
+        """``initial`` as a reader would write it."""
+        return Expression.parse(self.initial).text
+
     def initial_factor(self, t: float, depth: float) -> float:
         """The factor on the initial weights of W_V, W_O, W_in and W_out at time t."""
         formula = Expression.parse(self.initial)
@@ -353,6 +358,11 @@ class Scheme:
         return self.norm not in _SPHERES
 
     @property
+    def norm_text(self) -> str:
+        """What stands in formulas and drawings where a slot says norm: ``Norm``, or the name of the map."""
+        return NORM_TITLES[self.norm] if self.pointwise else "Norm"
+
+    @property
     def head_kind(self) -> NormKind:
         """The kind of norm that heads have: a pointwise map leaves them RMSNorm."""
         return "rms" if self.pointwise else self.norm
@@ -412,12 +422,14 @@ class Scheme:
     @property
     def update(self) -> str:
         """The attention sublayer as a formula: ``X ← X + Norm(A(Norm(X)))``."""
-        return self._joined(lambda stage: stage.attention.update())
+        return self._joined(lambda stage: stage.attention.update("A", stage.norm_text))
 
     @property
     def flow(self) -> str:
-        """Its flow as a formula: ``Ẋ = Norm(A(Norm(X)))``."""
-        return self._joined(lambda stage: stage.attention.flow())
+        """Its flow as a formula: ``Ẋ = Norm(A(Norm(X)))``; a dash where a pointwise map of the stream leaves it none."""
+        return self._joined(
+            lambda stage: stage.attention.flow("A", stage.norm_text) if stage.law_of(stage.attention).flows else "–"
+        )
 
     @property
     def block(self) -> str:

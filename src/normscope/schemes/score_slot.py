@@ -43,15 +43,16 @@ def score_parts(text: str) -> dict[str, Expression]:
     if text == PLAIN:
         return {}
     try:
-        given = [_part(node, text) for node in _summands(ast.parse(text.strip(), mode="eval").body)]
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{_ALLOWED}, not '{text}'") from error
+    given = [_part(node, text) for node in _summands(tree)]
     parts = dict(given)
     if len(parts) < len(given):
         raise InputError(f"{_ALLOWED}, not '{text}'")
     for name, formula in parts.items():
-        value = finite_value(formula, {_KEYS: 2.0})
-        if value is None or (name != "sink" and not value > 0):
+        first, value = (finite_value(formula, {_KEYS: keys}) for keys in (1.0, 2.0))
+        if first is None or value is None or (name != "sink" and not (first >= 0 and value > 0)):
             what = "a finite number" if name == "sink" else "positive"
             raise InputError(f"in slot 'scores' the number of {name} must be {what}, not '{formula.text}'")
     return {name: parts[name] for name in ("temperature", "softcap", "sink") if name in parts}

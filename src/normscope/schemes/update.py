@@ -24,11 +24,11 @@ once (``Update.stacked``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core.norms import PointwiseNorm, SphereNorm, orthogonal_part
@@ -43,14 +43,23 @@ _NUMBERS = ("factor", "step", "carry")
 
 @dataclass(frozen=True)
 class SomeNorm:
-    """A norm for some of several schemes: norm(x) where ``which`` is true, x elsewhere."""
+    """The norms of several schemes: ``norms[i]`` where ``which`` is i, none where it is −1."""
 
-    norm: SphereNorm | PointwiseNorm
-    which: Bool[Tensor, "schemes 1 1"]
+    norms: tuple[SphereNorm | PointwiseNorm, ...]
+    which: Int[Tensor, "schemes 1 1"]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalised or not, scheme by scheme."""
-        return torch.where(self.which, self.norm(x), x)
+        return self._chosen(x, [(i, norm(x)) for i, norm in enumerate(self.norms)])
+
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        """The part of u along the sphere of each scheme."""
+        return self._chosen(u, [(i, norm.tangent(x, u)) for i, norm in enumerate(self.norms) if isinstance(norm, SphereNorm)])
+
+    def _chosen(self, otherwise: Tensor, values: list[tuple[int, Tensor]]) -> Tensor:
+        for i, value in values:
+            otherwise = torch.where(self.which == i, value, otherwise)
+        return otherwise
 
 
 @dataclass(frozen=True)
@@ -91,32 +100,36 @@ class Update:
 
     @classmethod
     def stacked(
-        cls, updates: Sequence["Update"], norm: SphereNorm | PointwiseNorm, device: torch.device | str, dtype: torch.dtype
+        cls,
+        updates: Sequence["Update"],
+        norms: tuple[SphereNorm | PointwiseNorm, ...],
+        device: torch.device | str,
+        dtype: torch.dtype,
     ) -> "Update":
-        """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norm`` is the norm of all of them."""
+        """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norms`` are those that any of them has."""
 
         def column(values: list[Any], kind: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=kind, device=device)[:, None, None]
 
-        tensors = {
-            **{slot: column([getattr(update, slot) is not None for update in updates], torch.bool) for slot in _NORM_SLOTS},
-            **{name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS},
-        }
+        places: dict[Norm | None, int] = {None: -1, **{norm: i for i, norm in enumerate(norms)}}
+        chosen = {slot: column([places[getattr(update, slot)] for update in updates], torch.int64) for slot in _NORM_SLOTS}
+        made: dict[str, Any] = {slot: SomeNorm(norms, which) for slot, which in chosen.items()}
+        made |= {name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS}
         if any(update.tangent for update in updates):
-            tensors["tangent"] = column([update.tangent for update in updates], torch.bool)
-        return cls(norm, norm, norm).with_tensors(tensors)
+            made["tangent"] = column([update.tangent for update in updates], torch.bool)
+        return cls(**made)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The flags and numbers of a stacked update by name, as ``with_tensors`` takes them; ``tangent`` if any has it."""
+        """The tensors of a stacked update by name, as ``with_tensors`` takes them; ``tangent`` only if any scheme has it."""
         norms = {slot: norm.which for slot in _NORM_SLOTS if isinstance(norm := getattr(self, slot), SomeNorm)}
         some = {"tangent": self.tangent} if isinstance(self.tangent, Tensor) else {}
         return {**norms, **some, **{name: getattr(self, name) for name in _NUMBERS}}
 
     def with_tensors(self, tensors: Mapping[str, Any]) -> "Update":
-        """The same norms for other schemes or on another device: flags and numbers of shape (schemes, 1, 1) by name."""
-        norms = {slot: norm.norm if isinstance(norm := getattr(self, slot), SomeNorm) else norm for slot in _NORM_SLOTS}
-        return Update(**{**tensors, **{slot: SomeNorm(norm, tensors[slot]) for slot, norm in norms.items()}})
+        """The same norms for other schemes or on another device: choices and numbers of shape (schemes, 1, 1) by name."""
+        norms = {slot: replace(norm, which=tensors[slot]) for slot in _NORM_SLOTS if (norm := getattr(self, slot)) is not None}
+        return replace(self, **{**tensors, **norms})
 
     def read(self, x: Tokens) -> Tokens:
         """What the sublayer reads: factor · input(x), or x itself."""
@@ -148,10 +161,10 @@ class Update:
         The stream's norm is a ``SphereNorm``: with a gain a layer does not tend to the identity, and there is no flow.
         """
         u = self._added(x, y)
-        sphere = self.stream.norm if isinstance(self.stream, SomeNorm) else self.stream
+        sphere = self.stream
         if isinstance(sphere, PointwiseNorm):
             raise InputError(f"a stream through {sphere.kind} has no flow: without any update it still changes x; use layers")
-        if sphere is not None and not isinstance(sphere, SphereNorm):
+        if sphere is not None and not isinstance(sphere, SphereNorm | SomeNorm):
             raise TypeError(f"a stream with {sphere!r} has no flow; only SphereNorm does")
         moving: Tensor = _choose(
             self._on_sphere,
@@ -167,7 +180,7 @@ class Update:
 
     @property
     def _on_sphere(self) -> bool | Tensor:
-        return self.stream.which if isinstance(self.stream, SomeNorm) else self.stream is not None
+        return self.stream.which >= 0 if isinstance(self.stream, SomeNorm) else self.stream is not None
 
 
 def _choose(flag: bool | Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
