@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, CausalMask, HeadNorm
+from normscope.core import AttentionMask, CausalMask, HeadNorm, Scores
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
@@ -285,11 +285,19 @@ class _ObservedMask:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
+        mixed = self._observed(q, k, v, scale)
+        return self._causal(q, k, v, scale) if mixed is None else mixed
+
+    def _observed(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor | None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
         W_O = self.model.projections(self.layer).W_O
         values = (q, k, v, float(scale), mask, W_O, None, self.rotation)
-        mixed = self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
-        return self._causal(q, k, v, scale) if mixed is None else mixed
+        return self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        """The same with other scores than a plain softmax."""
+        mixed = self._observed(q, k, v, scale)
+        return self._causal.scored(q, k, v, scale, scores, sink) if mixed is None else mixed
 
     def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
         """The same for q, k, v in one tensor."""

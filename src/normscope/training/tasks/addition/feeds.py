@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.core import CausalMask, PackedMask, PaddingMask, has_kernel, pack_tiles, tile_for
-from normscope.training.batches import Batches, Feed
+from normscope.training.batches import Batches, Feed, Reads
 from normscope.training.tasks.addition.examples import MASK, Addition, Examples
 from normscope.transformer import Row, Transformer
 
@@ -49,7 +49,7 @@ class PaddedFeed:
         used = int((batch["targets"] != MASK).any(0).nonzero().max()) + 1
         return {name: values[:, :used] for name, values in batch.items()}
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place."""
         logits: Tensor = model(Row(batch["characters"], batch["positions"], CausalMask()))
         return logits.flatten(0, 1)
@@ -85,7 +85,7 @@ class SplitFeed:
         """The batch as it is."""
         return batch
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place of the decoder."""
         seen = PaddingMask(batch["question_there"])
         source = Row(batch["question"], batch["positions"], seen)
@@ -152,7 +152,7 @@ class PackedFeed:
         """The batch as it is."""
         return batch
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of the places that predict an answer."""
         logits: Tensor = model(self.row(batch), logits_to_keep=batch["places"])
         return logits
@@ -168,7 +168,8 @@ def feed_for(task: Addition, model: Transformer, batch: int, device: torch.devic
     if model.config.encoder_layers:
         return SplitFeed(task.longest_answer)
     tile = tile_for(task.longest - 1)
-    if tile is not None and has_kernel(device, precision, model.config.head):
+    plain = "scores" not in model.config.scheme.features
+    if plain and tile is not None and has_kernel(device, precision, model.config.head):
         return PackedFeed.of(task, batch, tile)
     return PaddedFeed()
 

@@ -147,7 +147,7 @@ class AdditionTask:
         """A forward pass, packed so that no padding counts where that can be."""
         task, cpu, seed = self.train, torch.device("cpu"), stream_seed(seed, "calibration")
         tile = tile_for(task.longest - 1)
-        if model.config.encoder_layers or tile is None:
+        if model.config.encoder_layers or tile is None or "scores" in model.config.scheme.features:
             feed = feed_for(task, model, batch, cpu, torch.float32)
             first = one_batch(draw_batches(task, feed, 1, self.calibrated, self.offsets, seed, cpu), 0)
             feed.logits(model, feed.trimmed(first))

@@ -20,7 +20,7 @@ from torch import Tensor
 from normscope.core import CausalMask
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
-from normscope.training.batches import Batches, Feed
+from normscope.training.batches import Batches, Feed, Reads
 from normscope.training.tasks.task import NOTHING, Advance, Report, Score, silent
 from normscope.training.tasks.text.corpus import Corpus
 from normscope.training.tasks.text.prepared import PARTS, Prepared, prepare
@@ -47,10 +47,10 @@ class TextFeed:
         """The batch as it is."""
         return batch
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place."""
         tokens = batch["characters"]
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         logits: Tensor = model(Row(tokens, positions, CausalMask()))
         return logits.flatten(0, 1)
 
