@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -269,3 +270,34 @@ def test_a_command_simulates_gates_beside_other_schemes(tmp_path: Path) -> None:
 def test_advice_ranks_unasked_only_schemes_that_move_at_first() -> None:
     named = {scheme.name for scheme in Advise(depth=2, width=8, heads=1, context=4).schemes}
     assert set(NAMED) - named == {"rezero", "layerscale"}
+
+
+@pytest.mark.parametrize("slot", ["softcap", "sink", "inner", "gate", "tanh"])
+def test_slots_of_advice_are_those_of_a_model_in_its_own_units(slot: str) -> None:
+    """A block as a model computes it: states of norm √d, RMSNorm, logits over √d_h, and no factor of √d anywhere else."""
+    stack = Stack(depth=1, width=D, heads=HEADS, tokens=N, hidden=20, dtype=torch.float64)
+    slots = {"softcap": {"scores": "softcap(0.5)"}, "sink": {"scores": "sink(1)"}, "inner": {"inner": "norm"}, "tanh": {}}
+    given = slots.get(slot, {"gate": "sigmoid"})
+    scheme = Scheme("mine", Slots(input="norm", **given), norm="tanh" if slot == "tanh" else "rms")
+    layers = RandomLayers(stack, 0)
+    block = layers.blocks(0, [scheme]).popitem()[1]
+    wide = block.feedforward
+    assert wide is not None
+    simulated = Motion(scheme, block.attention, 1.0, wide).layer(layers.start(), 0.0)
+
+    def norm(y: Tensor) -> Tensor:
+        return torch.tanh(0.5 * y) if slot == "tanh" else F.rms_norm(y, y.shape[-1:])
+
+    w = {name: weight for name, weight in vars(block.attention.weights).items() if weight is not None}
+    x = math.sqrt(D) * layers.start()
+    read = norm(x)
+    logits = (read @ w["W_Q"]) @ (read @ w["W_K"]).mT / math.sqrt(D / HEADS)
+    logits = 0.5 * torch.tanh(logits / 0.5) if slot == "softcap" else logits
+    logits = F.pad(logits, (0, 1), value=1.0) if slot == "sink" else logits
+    mixed = torch.cat(list(logits.softmax(-1)[..., :N] @ (read @ w["W_V"])), -1)
+    mixed = norm(mixed) if slot == "inner" else mixed
+    mixed = mixed * torch.sigmoid(torch.cat(list(read @ w["W_G"]), -1)) if slot == "gate" else mixed
+    x = x + mixed @ w["W_O"].flatten(0, 1)
+    hidden = torch.relu(norm(x) @ wide.W_in)
+    x = x + (norm(hidden) if slot == "inner" else hidden) @ wide.W_out
+    torch.testing.assert_close(math.sqrt(D) * simulated, x)
