@@ -3,10 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope.core import Attention, HeadWeights, Mixing, Scores
@@ -17,6 +22,8 @@ from normscope.dynamics.ensemble import Ensemble, run_chunk
 from normscope.dynamics.symmetric import no_reduction
 from normscope.dynamics.weights import random_gate
 from normscope.errors import InputError
+from normscope.experiments.advise import Advise
+from normscope.experiments.simulate import Simulate
 from normscope.schemes import NAMED, Scheme, Slots, find_scheme
 
 N, D, HEADS = 7, 12, 3
@@ -241,3 +248,56 @@ def test_advice_shrinks_initial_weights_as_the_scheme_says() -> None:
     assert small.feedforward is not None
     torch.testing.assert_close(small.feedforward.W_in, factor * plain.feedforward.W_in)
     torch.testing.assert_close(small.feedforward.W_out, factor * plain.feedforward.W_out)
+
+
+def test_a_command_simulates_gates_beside_other_schemes(tmp_path: Path) -> None:
+    """Random gates leave other numbers alone; a file may have a gate's weights; two numbers do not determine every flow."""
+    sizes: dict[str, Any] = {"tokens": 5, "dim": 6, "heads": 2, "time": 0.2, "step": 0.1, "samples": 3, "start": "gaussian"}
+
+    def curves(names: str, kind: str) -> pd.DataFrame:
+        table = Simulate(scheme=names, weights=kind, feedforward=8, **sizes).run().tables["trajectories"]
+        return table.set_index("scheme")
+
+    pd.testing.assert_frame_equal(curves("pre,gated", "kaiming").loc["pre"], curves("pre", "kaiming").loc["pre"])
+    file = tmp_path / "weights.safetensors"
+    save_file({"W_G": torch.zeros(6, 6)}, file)
+    half = curves("gated", "identity").reset_index(drop=True)
+    pd.testing.assert_frame_equal(curves("gated", str(file)).reset_index(drop=True), half)
+    with pytest.raises(InputError, match="two numbers do not determine the flow"):
+        Simulate(scheme="dyt", symmetric=True, tokens=5, dim=6).run()
+
+
+def test_advice_ranks_unasked_only_schemes_that_move_at_first() -> None:
+    named = {scheme.name for scheme in Advise(depth=2, width=8, heads=1, context=4).schemes}
+    assert set(NAMED) - named == {"rezero", "layerscale"}
+
+
+@pytest.mark.parametrize("slot", ["softcap", "sink", "inner", "gate", "tanh"])
+def test_slots_of_advice_are_those_of_a_model_in_its_own_units(slot: str) -> None:
+    """A block as a model computes it: states of norm √d, RMSNorm, logits over √d_h, and no factor of √d anywhere else."""
+    stack = Stack(depth=1, width=D, heads=HEADS, tokens=N, hidden=20, dtype=torch.float64)
+    slots = {"softcap": {"scores": "softcap(0.5)"}, "sink": {"scores": "sink(1)"}, "inner": {"inner": "norm"}, "tanh": {}}
+    given = slots.get(slot, {"gate": "sigmoid"})
+    scheme = Scheme("mine", Slots(input="norm", **given), norm="tanh" if slot == "tanh" else "rms")
+    layers = RandomLayers(stack, 0)
+    block = layers.blocks(0, [scheme]).popitem()[1]
+    wide = block.feedforward
+    assert wide is not None
+    simulated = Motion(scheme, block.attention, 1.0, wide).layer(layers.start(), 0.0)
+
+    def norm(y: Tensor) -> Tensor:
+        return torch.tanh(0.5 * y) if slot == "tanh" else F.rms_norm(y, y.shape[-1:])
+
+    w = {name: weight for name, weight in vars(block.attention.weights).items() if weight is not None}
+    x = math.sqrt(D) * layers.start()
+    read = norm(x)
+    logits = (read @ w["W_Q"]) @ (read @ w["W_K"]).mT / math.sqrt(D / HEADS)
+    logits = 0.5 * torch.tanh(logits / 0.5) if slot == "softcap" else logits
+    logits = F.pad(logits, (0, 1), value=1.0) if slot == "sink" else logits
+    mixed = torch.cat(list(logits.softmax(-1)[..., :N] @ (read @ w["W_V"])), -1)
+    mixed = norm(mixed) if slot == "inner" else mixed
+    mixed = mixed * torch.sigmoid(torch.cat(list(read @ w["W_G"]), -1)) if slot == "gate" else mixed
+    x = x + mixed @ w["W_O"].flatten(0, 1)
+    hidden = torch.relu(norm(x) @ wide.W_in)
+    x = x + (norm(hidden) if slot == "inner" else hidden) @ wide.W_out
+    torch.testing.assert_close(math.sqrt(D) * simulated, x)
