@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import runtime_types
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
 
@@ -19,6 +20,10 @@ with suppress(ImportError):  # property tests draw the same cases every time
 
     settings.register_profile("repeatable", derandomize=True)
     settings.load_profile("repeatable")
+
+
+def pytest_runtest_setup() -> None:
+    runtime_types.begin_test()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
