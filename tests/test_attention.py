@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope import InputError
-from normscope.core import Attention, HeadWeights, attend, attention_weights
+from normscope.core import Attention, HeadWeights, Mixing, attend, attention_weights
 from normscope.core import attention as attention_core
 
 
@@ -39,7 +39,7 @@ def weights(dim: int = 6, heads: int = 3, width: int = 2, runs: tuple[int, ...] 
 @pytest.mark.parametrize("heads", ["none", "qk", "qkv", "q"])
 def test_attention_is_its_definition(heads: str, causal: bool) -> None:
     x, w = random(5, 6), weights()
-    assert torch.allclose(Attention(0.7, w, causal)(x, heads), by_hand(x, w, 0.7, heads, causal), atol=1e-12)
+    assert torch.allclose(Attention(0.7, w, causal)(x, Mixing(heads)), by_hand(x, w, 0.7, heads, causal), atol=1e-12)
 
 
 def test_runs_have_their_own_weights_and_schemes_share_them() -> None:
@@ -62,7 +62,7 @@ def test_folded_weights_do_the_same_with_half_the_products() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_of_queries_give_what_the_fused_kernel_gives(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention_core._BLOCK_ENTRIES, "cpu", 40)  # a few rows at a time
+    monkeypatch.setitem(attention_core.BLOCK_ENTRIES, "cpu", 40)  # a few rows at a time
     q, k, v = (random(2, 9, 4, seed=s) for s in (1, 2, 3))
     assert torch.allclose(attend(q, k, v, 0.5, causal, "blocks"), attend(q, k, v, 0.5, causal), atol=1e-13)
     assert torch.allclose(attention_weights(q, k, 0.5, causal) @ v, attend(q, k, v, 0.5, causal), atol=1e-13)

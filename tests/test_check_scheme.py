@@ -46,7 +46,7 @@ def test_models_of_normscope_do_what_their_configuration_states(scheme: str) -> 
 
 def test_a_lost_factor_of_ln_scaling() -> None:
     model = own("ln-scaling")
-    model.decoder[2].attention.step_carry_input[2] = lambda values: 1.0  # type: ignore[union-attr, index, operator]
+    model.decoder[2].attention.input_value.fill_(1.0)  # type: ignore[union-attr, operator]
     (found,) = differences(model)
     assert (found["layer"], found["sublayer"], found["slot"]) == (2, "attention", "factor")
     assert found["difference"] == "the factor on the input of attention of layer 2 is 1, declared 0.5774"

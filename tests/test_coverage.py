@@ -30,18 +30,18 @@ def coverage() -> ModuleType:
 @pytest.mark.parametrize(
     ("mapping", "kind", "streams", "scheme"),
     [
-        ("causal", "gpt_oss", 1, "pre"),
+        ("causal", "gpt_oss", 1, "sink"),
         ("causal", "deepseek_v3", 1, "pre"),
         ("causal", "jamba", 1, "pre"),
         ("causal", "mamba", 1, "pre"),
         ("causal", "bloom", 1, "pre"),
         ("causal", "falcon", 1, "pre"),
-        ("causal", "qwen3_next", 1, "pre, qk"),
+        ("causal", "qwen3_next", 1, "gated+qk, pre"),
         ("masked", "albert", 1, "post"),
         ("masked", "modernbert", 1, "pre, unnamed"),  # the embedding is normalised already
         ("seq2seq", "t5", 2, "pre"),
         ("speech", "whisper", 2, "pre"),
-        ("image", "dinov2", 1, "pre*α_t"),
+        ("image", "dinov2", 1, "layerscale"),
         ("vision", "siglip", 2, "pre"),
     ],
 )

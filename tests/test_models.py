@@ -424,7 +424,8 @@ def test_branch_and_residual_scales_are_fitted(forward: Callable[..., Tensor], a
                 assert fitted is not None
                 assert near(fitted.squeeze(), torch.as_tensor(scale), 1e-3)
     if isinstance(attention[1], Tensor):
-        assert (view.scheme, view.scheme_note) == (None, "a residual scale with a number for each channel has no slot")
+        assert view.schemes[0] is not None
+        assert view.schemes[0].attention.texts["carry"] == "α_t"
     else:
         assert view.scheme is not None
         assert (view.scheme.name, view.scheme_note) == ("unnamed", "")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from helpers.models import FAMILIES, OWN, WIDE, built, random_normscope_model, sample_of, some_tokens, untouched
+from helpers.schemes import names_with
 from normscope.core.norms import SphereNorm, degrees_between, length, mean_cosine, unit, visible_part
 from normscope.measures.base import Subject, Tables, joined, measure_all
 from normscope.measures.clustering import Clustering, token_rank
@@ -26,7 +27,7 @@ from normscope.schemes.update import Update
 from normscope.training import Training, read_recipe
 from normscope.transformer import save_model
 
-SCHEMES = pytest.mark.parametrize("name", NAMED)
+SCHEMES = pytest.mark.parametrize("name", names_with())
 
 
 def motion_tables(model: Model, sample: Sample, *schemes: str) -> Tables:
@@ -51,7 +52,7 @@ def test_the_measured_speed_factor_is_that_of_theory(name: str, t: int) -> None:
     scheme, depth, stride = NAMED[name].at(t, 12), 12, 1e-6
     place = scheme.place(t, depth)
     update = Update.of(scheme.attention, place, SphereNorm(scheme.norm))
-    law = scheme.attention.law
+    law = scheme.law_of(scheme.attention)
     x = update.settle(tokens())
     A = attended(update.read(x))
     after = update.state(x, A, stride)

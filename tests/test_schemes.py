@@ -1,5 +1,6 @@
 """What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
 
+import math
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normscope import InputError
-from normscope.core.norms import SphereNorm, rms_norm, visible_part
+from normscope.core.norms import SphereNorm, rms_norm, theory_norm, visible_part
 from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_from, scheme_record, scheme_values
 from normscope.schemes.update import Update
 
@@ -34,7 +35,16 @@ OWN = Scheme(
     Slots(input="norm*2/layer", heads="q", output="none", step="1/depth + alpha", carry="1 - alpha/4"),
     alpha=0.2,
 )
-SCHEMES = [*NAMED.values(), NAMED["peri"].with_heads("qk"), NAMED["res-post"].with_heads("qk"), OWN]
+SCORES = "sink(0.7) + softcap(2) + temperature(log(n))"
+MIXED = [
+    Scheme("sinks", Slots(input="norm/layer", scores=SCORES, carry=0.9)),
+    Scheme("sink-post", Slots(heads="qkv", scores=SCORES, step="alpha", stream="norm"), alpha=0.3),
+    Scheme("sink-peri", Slots(input="norm", scores=SCORES, output="norm")),
+    Scheme("inner", Slots(input="norm/layer", scores="sink", inner="norm", stream="norm", carry=2)),
+    Scheme("gated", Slots(heads="k", inner="norm", gate="sigmoid", output="tangent", carry="1 - 1/depth", step=0.5)),
+    Scheme("tangent-post", Slots(output="tangent", stream="norm", carry=3)),
+]
+SCHEMES = [*NAMED.values(), NAMED["peri"].with_heads("qk"), NAMED["res-post"].with_heads("qk"), OWN, *MIXED]
 
 
 @pytest.mark.parametrize("name", TABLE_2)
@@ -43,44 +53,74 @@ def test_derived_forms_are_those_of_the_published_table(name: str) -> None:
     assert (record["flow"], record["speed"], record["radial"]) == TABLE_2[name]
 
 
+def by_hand(x: Tensor, slots: Slots, beta: float, weights: list[Tensor], kind: NormKind) -> dict[str, Tensor]:
+    """Attention of one head written out, A_j = Σ_k softmax(β⟨Q x_j, K x_k⟩) V x_k: ``A`` without sink and inner norm.
+
+    ``f`` is with both, ``M`` what the head mixes, ``m`` the sink's mass.
+    """
+    q, k, v = (x @ w.T for w in weights[:3])
+    q, k, v = (
+        y / y.norm(dim=-1, keepdim=True) if letter in slots.heads else y for letter, y in zip("qkv", (q, k, v), strict=True)
+    )
+    logits = beta * q @ k.T
+    if "temperature(log(n))" in slots.scores:
+        logits = logits * math.log(len(x))
+    if "softcap(2)" in slots.scores:
+        logits = 2 * torch.tanh(logits / 2)
+    if "softcap(50)" in slots.scores:
+        logits = 50 * torch.tanh(logits / 50)
+    gate = torch.sigmoid(x @ weights[4].T) if slots.gate == "sigmoid" else torch.ones_like(x)
+    M = visible_part(torch.softmax(logits, -1) @ v, kind if slots.inner == "norm" else "rms")
+    sink = torch.full((len(x), 1), 0.7 if "sink(0.7)" in slots.scores else 0.0, dtype=x.dtype)
+    m = torch.softmax(torch.cat((logits, sink), -1), -1)[:, -1:] if "sink" in slots.scores else torch.zeros_like(sink)
+    mixed = (1 - m) * M
+    if slots.inner == "norm":
+        mixed = theory_norm(kind)(mixed)
+    return {"A": gate * M @ weights[3].T, "f": gate * mixed @ weights[3].T, "M": M.norm(dim=-1, keepdim=True), "m": m}
+
+
 def attention(heads: str, beta: float, weights: list[Tensor]) -> Callable[[Tensor], Tensor]:
-    """Attention written out, in the notation of paper 2: A_j = Σ_k softmax(β⟨Q x_j, K x_k⟩) V x_k."""
-
-    def attend(x: Tensor) -> Tensor:
-        q, k, v = (x @ w.T for w in weights)
-        q, k, v = (
-            y / y.norm(dim=-1, keepdim=True) if letter in heads else y for letter, y in zip("qkv", (q, k, v), strict=True)
-        )
-        return torch.softmax(beta * q @ k.T, -1) @ v
-
-    return attend
+    """Plain attention, of what it reads."""
+    one = torch.eye(len(weights[0]), dtype=torch.float64)
+    return lambda x: by_hand(x, Slots(heads=heads), beta, [*weights, one], "rms")["f"]
 
 
 def state(slots: Slots, kind: NormKind, generator: torch.Generator) -> Tensor:
     x = 3.0 * torch.randn(6, 10, dtype=torch.float64, generator=generator)
-    return SphereNorm(kind)(x) if slots.stream == "norm" else x
+    return theory_norm(kind)(x) if slots.stream == "norm" else x
 
 
-@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("weights", ["random", "identity"])
+@pytest.mark.parametrize("kind", ["rms", "layer", "tanh", "erf"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> None:
-    """θ̇_j = (1/s_j) P_θj A_j and ṙ_j, with A_j at Θ (or X) and at β times the derived factor, against differences."""
+def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind, weights: str) -> None:
+    """θ̇_j = (1/s_j) P_θj A_j and ṙ_j, with A_j at what is read and at β times the derived factor, against differences."""
     generator = torch.Generator().manual_seed(7)
-    weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) / 10**0.5 for _ in "qkv"]
+    drawn = [torch.randn(10, 10, dtype=torch.float64, generator=generator) / 10**0.5 for _ in range(5)]
+    used = drawn if weights == "random" else [torch.eye(10, dtype=torch.float64)] * 5
     t, depth, beta, h = 3.0, 12.0, 1.7, 1e-5
-    for stage in scheme.stages:
-        slots, law, at = stage.attention, stage.attention.law, stage.place(t, depth)
+    for stage in scheme.with_norm(kind).stages:
+        slots, law, at = stage.attention, stage.law_of(stage.attention), stage.place(t, depth)
+        if kind in ("tanh", "erf") and "norm" in (slots.inner, slots.output, slots.stream):
+            assert kind in law.statement
+            assert not law.known
+            assert str(law.speed) == str(law.radial) == "–"
+            with pytest.raises(InputError, match="theory has no law of motion here"):
+                law.speed({})
+            continue
         x = state(slots, kind, generator)
-        update = Update.of(slots, at, SphereNorm(kind))
-        y = attention(slots.heads, beta, weights)(update.read(x))
+        update = Update.of(slots, at, theory_norm(kind))
+        y = by_hand(update.read(x), slots, beta, used, kind)["f"]
         ahead, behind = (update.state(x, y, stride) for stride in (h, -h))
         r, theta = x.norm(dim=-1, keepdim=True), x / x.norm(dim=-1, keepdim=True)
 
-        seen = x if law.sees_radius else (SphereNorm(kind)(x) if slots.reads_norm else theta)
-        A = attention(slots.heads, beta * law.temperature(at.values), weights)(seen)
+        seen = theory_norm(kind)(x) if slots.reads_norm else x if law.sees_radius else theta
+        assert law.read == {"Θ": "Θ", "X": "X"}.get(law.read, f"{kind}(X)")
+        found = by_hand(seen, slots, beta * law.temperature(at.values), used, kind)
+        A = found["A"]
         if "norm" in (slots.output, slots.stream):
             A = visible_part(A, kind)  # a LayerNorm after A sees only its centred part
-        values = {**at.values, "r": r, "A": A.norm(dim=-1, keepdim=True)}
+        values = {**at.values, "r": r, "A": A.norm(dim=-1, keepdim=True), "M": found["M"], "m": found["m"]}
         turned = (A - (A * theta).sum(-1, keepdim=True) * theta) / law.speed(values)
         measured = (ahead / ahead.norm(dim=-1, keepdim=True) - behind / behind.norm(dim=-1, keepdim=True)) / (2 * h)
         assert torch.allclose(measured, turned, rtol=1e-6, atol=1e-8)
@@ -88,7 +128,8 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
         grown = (ahead.norm(dim=-1) - behind.norm(dim=-1)) / (2 * h)
         inner = (A * theta).sum(-1)
         expected = [
-            law.radial(float(inner[j]), {**at.values, "r": float(r[j]), "A": float(values["A"][j])}) for j in range(len(x))
+            law.radial(float(inner[j]), {**at.values, **{name: float(values[name][j]) for name in "rAMm"}})
+            for j in range(len(x))
         ]
         assert torch.allclose(grown, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-8)
         assert law.radius_fixed == (slots.stream == "norm")
@@ -98,12 +139,12 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_flow_is_the_derivative_of_the_layer(scheme: Scheme, kind: NormKind) -> None:
     generator = torch.Generator().manual_seed(8)
-    weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) for _ in "qkv"]
+    weights = [torch.randn(10, 10, dtype=torch.float64, generator=generator) for _ in range(5)]
     for stage in scheme.stages:
         slots, at, h = stage.attention, stage.place(2.0, 8.0), 1e-5
         x = state(slots, kind, generator)
-        update = Update.of(slots, at, SphereNorm(kind))
-        y = attention(slots.heads, 0.4, weights)(update.read(x))
+        update = Update.of(slots, at, theory_norm(kind))
+        y = by_hand(update.read(x), slots, 0.4, weights, kind)["f"]
         difference = (update.state(x, y, h) - update.state(x, y, -h)) / (2 * h)
         assert torch.allclose(update.velocity(x, y), difference, rtol=1e-6, atol=1e-7)
 
@@ -115,7 +156,7 @@ def test_schemes_in_a_stack_move_as_they_do_alone(kind: NormKind) -> None:
     x = norm(torch.randn(6, 10, dtype=torch.float64, generator=generator))
     y = torch.randn(6, 10, dtype=torch.float64, generator=generator)
     alone = [Update.of(scheme.attention, scheme.place(2.0, 8.0), norm) for scheme in SCHEMES]
-    together = Update.stacked(alone, norm, "cpu", torch.float64)
+    together = Update.stacked(alone, (norm,), "cpu", torch.float64)
     tokens, outputs = x.expand(len(alone), 6, 10), y.expand(len(alone), 6, 10)
     for i, update in enumerate(alone):
         assert torch.allclose(together.read(tokens)[i], update.read(x), atol=1e-15)
@@ -153,7 +194,7 @@ def test_learned_values_take_the_place_of_formulas() -> None:
 
     learned = Update.of(slots, At(2.0, 8.0, alpha), gained)
     assert torch.allclose(learned.state(x, y), norm((1 - alpha) * x + alpha * norm(y)), atol=1e-13)
-    assert torch.allclose(learned.written(y), alpha * norm(y), atol=1e-13)
+    assert torch.allclose(learned.written(x, y), alpha * norm(y), atol=1e-13)
     given = Update.of(slots, At(2.0, 8.0), {"output": gained, "stream": gained}, step=step, carry=carry)
     assert torch.allclose(given.state(x, y), norm(carry * x + step * norm(y)), atol=1e-13)
     with pytest.raises(TypeError, match="has no flow"):
@@ -203,12 +244,49 @@ def test_norm_is_a_parameter_of_every_stage() -> None:
         NAMED["mix"].with_norm("batch")
 
 
+def test_a_map_of_the_stream_has_layers_but_no_flow() -> None:
+    """Norm(x) is x on the sphere; tanh(x) is not, so that a layer without any update still changes x."""
+    scheme = NAMED["post"].with_norm("tanh")
+    update = Update.of(scheme.attention, scheme.place(0.0, 2.0), theory_norm("tanh"))
+    x, y = (torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    assert torch.allclose(update.state(x, y), torch.tanh(x + y) / 2, atol=1e-15)  # √d/2 = 1
+    assert scheme.flow == "–"
+    assert not scheme.on_sphere()
+    with pytest.raises(InputError, match="a stream through tanh has no flow"):
+        update.velocity(x, y)
+    with pytest.raises(InputError, match="norm = 'tanh' puts nothing on a sphere"):
+        SphereNorm("tanh")
+
+
+def test_a_scheme_with_more_than_somebody_treats_is_refused_in_one_line() -> None:
+    late = Scheme("late", NAMED["pre"].attention, until=0.5, then=Scheme("both", Slots(inner="norm", gate="sigmoid")))
+    assert late.features == {"inner", "gate"}
+    late.require_plain("the oracle", "inner", "gate", "scores")
+    with pytest.raises(InputError, match=r"^the oracle cannot treat gate of scheme 'late'$"):
+        late.require_plain("the oracle", "inner")
+    assert {name for name, scheme in NAMED.items() if scheme.features} == {
+        "rezero", "dyt", "derf", "sub-ln", "gated", "sink", "softcap", "tangent",
+    }  # fmt: skip
+
+
+def test_initial_weights_of_deepnorm_and_sub_ln_are_those_of_their_papers() -> None:
+    assert NAMED["deepnorm"].initial_factor(3, 2) == pytest.approx(0.5)  # (8·2)^(-1/4)
+    assert NAMED["sub-ln"].initial_factor(0, 24) == pytest.approx(math.log(48) ** 0.5)
+    assert NAMED["pre"].initial_factor(0, 24) == 1
+
+
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
     for stage in scheme.stages:
         drawing = replace(stage, until=1.0, then=None).block
-        filled = [s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.output, slots.stream)]
-        assert drawing.count("Norm") == sum(s != "none" for s in filled) + (stage.attention.heads != "none")
+        filled = [
+            s for slots in (stage.attention, stage.feedforward) for s in (slots.input, slots.inner, slots.output, slots.stream)
+        ]
+        assert drawing.count(stage.norm_text) - drawing.count("Norm(") == sum(s.startswith("norm") for s in filled)
+        assert drawing.count("Norm(") == (stage.attention.heads != "none")
+        assert drawing.count("part ⟂ x") == filled.count("tangent")
+        assert drawing.count("σ(W_G·)") == (stage.attention.gate == "sigmoid")
+        assert drawing.count(stage.attention.texts["scores"]) == (stage.attention.scores != "softmax")
         assert drawing.count("⊕") == 2
         assert len({line.find("⊕") for line in drawing.splitlines() if "⊕" in line}) == 1
         for slots in (stage.attention, stage.feedforward):
@@ -262,6 +340,19 @@ def test_schemes_need_no_torch() -> None:
         (lambda: Slots(input="norm*(norm + 1)"), "slot 'input'"),
         (lambda: Slots(heads="kq"), "slot 'heads'"),
         (lambda: Slots(output="yes"), "slot 'output' is one of none, norm"),
+        (lambda: Slots(output="tangnt"), "slot 'output' is one of none, norm, tangent, not 'tangnt'; did you mean 'tangent'?"),
+        (lambda: Slots(inner="layer"), "slot 'inner' is one of none, norm"),
+        (lambda: Slots(gate="relu"), "slot 'gate' is one of none, sigmoid"),
+        (lambda: Scheme("a", Slots(), norm="tan"), "norm is one of rms, layer, tanh, erf, not 'tan'"),  # type: ignore[arg-type]
+        (lambda: Scheme("a", Slots(), learned="matrix"), "learned is one of vector, scalar"),
+        (lambda: Scheme("a", Slots(), initial="alpha"), "initial is a number or a formula in t, layer and depth"),
+        (lambda: Scheme("a", Slots(), initial=0), "initial = '0' is not a positive number"),
+        (
+            lambda: Scheme("a", Slots(), initial="1/t").check(3),
+            "initial = '1/t' is not a positive number at t = 0, layer 0 of 3",
+        ),
+        (lambda: Scheme("a", Slots(), feedforward=Slots(scores="sink")), "no q, k, v: its slot 'scores' is 'softmax'"),
+        (lambda: Scheme("a", Slots(), feedforward=Slots(gate="sigmoid")), "no q, k, v: its slot 'gate' is 'none'"),
         (lambda: Scheme("a", Slots(step=float("nan"))), "nan"),
         (lambda: Scheme("a", Slots(), alpha="sqrt(0 - 1)"), "alpha = '√(0−1)' is not a finite number"),
         (lambda: Scheme("a", Slots(step="1/(alpha - 2)"), alpha=2), "step = '1/(α_t−2)' is not a finite number"),

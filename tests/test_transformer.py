@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from normscope import InputError
-from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask
+from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, Scores
 from normscope.schemes import NAMED, Scheme, Slots
-from normscope.training import Training, evaluate, read_recipe
-from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
+from normscope.training import Training, read_recipe
+from normscope.training.batches import one_batch
 from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, Addition, Examples, as_text, encode
+from normscope.training.tasks.addition.feeds import PackedFeed, PaddedFeed, SplitFeed
 from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
-from normscope.transformer.model import Norm
+from normscope.transformer.layers import Norm
 
 SMALL = {"dim": 12, "layers": 2, "heads": 3, "head": 4, "feedforward": 10, "readout": (9, 8), "frequencies": 4}
 TASK = Addition((2, 4), (1, 2))
@@ -43,7 +44,7 @@ def model_of(scheme: str | Scheme, **changes: Any) -> Transformer:
 def shaken(model: Transformer) -> Transformer:
     """Every gain, bias and fixed factor away from where it starts, so that each of them matters."""
     with torch.no_grad():
-        for seed, value in enumerate((*model.parameters(), *model.buffers())):
+        for seed, value in enumerate(model.state_dict().values()):
             value += 0.2 * random(*value.shape, seed=seed)
     model.renormalise()
     return model
@@ -137,6 +138,175 @@ def test_a_model_is_the_plain_one_with_the_same_weights(scheme: str, shared: boo
         assert (mine - theirs).norm() < 1e-10 * theirs.norm(), name
 
 
+TEXT = {"positions": "rope", "activation": "swiglu", "biases": False, "readout": (), "shared_gains": True, "final_norm": "rms"}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("vocabulary", [17, 300])
+def test_a_model_for_text_is_llama_with_the_same_weights(tied: bool, vocabulary: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = shaken(model_of("pre", **TEXT, tied=tied, vocabulary=vocabulary, initial_std=0.2, heads=2))
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if name.endswith(("read_scale.factor", "write_scale.factor", "type_scale.factor", "embed.scale.factor")):
+                value.fill_(1.0)
+            if name.endswith("score_scale.factor"):
+                value.fill_(0.5)
+    shape = {"hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
+    config = LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=tied, rms_norm_eps=1e-12, **shape)
+    llama = LlamaForCausalLM(config).double()
+    weights = {"model.embed_tokens.weight": model.embed.types, "model.norm.weight": model.readout.norm.gain()}
+    weights["lm_head.weight"] = model.unembedding.T
+    for i, block in enumerate(model.decoder):
+        attention, feedforward, at = block.attention.f, block.feedforward.f, f"model.layers.{i}"
+        for letter, W in zip("qkv", attention.W_QKV.flatten(2).unbind(1), strict=True):
+            weights[f"{at}.self_attn.{letter}_proj.weight"] = W.T
+        weights[f"{at}.self_attn.o_proj.weight"] = attention.W_O.flatten(0, 1).T
+        weights[f"{at}.mlp.up_proj.weight"], weights[f"{at}.mlp.gate_proj.weight"] = feedforward.W_in.T.chunk(2)
+        weights[f"{at}.mlp.down_proj.weight"] = feedforward.W_out.T
+        weights[f"{at}.input_layernorm.weight"] = attention.input_gains()[0]
+        weights[f"{at}.post_attention_layernorm.weight"] = feedforward.input_gain()
+    llama.load_state_dict(weights)
+    tokens = torch.randint(vocabulary, (2, 9), generator=torch.Generator().manual_seed(0))
+    got, expected = model(row_of(tokens)), llama(tokens).logits
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5)  # RoPE's angles and its norms are float32
+    assert expected.std() > 0.1
+
+
+def test_ngpt_for_text_is_the_papers_block() -> None:
+    """Loshchilov et al. 2024, with states of length 1: table 1, equations 10, 11, 15, 16, 20, 21, and logits s_z·E x."""
+    model = model_of("ngpt-lerp", **TEXT, initial_std=0.02, vocabulary=300)
+    with torch.no_grad():
+        for seed, value in enumerate(model.parameters()):
+            value *= 1 + 0.3 * random(*value.shape, seed=seed)
+    model.renormalise()
+    tokens, (cos, sin) = some_characters(), model.rotation(row_of(some_characters()))
+    norm = torch.nn.functional.normalize
+    x, later = norm(model.embed.types[tokens], dim=-1), torch.ones(7, 7, dtype=torch.bool).triu(1)
+    for block in model.decoder:
+        f, total = block.attention.f, torch.zeros_like(x)
+        for i in range(3):
+            q, k, v = (x @ f.W_QKV[:, which, i] for which in range(3))
+            q, k = (torch.cat((y[..., :2] * cos - y[..., 2:] * sin, y[..., 2:] * cos + y[..., :2] * sin), -1) for y in (q, k))
+            s_qk = f.score_gain.value[i] * math.sqrt(12)
+            scores = 2 * (s_qk * norm(q, dim=-1)) @ (s_qk * norm(k, dim=-1)).mT
+            total = total + scores.masked_fill(later, -torch.inf).softmax(-1) @ v @ f.W_O[i]
+        alpha = block.attention.alpha.value.abs() * (0.05 * math.sqrt(12))
+        x = norm(x + alpha * (norm(total, dim=-1) - x), dim=-1)
+        f = block.feedforward.f
+        u, v = (x @ f.W_in).chunk(2, -1)
+        s_u, s_v = f.hidden_scale.value.chunk(2)
+        hidden = (u * s_u) * torch.nn.functional.silu(v * s_v * math.sqrt(12))
+        alpha = block.feedforward.alpha.value.abs() * (0.05 * math.sqrt(12))
+        x = norm(x + alpha * (norm(hidden @ f.W_out, dim=-1) - x), dim=-1)
+    expected = model.readout.scale.value * math.sqrt(12) * (x @ model.readout.weights[0])
+    assert torch.allclose(model(row_of(tokens)), expected, rtol=0, atol=1e-6)
+    fresh = model_of("ngpt-lerp", **TEXT, initial_std=0.02, vocabulary=300)
+    assert fresh(row_of(tokens)).abs().max() <= 1  # cosines
+
+
+def test_gelu_and_matrices_of_one_standard_deviation() -> None:
+    model = model_of("pre", **{**TEXT, "activation": "gelu"}, initial_std=0.02, dim=256, feedforward=300, vocabulary=300)
+    for name, value in model.named_parameters():
+        if value.ndim > 1 and "gain" not in name:
+            assert value.std().item() == pytest.approx(0.02, rel=0.03), name
+            assert value.mean().abs() < 0.001, name
+    assert not any(name.rpartition(".")[2].startswith("b") for name, _ in model.named_parameters())
+    f, x = model.decoder[0].feedforward.f, random(2, 3, 256)
+    reference = nn.Sequential(nn.Linear(256, 300, bias=False), nn.GELU(), nn.Linear(300, 256, bias=False)).double()
+    reference[0].weight.data, reference[2].weight.data = f.W_in.T, f.W_out.T
+    assert torch.allclose(f(x), reference(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"positions": "rope", "head": 5}, "head even"),
+        ({"positions": "rope", "encoder_layers": 1}, "encoder_layers=1"),
+        ({"tied": True, "readout": (8,)}, "tied=True needs readout"),
+        ({"activation": "swigl"}, "did you mean 'swiglu'"),
+        ({"initial_std": 0.0}, "initial_std=0"),
+    ],
+)
+def test_impossible_text_models_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TransformerConfig.of({**TransformerConfig(NAMED["pre"], **SMALL).values, **wrong})
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sink(0.5)", "softcap(0.3)", "temperature(1 + log(n))", "sink+softcap(0.2)"])
+def test_attention_has_scores_an_inner_norm_and_a_gate(scores: str) -> None:
+    """By hand: softmax over capped logits and one more, the norm of concatenated heads, and σ(W_G x) before W_O."""
+    model = shaken(model_of(Scheme("mine", Slots(input="norm", scores=scores, inner="norm", gate="sigmoid")), **TEXT))
+    f, x, later = model.decoder[1].attention.f, random(2, 5, 12), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    read, mixed, n = x * f.input_gains()[0], [], torch.arange(1.0, 6.0)[:, None]
+    for head in range(3):
+        q, k, v = (read @ f.W_QKV[:, which, head] for which in range(3))
+        logits = f.score_scale.factor * (q @ k.mT)
+        logits = logits * (1 + n.log()) if "temperature" in scores else logits
+        for cap in (0.3, 0.2):
+            logits = cap * torch.tanh(logits / cap) if f"softcap({cap})" in scores else logits
+        weights = logits.masked_fill(later, -torch.inf).exp()
+        total = weights.sum(-1, keepdim=True) + (f.sink[head].exp() if "sink" in scores else 0)
+        mixed.append(weights / total @ v)
+    assert f.sink is None or f.sink.requires_grad
+    heads = plain_norm(torch.cat(mixed, -1), "rms", f.inner.gain()) * torch.sigmoid(read @ f.W_G)
+    expected = heads @ f.W_O.flatten(0, 1)
+    assert torch.allclose(f(x, CausalMask()), expected, rtol=0, atol=1e-7)  # a temperature is computed in float32
+    g = model.decoder[1].feedforward.f
+    u, v = (x * g.input_gain() @ g.W_in).chunk(2, -1)
+    expected = plain_norm(u * v * torch.sigmoid(v), "rms", g.inner.gain()) @ g.W_out
+    assert torch.allclose(g(x), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ["dyt", "derf"])
+def test_pointwise_maps_learn_a_slope_a_gain_and_a_bias(scheme: str) -> None:
+    model, x = model_of(scheme, **{**TEXT, "final_norm": "layer"}), random(2, 5, 12)
+    norm = model.decoder[0].attention.input
+    assert norm.slope == 0.5
+    assert model.decoder[0].attention.f.input_gains is None
+    shaken(model)
+    shift = 0 if scheme == "dyt" else norm.shift
+    phi = torch.tanh if scheme == "dyt" else torch.erf
+    assert torch.allclose(norm(x), norm.gain.value * phi(norm.slope * x + shift) + norm.bias, rtol=0, atol=1e-12)
+    model(row_of(some_characters())).square().sum().backward()
+    learned = [p for name, p in model.named_parameters() if name.endswith(("slope", "bias", "shift"))]
+    assert len(learned) == 4 * (2 if scheme == "dyt" else 3)
+    assert all((p.grad != 0).any() for p in learned)
+
+
+def test_steps_of_language_models_are_plain_parameters() -> None:
+    """LayerScale's vectors and ReZero's scalars, which may take either sign; nGPT keeps its steps times 1/√d."""
+    for scheme, shape, start in (("layerscale", (12,), 1e-4), ("rezero", (), 0.0)):
+        alpha = model_of(scheme, **TEXT, initial_std=0.02).decoder[0].attention.alpha
+        assert alpha.value.shape == shape
+        assert torch.allclose(alpha.value, torch.full(shape, start, dtype=torch.float64))
+        with torch.no_grad():
+            alpha.value.fill_(-0.25)
+        assert (alpha() == -0.25).all()
+    block = model_of("layerscale", **TEXT, initial_std=0.02).decoder[0]
+    with torch.no_grad():
+        block.attention.alpha.value.fill_(-0.25)
+    assert (block.attention.values()[0] == -0.25).all()
+
+
+def test_initial_weights_have_the_schemes_factor() -> None:
+    plain, scaled = (model_of(Scheme("mine", Slots(stream="norm"), initial=formula)) for formula in ("1", "1/(layer*depth)"))
+    for layer in range(2):
+        for sublayer, names in (("attention", ("W_QKV", "W_O")), ("feedforward", ("W_in", "W_out"))):
+            for name in names:
+                a, b = (getattr(getattr(model.decoder[layer], sublayer).f, name) for model in (plain, scaled))
+                if name == "W_QKV":
+                    assert torch.equal(a[:, :2], b[:, :2])
+                    a, b = a[:, 2], b[:, 2]
+                assert torch.allclose(a / (2 * (layer + 1)), b, rtol=1e-6)
+
+
+def test_scores_of_an_encoder_are_refused() -> None:
+    with pytest.raises(InputError, match="'sink' has scores other than softmax, which need encoder_layers=0"):
+        model_of("sink", encoder_layers=1)
+
+
 def test_q_k_and_v_have_gains_of_their_own_unless_they_share_one() -> None:
     assert model_of("pre").decoder[0].attention.f.input_gains().shape == (3, 12)
     assert model_of("pre", shared_gains=True).decoder[0].attention.f.input_gains().shape == (1, 12)
@@ -161,6 +331,9 @@ class Recording:
         qkv = qkv if norm is None else norm(qkv)
         self.asked.append((qkv, scale))
         return self.inner.stacked(qkv, scale)
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        return self.inner.scored(q, k, v, scale, scores, sink)
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.scores(q, k)
@@ -187,7 +360,7 @@ def test_embeddings_are_normalised_where_any_sublayer_normalises_the_stream(sche
     x = shaken(model_of(scheme)).embed(row_of(some_characters()))
     slots = (NAMED[scheme].attention, NAMED[scheme].feedforward)
     normalised = torch.allclose(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(12), dtype=torch.float64))
-    assert normalised == ("norm" in (slots[0].stream, slots[1].stream))
+    assert normalised == ("norm" in (slots[0].stream, slots[1].stream) and not NAMED[scheme].pointwise)
 
 
 @pytest.mark.parametrize("scheme", NAMED)
@@ -198,12 +371,16 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
         step, carry, factor = sublayer.values()
         read = factor * sublayer.read_scale.factor * sublayer.input(x)
         y = sublayer.f(read, CausalMask())
-        expected = sublayer.stream(carry * x + step * sublayer.write_scale.factor * sublayer.output(y))
+        u = sublayer.write_scale.factor * sublayer.output(y)
+        if sublayer.tangent:
+            u = u - (u * x).sum(-1, keepdim=True) * x / x.square().sum(-1, keepdim=True)
+        expected = sublayer.stream(carry * x + step * u)
         assert torch.allclose(sublayer(x, CausalMask()), expected, rtol=0, atol=1e-12)
         if sublayer.alpha is not None:
-            alpha = (sublayer.alpha.value * sublayer.alpha.ratio).abs()
+            alpha = sublayer.alpha.value * sublayer.alpha.ratio
+            alpha = alpha if NAMED[scheme].alpha.text == "0" else alpha.abs()
             assert torch.equal(step, alpha)
-            assert carry == 1 if isinstance(carry, float) else torch.equal(carry, 1 - alpha)
+            assert carry == 1 if carry.ndim == 0 else torch.equal(carry, 1 - alpha)
 
 
 @pytest.mark.parametrize("scheme", NAMED)
@@ -212,6 +389,7 @@ def test_earlier_logits_do_not_know_later_characters(scheme: str) -> None:
     changed = torch.cat((characters[:, :4], (characters[:, 4:] + 1) % 17), 1)
     before, after = (model(row_of(x)) for x in (characters, changed))
     assert torch.equal(before[:, :4], after[:, :4])
+    before, after = (model.states(row_of(x)) for x in (characters, changed))
     assert not torch.isclose(before[:, 4:], after[:, 4:]).all(-1).any()
 
 
@@ -227,7 +405,7 @@ def fed(feed: PaddedFeed | SplitFeed | PackedFeed, model: Transformer, examples:
     return feed.logits(model, batch)[batch["targets"].flatten() != MASK]
 
 
-@pytest.mark.parametrize("scheme", NAMED)
+@pytest.mark.parametrize("scheme", [name for name in NAMED if "scores" not in NAMED[name].features])
 def test_an_example_has_the_same_logits_alone_padded_and_packed(scheme: str) -> None:
     model, (examples, offsets) = shaken(model_of(scheme)), drawn()
     among = fed(PaddedFeed(), model, examples, offsets)
@@ -307,12 +485,12 @@ def test_factors_are_fixed_once_and_are_no_parameters() -> None:
     model(row_of(some_characters(seed=1)))
     assert all(torch.equal(value, factors[name]) for name, value in model.named_buffers())
     assert not any("scale.factor" in name for name, _ in model.named_parameters())
-    assert all(name in model.state_dict() for name in factors)
+    assert all(name in model.state_dict() for name in factors if name.endswith("factor"))
 
 
 def test_without_calibration_factors_are_one() -> None:
     model = Training(read_recipe("tiny", {"calibrate": False})).model
-    factors = dict(model.named_buffers())
+    factors = {name: value for name, value in model.state_dict().items() if name.endswith("factor")}
     assert {float(v) for name, v in factors.items() if "score_scale" not in name} == {1.0}
     assert {float(v) for name, v in factors.items() if "score_scale" in name} == {0.25}  # 1/√head
 
@@ -579,7 +757,7 @@ def test_an_unknown_model_of_the_package_is_corrected() -> None:
 def test_models_of_the_package_can_add(name: str) -> None:
     saved = load_model(f"builtin:{name}")
     assert saved.model.config.scheme.name == name.rpartition("-")[2]
-    result = evaluate(saved.model, task_of(saved.about["recipe"])[0], ["in-distribution"], 256, seed=5, worked=3)
+    result = task_of(saved.about["recipe"]).evaluate(saved.model, ["in-distribution"], 256, seed=5, worked=3)
     assert result.accuracy["accuracy"].item() > 0.9
     assert all(as_text(encode(worked.asked)).startswith("[") for worked in result.worked)
 

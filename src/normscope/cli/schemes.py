@@ -17,12 +17,13 @@ EXAMPLES = examples(
     "normscope schemes ./mine.toml --norm layer --draw mine.png",
     "normscope schemes --json",
 )
-_WIDE = 130
+_WIDE = 160
 _LEGEND = (
-    "x ← stream(carry·x + step·output(f(input(x)))), and q, k, v ← heads(q, k, v) inside attention: carry is the residual "
-    "scale, step the branch scale; t is the layer, 0 the first, T their number. Token j has the norm r_j, the direction "
-    "θ_j = x_j/r_j, and A_j is what attention computes for it; θ̇_j = (1/s_j) P_θj A_j, so a large s_j slows it down. "
-    "A_j = A_j(Θ), except:"
+    "x ← stream(carry·x + step·output(f(input(x)))), and inside attention q, k, v ← heads(q, k, v) and "
+    "f = (gate ⊙ inner(scores(q·k) v)) W_O: carry is the residual scale, step the branch scale; t is the layer, 0 the first, "
+    "T their number. Token j has the norm r_j, the direction θ_j = x_j/r_j, and A_j is what attention computes for it; "
+    "θ̇_j = (1/s_j) P_θj A_j, so a large s_j slows it down. m_j is the share of attention that a sink takes, M_j what a head "
+    "mixes. A_j = A_j(Θ), except:"
 )
 
 
@@ -35,7 +36,9 @@ def schemes(
             show_default=False,
         ),
     ] = None,
-    norm: Annotated[str | None, typer.Option(help="The norm in every slot: rms or layer.", show_default="rms")] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="The norm in every slot: rms, layer, tanh or erf.", show_default="rms")
+    ] = None,
     draw: Annotated[
         Path | None,
         typer.Option(help="Also draw the blocks to this file (.png, .svg or .pdf).", show_default=False),
@@ -62,14 +65,14 @@ def schemes(
 
 
 def _print_all(chosen: "list[Scheme]") -> None:
-    from normscope.schemes import same_feedforward, scheme_record
+    from normscope.schemes import dash, same_feedforward, scheme_record
 
     rows: list[list[str]] = []
     remarks: list[str] = []
     for scheme in chosen:
         for stage in scheme.stages:
-            law = stage.attention.law
-            cells = [text.replace("none", "–") for text in stage.attention.texts.values()]
+            law = stage.law_of(stage.attention)
+            cells = [dash(text) for text in stage.attention.texts.values()]
             label = scheme.name if stage is scheme else "  then"
             when = f"  (t < {stage.end_text})" if stage.then else ""
             users = scheme.users if stage is scheme else ""
@@ -79,6 +82,8 @@ def _print_all(chosen: "list[Scheme]") -> None:
             remarks.append(f"{scheme.name}: A_j is {record['attention']}")
         if not same_feedforward(scheme):
             remarks.append(f"{scheme.name}: feed-forward {record['feedforward']['update']}")
+        if record["statement"]:
+            remarks.append(f"{scheme.name}: {record['statement']}")
     columns = ("scheme", *chosen[0].attention.texts, "damping s_j", "radial ṙ_j", "who uses it")
     if console().width >= _WIDE:
         print_table(columns, rows)

@@ -30,7 +30,7 @@ _FUSED = {
     SDPBackend.FLASH_ATTENTION: can_use_flash_attention,
     SDPBackend.EFFICIENT_ATTENTION: can_use_efficient_attention,
 }
-_BLOCK_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}  # scores held at a time
+BLOCK_ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}  # scores held at a time
 _MANY_QUERIES = 4096
 
 
@@ -51,7 +51,7 @@ def attention_weights(q: Heads, k: Heads, scale: float, causal: bool = False) ->
     """softmax(scale · q kᵀ) itself: a tokens × tokens tensor, for those who ask for it."""
     scores = scale * (q @ k.mT)
     if causal:
-        scores = scores.masked_fill(_later(q.shape[-2], k.shape[-2], 0, q.device), -math.inf)
+        scores = scores.masked_fill(later_keys(q.shape[-2], k.shape[-2], 0, q.device), -math.inf)
     return scores.softmax(-1)
 
 
@@ -106,16 +106,16 @@ def _attend_on(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float, 
 def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
     """Plain attention on as many queries at a time as keep the block of scores small."""
     tokens = q.shape[-2]
-    rows = max(1, _BLOCK_ENTRIES[q.device.type] // (k.shape[-2] * math.prod(q.shape[:-2])))
+    rows = max(1, BLOCK_ENTRIES[q.device.type] // (k.shape[-2] * math.prod(q.shape[:-2])))
     out = v.new_empty(*q.shape[:-1], v.shape[-1])  # filled in place: small pieces kept between large ones fragment the heap
     for first in range(0, tokens, rows):
         scores = scale * (q[..., first : first + rows, :] @ k.mT)
         if causal:
-            scores = scores.masked_fill(_later(scores.shape[-2], k.shape[-2], first, q.device), -math.inf)
+            scores = scores.masked_fill(later_keys(scores.shape[-2], k.shape[-2], first, q.device), -math.inf)
         out[..., first : first + rows, :] = scores.softmax(-1) @ v
     return out
 
 
-def _later(queries: int, keys: int, first: int, device: torch.device) -> Tensor:
+def later_keys(queries: int, keys: int, first: int, device: torch.device) -> Tensor:
     """True where key t comes after query first + s."""
     return torch.arange(keys, device=device) > torch.arange(first, first + queries, device=device)[:, None]

@@ -1,11 +1,12 @@
-"""RMSNorm and LayerNorm, as functions and as geometry.
+"""RMSNorm and LayerNorm, as functions and as geometry; and pointwise maps that stand in their place.
 
 Without parameters both put a vector on a sphere of radius √d: RMSNorm the whole space, LayerNorm first projects on
 the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an ellipsoid and a bias moves its centre.
 
 Norms, directions and cosines are right for every vector that the precision can represent, whether or not its squares can be:
 where they cannot, x/2ᵏ with 2ᵏ ≤ max|x| < 2ᵏ⁺¹ is squared in its place. A factor of two rounds nothing, so both ways give the
-same bits where both can be taken. The zero vector has norm 0 and no direction: its ``unit`` is NaN.
+same bits where both can be taken. The zero vector has norm 0 and no direction: its ``unit`` is NaN. Compiled ``rms_norm`` and
+``layer_norm``, which train models, square x as it is, as PyTorch's do: a state whose squares overflow is NaN, and stops a run.
 """
 
 import math
@@ -52,6 +53,20 @@ def layer_norm(
 
 
 NORMS: dict[str, Callable[..., Tensor]] = {"rms": rms_norm, "layer": layer_norm}
+POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "erf": torch.erf}
+SLOPE = 0.5  # where the learned slope of a pointwise map starts, in DyT and in Derf
+
+
+def pointwise(
+    x: Float[Tensor, "*batch dim"],
+    kind: str,
+    slope: float | Float[Tensor, ""] = SLOPE,
+    shift: float | Float[Tensor, ""] = 0.0,
+    gain: Float[Tensor, " dim"] | None = None,
+    bias: Float[Tensor, " dim"] | None = None,
+) -> Float[Tensor, "*batch dim"]:
+    """Gain · φ(slope · x + shift) + bias with φ = tanh (DyT, without a shift) or erf (Derf)."""
+    return _affine(POINTWISE[kind](slope * x + shift), gain, bias)
 
 
 def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
@@ -132,6 +147,12 @@ def tangent(theta: Float[Tensor, "*batch dim"], velocity: Float[Tensor, "*batch 
     return velocity - (velocity * theta).sum(-1, keepdim=True) * theta
 
 
+def orthogonal_part(u: Float[Tensor, "*batch dim"], x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """The part of u that is orthogonal to x, u − ⟨u, x⟩x/|x|²; u itself where x is zero."""
+    zero = (x == 0).all(-1, keepdim=True)
+    return torch.where(zero, u, tangent(unit(x.masked_fill(zero, 1.0)), u))
+
+
 def visible_part(x: Float[Tensor, "*batch dim"], kind: str) -> Float[Tensor, "*batch dim"]:
     """The part of x that a norm of that kind depends on: all of it, or with LayerNorm the part orthogonal to 1."""
     return centre(x) if kind == "layer" else x
@@ -151,6 +172,10 @@ class SphereNorm:
     radius: Any = 1.0
     quick: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind not in NORMS:
+            raise InputError(f"norm = '{self.kind}' puts nothing on a sphere; {' and '.join(NORMS)} do")
+
     def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """X on the sphere."""
         direction = unit(x, kind=self.kind, quick=self.quick)
@@ -163,6 +188,31 @@ class SphereNorm:
     @property
     def _unit(self) -> bool:
         return isinstance(self.radius, float) and self.radius == 1.0
+
+
+@dataclass(frozen=True)
+class PointwiseNorm:
+    """A pointwise map in place of a norm, in theory's units: x ↦ φ(a·√d·x + s)/√d, where a model has φ(a·x + s).
+
+    Attributes:
+        kind: ``tanh`` or ``erf``.
+        slope: a.
+        shift: s.
+    """
+
+    kind: str
+    slope: float = SLOPE
+    shift: float = 0.0
+
+    def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+        """Every component through the map."""
+        width = math.sqrt(x.shape[-1])
+        return pointwise(width * x, self.kind, self.slope, self.shift) / width
+
+
+def theory_norm(kind: str, quick: bool = False) -> SphereNorm | PointwiseNorm:
+    """The norm of a kind as theory has it: without parameters, and for states of norm 1 where a model has √d."""
+    return PointwiseNorm(kind) if kind in POINTWISE else SphereNorm(kind, quick=quick)
 
 
 @dataclass(frozen=True)
@@ -234,7 +284,7 @@ def _on_sphere(x: Tensor, kind: str, eps: float) -> Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # a half-precision square overflows at 256
     seen = visible_part(wide, kind)
     square = seen.square().mean(-1, keepdim=True) + eps
-    if not _ordinary(square, _ORDINARY[wide.dtype] ** 2):
+    if not torch.compiler.is_compiling() and not _ordinary(square, _ORDINARY[wide.dtype] ** 2):
         wide, size = _scaled(wide, -1, math.sqrt(eps))
         seen = visible_part(wide, kind)
         square = seen.square().mean(-1, keepdim=True) + eps / size / size

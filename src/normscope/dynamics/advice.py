@@ -18,17 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normscope.core import Attention, HeadWeights
-from normscope.core.attention import Backend, attend, normalise_heads
-from normscope.core.heads import project, unproject
+from normscope.core.attention import Backend
 from normscope.core.norms import length, unit
 from normscope.core.seeds import stream_seed
 from normscope.core.threads import one_thread
 from normscope.dynamics.measures import measure
 from normscope.dynamics.motion import FeedForward, Motion
 from normscope.dynamics.starts import make_start
-from normscope.dynamics.symmetric import SymmetricFlow
+from normscope.dynamics.symmetric import SymmetricFlow, no_reduction
 from normscope.dynamics.trajectory import NotFiniteError
-from normscope.dynamics.weights import random_weights
+from normscope.dynamics.weights import random_gate, random_weights
 from normscope.schemes import Scheme
 
 Numbers = npt.NDArray[np.float64]
@@ -115,12 +114,10 @@ class LayerAttention(Attention):
 
     noise: Factors | None = None
 
-    def __call__(self, x: Float[Tensor, "*batch tokens dim"], heads: str = "none") -> Float[Tensor, "*batch tokens dim"]:
-        """A(X), with q, k, v normalised as the slot ``heads`` says; with noise the first dimension of x is the variants."""
-        w = self.weights
-        qkv = normalise_heads(project(x, w.W_Q), project(x, w.W_K), project(x, w.W_V), heads)
-        q, k, v = (self._sized(y, letter, heads) for letter, y in zip("qkv", qkv, strict=True))
-        return unproject(attend(q, k, v, self.beta, self.causal, self.backend), w.W_O)
+    def projected(self, x: Float[Tensor, "*batch tokens dim"], heads: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, k and v, normalised as the slot ``heads`` says; with noise the first dimension of x is the variants."""
+        q, k, v = (self._sized(y, letter, heads) for letter, y in zip("qkv", super().projected(x, heads), strict=True))
+        return q, k, v
 
     def _sized(self, y: Tensor, letter: str, heads: str) -> Tensor:
         if letter in heads:
@@ -129,8 +126,21 @@ class LayerAttention(Attention):
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What a scheme does to the random weights of a layer.
+
+    Attributes:
+        weights: ``free`` or ``normalised``.
+        initial: factor on W_V, W_O and the matrices of the feed-forward layer.
+    """
+
+    weights: str = "free"
+    initial: float = 1.0
+
+
+@dataclass(frozen=True)
 class Block:
-    """A layer's random maps for one kind of weights (``free`` or ``normalised``)."""
+    """A layer's random maps for one kind of weights."""
 
     attention: LayerAttention
     feedforward: FeedForward | None
@@ -166,34 +176,52 @@ class RandomLayers:
         levels = torch.tensor([0.0, *s.levels], dtype=s.dtype, device=s.device)
         return 1 + levels[:, None, None, None, None] * kappa
 
-    def block(self, layer: int, kinds: Sequence[str]) -> dict[str, Block]:
-        """The maps of a layer for each kind of weights: the same draw, as it is or normalised along the stream."""
-        drawn = self._weights(layer), self._feedforward(layer)
+    def blocks(self, layer: int, schemes: Sequence[Scheme]) -> dict[Kind, Block]:
+        """The maps of a layer for each kind of weights that the schemes have there: the same draw, scaled or normalised."""
+        stages = [scheme.at(layer, self.stack.depth) for scheme in schemes]
+        gated = any(stage.attention.gate != "none" for stage in stages)
+        drawn = self._weights(layer, gated), self._feedforward(layer)
         blocks = {}
-        for kind in kinds:
-            weights, feedforward = drawn if kind == "free" else normalised(*drawn)
+        for kind in {self.kind(layer, stage) for stage in stages}:
+            weights, feedforward = normalised(*drawn) if kind.weights == "normalised" else shrunk(*drawn, kind.initial)
             attention = LayerAttention(self.stack.beta, weights, self.stack.causal, backend=self._backend)
             blocks[kind] = Block(attention, feedforward)
         return blocks
+
+    def kind(self, layer: int, stage: Scheme) -> Kind:
+        """The weights of a stage: its factor is on initial ones, so not on those with a trained model's spectrum."""
+        if stage.weights == "normalised" or self.stack.spectrum is not None:
+            return Kind(stage.weights)
+        return Kind(stage.weights, stage.initial_factor(layer, self.stack.depth))
 
     @property
     def _backend(self) -> Backend | None:
         """On a GPU one that is the same with and without a gradient."""
         return "blocks" if torch.device(self.stack.device).type == "cuda" else None
 
-    def _weights(self, layer: int) -> HeadWeights:
+    @property
+    def _kind(self) -> str:
+        """How weights are drawn that have no spectrum: those of gates and feed-forward layers too."""
+        return "kaiming" if self.stack.spectrum is not None else self.stack.weights
+
+    def _weights(self, layer: int, gated: bool) -> HeadWeights:
         s = self.stack
         generator = self._generator("weights", layer)
         if s.spectrum is not None:
-            return spectral_weights(s, s.spectrum, layer / max(s.depth - 1, 1), generator)
-        return random_weights(s.weights, s.width, s.heads, generator, scale=s.scale, dtype=s.dtype)
+            weights = spectral_weights(s, s.spectrum, layer / max(s.depth - 1, 1), generator)
+        else:
+            weights = random_weights(self._kind, s.width, s.heads, generator, scale=s.scale, dtype=s.dtype)
+        if not gated:
+            return weights
+        gates = self._generator("gate", layer)
+        return replace(weights, W_G=random_gate(self._kind, s.width, s.heads, gates, scale=s.scale, dtype=s.dtype))
 
     def _feedforward(self, layer: int) -> FeedForward | None:
         s = self.stack
         if not s.hidden:
             return None
         generator = torch.Generator().manual_seed(self._seed("feedforward", layer))
-        drawn = FeedForward.random(s.width, s.hidden, generator, s.dtype)
+        drawn = FeedForward.random(s.width, s.hidden, generator, s.dtype, s.scale if self._kind == "gaussian" else None)
         return FeedForward(drawn.W_in.to(s.device), drawn.W_out.to(s.device))
 
     def _generator(self, stream: str, layer: int = 0) -> torch.Generator:
@@ -222,12 +250,20 @@ def normalised(weights: HeadWeights, feedforward: FeedForward | None) -> tuple[H
     def along(weight: Tensor, axis: int) -> Tensor:
         return unit(weight, axis)
 
-    def of_heads(weight: Tensor | None, axis: int) -> Tensor | None:
-        return None if weight is None else along(weight, axis)
-
-    W_Q, W_K, W_V = (of_heads(weight, -2) for weight in (weights.W_Q, weights.W_K, weights.W_V))
+    heads = {
+        name: None if weight is None else along(weight, -1 if name == "W_O" else -2) for name, weight in vars(weights).items()
+    }
     wide = None if feedforward is None else FeedForward(along(feedforward.W_in, -2), along(feedforward.W_out, -1))
-    return HeadWeights(W_Q, W_K, W_V, of_heads(weights.W_O, -1)), wide
+    return HeadWeights(**heads), wide
+
+
+def shrunk(weights: HeadWeights, feedforward: FeedForward | None, factor: float) -> tuple[HeadWeights, FeedForward | None]:
+    """A factor on W_V, W_O and both matrices of the feed-forward layer."""
+    if factor == 1:
+        return weights, feedforward
+    W_V, W_O = (None if weight is None else factor * weight for weight in (weights.W_V, weights.W_O))
+    wide = None if feedforward is None else FeedForward(factor * feedforward.W_in, factor * feedforward.W_out)
+    return replace(weights, W_V=W_V, W_O=W_O), wide
 
 
 @dataclass(frozen=True)
@@ -286,22 +322,18 @@ def runs_at_a_time(device: str) -> int:
 def measure_run(layers: RandomLayers, schemes: Sequence[Scheme], tick: Callable[[], None] = lambda: None) -> RunMeasures:
     """One run: forward with and without noise, then backward; ``tick`` is called after every layer, 2 · depth times."""
     depth = layers.stack.depth
-
-    def blocks(layer: int) -> dict[str, Block]:
-        return layers.block(layer, sorted({scheme.at(layer, depth).weights for scheme in schemes}))
-
-    first = blocks(0)
+    first = layers.blocks(0, schemes)
     paths = [_Path(scheme, layers, first) for scheme in schemes]
     with torch.no_grad():
         for layer in range(depth):
-            drawn, noise = blocks(layer), layers.noise(layer)
+            drawn, noise = layers.blocks(layer, schemes), layers.noise(layer)
             for path in paths:
                 path.forward(layer, drawn, noise)
             tick()
     for path in paths:
         path.turn_round(layers.probe())
     for layer in reversed(range(depth)):
-        drawn = blocks(layer)
+        drawn = layers.blocks(layer, schemes)
         for path in paths:
             path.backward(layer, drawn)
         tick()
@@ -335,9 +367,9 @@ def apart(before: Float[Tensor, "tokens dim"], after: Float[Tensor, "tokens dim"
 class _Path:
     """A scheme on its way through the layers of a run; its arrays are the rows of ``RunMeasures``."""
 
-    def __init__(self, scheme: Scheme, layers: RandomLayers, blocks: dict[str, Block]) -> None:
+    def __init__(self, scheme: Scheme, layers: RandomLayers, blocks: dict[Kind, Block]) -> None:
         depth, levels = layers.stack.depth, layers.stack.levels
-        self.scheme, self.depth = scheme, depth
+        self.scheme, self.layers, self.depth = scheme, layers, depth
         start = self._motion(0, blocks).settle(layers.start(), 0.0)
         variants = 1 + len(levels) if feels_noise(scheme) else 1
         self.x: Tensor | None = start.expand(variants, *start.shape)
@@ -349,7 +381,7 @@ class _Path:
         self.drift = np.full(len(levels), np.nan)
         self._measure(0)
 
-    def forward(self, layer: int, blocks: dict[str, Block], noise: Tensor) -> None:
+    def forward(self, layer: int, blocks: dict[Kind, Block], noise: Tensor) -> None:
         """One layer forward, for all variants at once."""
         if self.x is None:
             return
@@ -378,7 +410,7 @@ class _Path:
         last = self.states.pop().requires_grad_()
         (self.gradient_at,) = torch.autograd.grad((probe * unit(last)).sum(), last)
 
-    def backward(self, layer: int, blocks: dict[str, Block]) -> None:
+    def backward(self, layer: int, blocks: dict[Kind, Block]) -> None:
         """The gradient at the state before the layer; its norm is stored as a logarithm, so that it never underflows."""
         if self.gradient_at is None:
             return
@@ -394,8 +426,8 @@ class _Path:
         self.gradient[layer] = self.log_size
         self.gradient_at = gradient / size
 
-    def _motion(self, layer: int, blocks: dict[str, Block], noise: Tensor | None = None) -> Motion:
-        block = blocks[self.scheme.at(layer, self.depth).weights]
+    def _motion(self, layer: int, blocks: dict[Kind, Block], noise: Tensor | None = None) -> Motion:
+        block = blocks[self.layers.kind(layer, self.scheme.at(layer, self.depth))]
         return Motion(self.scheme, replace(block.attention, noise=noise), float(self.depth), block.feedforward)
 
     def _measure(self, place: int) -> None:
@@ -410,10 +442,12 @@ def reduced_flow(scheme: Scheme, depth: int, tokens: int, beta: float, radius: f
 
     Returns:
         first_rate: γ̇ at t = 0. early, late: mean speed in the first and last third, in degrees per layer. gap: 1 − γ at
-        t = depth. NaN where the flow becomes non-finite.
+        t = depth. NaN where the flow becomes non-finite, and for schemes without a reduction (``no_reduction``).
     """
+    if no_reduction(scheme):
+        return dict.fromkeys(("first_rate", "early", "late", "gap"), np.nan)
     times = np.linspace(0, depth, _SAMPLES * depth + 1)
-    start = 1.0 if scheme.attention.law.radius_fixed else radius
+    start = 1.0 if scheme.law_of(scheme.attention).radius_fixed else radius
     path = SymmetricFlow(scheme, tokens, beta, float(depth)).solve(times.tolist(), radius=start, step=_STEP)
     third = max(1, depth // 3) * _SAMPLES
     speed = np.full(len(times), np.nan)
@@ -478,7 +512,7 @@ def rank(
     generator = np.random.default_rng(seed)
     redrawn = generator.integers(runs, size=(REDRAWS, runs - 1))
     scores = np.where(np.isfinite(values), signs * values, _NON_FINITE)
-    share = weights / weights.sum()
+    share = weights / (weights.sum() or 1.0)  # without any weight all schemes are level
     ranks, by_redraw = ranks_of(scores.mean(0)), ranks_of(scores[redrawn].mean(1))
     any_weights = np.where(share > 0, generator.exponential(size=(REDRAWS, 1, len(share))), 0.0)
     firsts = _firsts((by_redraw * any_weights).sum(-1))

@@ -4,7 +4,7 @@ Every chunk has its own seed, so a chunk's numbers do not depend on which chunks
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,9 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from normscope.core import Attention
-from normscope.core.norms import SphereNorm, mean_cosine
+from normscope.core import Attention, Mixing
+from normscope.core.norms import mean_cosine, theory_norm
+from normscope.core.seeds import stream_seed
 from normscope.dynamics.integrators import (
     METHODS,
     Advance,
@@ -28,10 +29,10 @@ from normscope.dynamics.integrators import (
     stages,
     time_grid,
 )
-from normscope.dynamics.motion import check_schemes
+from normscope.dynamics.motion import check_schemes, mixing_of
 from normscope.dynamics.starts import make_start
-from normscope.dynamics.weights import check_heads, random_weights
-from normscope.errors import InputError, make, require_known, validate
+from normscope.dynamics.weights import check_heads, random_gate, random_weights
+from normscope.errors import make, require_known, validate
 from normscope.machine.memory import require_steps
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
@@ -182,7 +183,7 @@ def run_chunk(
     Norms whose squares are not representable come out as NaN the first time; a chunk with NaN is computed again without that
     shortcut. What is NaN then became non-finite.
     """
-    check_schemes(schemes, setting.time, setting.times)
+    check_schemes(schemes, setting.time, setting.times, flow=True)
     cosines = _chunk(setting, schemes, runs, seed, device, precision, kernels, quick=True)
     return (
         cosines if np.isfinite(cosines).all() else _chunk(setting, schemes, runs, seed, device, precision, PLAIN, quick=False)
@@ -203,17 +204,20 @@ def _chunk(
     start = make_start(
         "uniform", setting.tokens, setting.dim, generator=generator, dtype=torch.float32, device=device, runs=(runs, 1)
     )
+    gates = torch.Generator(device).manual_seed(stream_seed(seed, "gate"))
+    planned = plan(setting, schemes, device, quick)
+    inside = {mixing for stage in planned for mixing in stage.inside}
     attention: Attention | None = None
 
     def evaluate(stage: DrawingStage, reads: Outputs) -> Outputs:
         nonlocal attention
         if attention is None or stage.draws:
-            attention = _draw_attention(setting, schemes, runs, generator, precision)
-        return (_attend(attention, reads[0].to(precision), stage.heads),)
+            attention = _draw_attention(setting, inside, runs, generator, gates, precision)
+        return (_attend(attention, reads[0].to(precision), stage.inside),)
 
     x = start.expand(runs, len(schemes), setting.tokens, setting.dim)
     advance = kernels.advance_layer if setting.solver == "layers" else kernels.advance
-    path = integrate(x, plan(setting, schemes, device, quick), evaluate, advance)
+    path = integrate(x, planned, evaluate, advance)
     cosines = [kernels.mean_cosine(state, quick) for stage, state, _ in path if stage.wanted]
     return torch.stack(cosines, -1).to("cpu", torch.float32).numpy()
 
@@ -221,14 +225,13 @@ def _chunk(
 def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | str, quick: bool = False) -> list[DrawingStage]:
     """Every stage of every step, with its numbers already on the device; ``quick`` is that of the norms."""
     breaks = {stage.end(setting.time) for scheme in schemes for stage in scheme.stages if stage.then}
+    norms = tuple(dict.fromkeys(theory_norm(stage.norm, quick) for scheme in schemes for stage in scheme.stages))
 
-    def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[str, ...]]:
-        holding = [scheme.at(within, setting.time) for scheme in schemes]
-        norms = [SphereNorm(stage.norm, quick=quick) for stage in holding]
-        updates = [Update.of(stage.attention, stage.place(t, setting.time), norms[0]) for stage in holding]
-        if len(set(norms)) > 1:
-            raise InputError("schemes that are simulated together need the same norm, rms or layer")
-        return (Update.stacked(updates, norms[0], "cpu", torch.float32),), tuple(stage.attention.heads for stage in holding)
+    def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[Mixing, ...]]:
+        holding = [(stage, theory_norm(stage.norm, quick)) for stage in (scheme.at(within, setting.time) for scheme in schemes)]
+        updates = [Update.of(stage.attention, stage.place(t, setting.time), norm) for stage, norm in holding]
+        inside = tuple(mixing_of(stage.attention, norm) for stage, norm in holding)
+        return (Update.stacked(updates, norms, "cpu", torch.float32),), inside
 
     planned = stages(setting.times, sorted({*setting.redraws, *breaks}), setting.step, METHODS[setting.solver], slots)
     return _moved(
@@ -278,7 +281,9 @@ def not_finite(setting: Ensemble, schemes: Sequence[Scheme], cosines: Cosines) -
 def _moved(planned: list[DrawingStage], device: torch.device | str) -> list[DrawingStage]:
     """The stages with their tensors on the device, sent in one copy per kind of number."""
     updates = [stage.updates[0].tensors for stage in planned]
-    sent = {name: torch.stack([tensors[name] for tensors in updates]).to(device) for name in updates[0]}
+    names = {name for tensors in updates for name in tensors}  # ``tangent`` is there only where a scheme has it
+    nowhere = torch.zeros_like(updates[0]["step"], dtype=torch.bool)
+    sent = {name: torch.stack([tensors.get(name, nowhere) for tensors in updates]).to(device) for name in sorted(names)}
     weights = torch.tensor([(stage.to_next, stage.to_end or 0.0) for stage in planned]).to(device)
     return [
         replace(
@@ -292,23 +297,31 @@ def _moved(planned: list[DrawingStage], device: torch.device | str) -> list[Draw
 
 
 def _draw_attention(
-    setting: Ensemble, schemes: Sequence[Scheme], runs: int, generator: torch.Generator, precision: torch.dtype
+    setting: Ensemble,
+    inside: Collection[Mixing],
+    runs: int,
+    generator: torch.Generator,
+    gates: torch.Generator,
+    precision: torch.dtype,
 ) -> Attention:
-    weights = random_weights(
-        setting.weights, setting.dim, setting.heads, generator, gain=setting.gain, output_gain=setting.output_gain,
-        scale=setting.scale, dtype=precision, runs=(runs,),
-    )  # fmt: skip
-    if all(stage.attention.heads == "none" for scheme in schemes for stage in scheme.stages):
+    """New weights; those of a gate only where a scheme has one."""
+    kind, shape = setting.weights, (setting.dim, setting.heads)
+    sizes: dict[str, Any] = {"gain": setting.gain, "scale": setting.scale, "dtype": precision, "runs": (runs,)}
+    weights = random_weights(kind, *shape, generator, output_gain=setting.output_gain, **sizes)
+    if all(mixing.foldable for mixing in inside):
         weights = weights.folded()
+    if any(mixing.gated for mixing in inside):
+        weights = replace(weights, W_G=random_gate(kind, *shape, gates, **sizes))
     return Attention(setting.beta, weights)
 
 
-def _attend(attention: Attention, x: Tensor, heads: Sequence[str]) -> Tensor:
-    """A(X) of (runs, schemes, tokens, dim); schemes that normalise other heads go separately."""
-    if len(set(heads)) == 1:
-        return attention(x, heads[0])
+def _attend(attention: Attention, x: Tensor, inside: Sequence[Mixing]) -> Tensor:
+    """A(X) of (runs, schemes, tokens, dim); schemes that differ inside attention go separately."""
+    kinds = list(dict.fromkeys(inside))
+    if len(kinds) == 1:
+        return attention(x, kinds[0])
     out = torch.empty_like(x)
-    for kind in sorted(set(heads)):
-        chosen = [i for i, own in enumerate(heads) if own == kind]
+    for kind in kinds:
+        chosen = [i for i, own in enumerate(inside) if own == kind]
         out[:, chosen] = attention(x[:, chosen], kind)
     return out

@@ -73,7 +73,7 @@ class EnsembleRun:
         require_known("precision", self.precision, PRECISIONS)
         if not is_elsewhere():
             require_memory(self.memory, self.device)
-        check_schemes(self.schemes, self.setting.time, self.setting.times)
+        check_schemes(self.schemes, self.setting.time, self.setting.times, flow=True)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
+from normscope.core import Mixing
 from normscope.dynamics.motion import Motion, settled, total_velocity
 from normscope.dynamics.trajectory import NotFiniteError
 from normscope.errors import InputError, MissingExtraError, require_known
@@ -47,7 +48,7 @@ class Stage:
     Attributes:
         t: where it is evaluated.
         updates: the updates of the sublayers there.
-        heads: which of q, k, v attention normalises there, for every scheme.
+        inside: what happens inside the sublayers: for each of them, or inside attention for each of several schemes.
         to_next: h·a, the weight of this velocity in the next stage's state.
         to_end: h·b, its weight in the step's end; None for 0.
         first: whether a step begins here.
@@ -57,7 +58,7 @@ class Stage:
 
     t: float
     updates: tuple[Update, ...]
-    heads: tuple[str, ...]
+    inside: tuple[Mixing, ...]
     to_next: Any
     to_end: Any
     first: bool
@@ -75,11 +76,11 @@ def stages(
     breaks: Sequence[float],
     step: float,
     method: Method,
-    slots: Callable[[float, float], tuple[tuple[Update, ...], tuple[str, ...]]],
+    slots: Callable[[float, float], tuple[tuple[Update, ...], tuple[Mixing, ...]]],
 ) -> Iterator[Stage]:
     """All stages from the first of ``times`` to the last, where a stage without weights ends the run.
 
-    ``slots(t, within)`` gives updates and heads at t, by the slots that hold at the time ``within``.
+    ``slots(t, within)`` gives updates and what happens inside sublayers at t, by the slots that hold at the time ``within``.
     """
     for t, h, wanted in time_grid(times, breaks, step):
         for i, (c, a, b) in enumerate(method):
@@ -151,7 +152,7 @@ def solve(motion: Motion, x: Tokens, times: Sequence[float], solver: str, step: 
         yield from _layers(motion, x, times, step, watch)
     else:
         plan = stages(times, motion.breaks, step, METHODS[solver], motion.slots)
-        for stage, state, velocity in integrate(x, plan, lambda stage, reads: motion.outputs(reads, *stage.heads), advance):
+        for stage, state, velocity in integrate(x, plan, lambda stage, reads: motion.outputs(reads, stage.inside), advance):
             if stage.first:
                 watch(stage.t, state, None)
             if stage.wanted:

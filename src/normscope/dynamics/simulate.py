@@ -12,7 +12,7 @@ from normscope.core import Attention
 from normscope.core.norms import length, mean_cosine
 from normscope.dynamics.integrators import solve
 from normscope.dynamics.measures import Measures, measure
-from normscope.dynamics.motion import FeedForward, Motion
+from normscope.dynamics.motion import FeedForward, Motion, require_flow
 from normscope.dynamics.schedules import Schedule
 from normscope.dynamics.starts import check_start
 from normscope.dynamics.trajectory import NotFiniteError, Trajectory, check_times
@@ -53,6 +53,10 @@ def simulate(
     if start.ndim != 2:
         raise InputError(f"a simulation starts from tokens × dim, not from an array of shape {tuple(start.shape)}")
     check_start(start)
+    if solver != "layers" or step not in (None, 1):
+        require_flow(scheme)
+    if solver != "layers" or step not in (None, 1):
+        require_flow(scheme)
     motion = Motion(scheme, attention, depth if depth is not None else (times[-1] or 1.0), feedforward, alpha)
     path, wanted = Trajectory(scheme.name), set(times)
     keep = wanted if keep_states is True else set(keep_states or ())

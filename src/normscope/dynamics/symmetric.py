@@ -5,6 +5,9 @@ With identity weights, w = e^{−β(1−γ)} and every quantity divided by e^β,
     Z = (n−1)w + 1,   R = (n−1)wγ + 1,   |A| = N/Z with N² = R² + (n−1)w²(1−γ)(1+(n−1)γ),   ⟨θ_j, A_j⟩ = R/Z,
     γ̇ = (1/s) · 2w(1−γ)((n−1)γ+1)/Z,        ṙ from the scheme's radial rate.
 
+Softcap and temperature change the logits in w, a sink with logit b has the mass e^{b−β}/(Z + e^{b−β}), and a gate is 1/2. A
+pointwise norm depends on the coordinates, not on γ and r alone: there is no such reduction.
+
 The state is (ln(1−γ), ln r), so that the approach to collapse keeps its digits down to 1−γ = 1e-300.
 """
 
@@ -15,8 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from normscope.core import Scores
 from normscope.dynamics.integrators import (
     ADAPTIVE,
     METHODS,
@@ -36,6 +41,15 @@ from normscope.schemes import Scheme
 State = npt.NDArray[np.float64]
 Moving = Callable[[float, State], State]
 _Moment = tuple[float, State, Callable[[float], float] | None]
+
+
+def no_reduction(scheme: Scheme) -> str:
+    """Why a scheme has no symmetric reduction; empty if it has one."""
+    for stage in scheme.stages:
+        slots = stage.attention
+        if stage.pointwise and (slots.reads_norm or "norm" in (slots.inner, slots.output, slots.stream)):
+            return f"{stage.norm} acts on every component alone, and two numbers do not determine the flow"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -61,32 +75,48 @@ class SymmetricFlow:
             raise InputError(f"the symmetric reduction needs at least 2 tokens, not {self.tokens}")
         if not math.isfinite(self.beta):
             raise InputError(f"beta is a finite number, not {self.beta}")
+        if reason := no_reduction(self.scheme):
+            raise InputError(f"scheme '{self.scheme.name}' has no symmetric reduction: {reason}")
 
     def rates(self, t: float, state: State, within: float | None = None) -> dict[str, float]:
         """γ, r and their time derivatives, and the speed |θ̇_j|, at a state (ln(1−γ), ln r)."""
         stage = self.scheme.at(t if within is None else within, self.depth)
-        law, heads = stage.attention.law, stage.attention.heads
+        law, heads, rule = stage.law_of(stage.attention), stage.attention.heads, stage.attention.score_rule
         n, gap, r = self.tokens, math.exp(state[0]), math.exp(state[1])
         gamma = 1 - gap
         values = {**stage.place(t, self.depth, self.alpha).values, "r": r}
         # Where A is taken at X, every unnormalised one of q, k, v carries the common radius.
         seen = {letter: r if law.sees_radius and letter not in heads else 1.0 for letter in "qkv"}
-        w = math.exp(-self.beta * law.temperature(values) * seen["q"] * seen["k"] * gap)
+        own, fall = self._logits(rule, self.beta * law.temperature(values) * seen["q"] * seen["k"], gap)
+        gate = 0.5 if stage.attention.gate != "none" else 1.0  # identity weights: those of a gate are zero
+        size = gate * seen["v"]
+        w = math.exp(-fall)
         Z = (n - 1) * w + 1
         R = (n - 1) * w * gamma + 1
         sideways = w * math.sqrt(max((n - 1) * gap * (1 + (n - 1) * gamma), 0.0))
-        values["A"] = seen["v"] * math.hypot(R, sideways) / Z
+        values["A"] = size * math.hypot(R, sideways) / Z
+        values["M"] = values["A"] / gate
+        sink = 0.0 if rule.sink is None else math.exp(rule.sink - own)
+        values["m"] = sink / (Z + sink)
         speed_factor = float(law.speed(values))
-        closing = seen["v"] * 2 * w * ((n - 1) * gamma + 1) / (Z * speed_factor)
+        closing = size * 2 * w * ((n - 1) * gamma + 1) / (Z * speed_factor)
         return {
             "cosine": gamma,
             "variance": (n - 1) / n * gap,
             "radius": r,
-            "speed": seen["v"] * sideways / (Z * speed_factor),
+            "speed": size * sideways / (Z * speed_factor),
             "cosine_rate": closing * gap,
-            "radial_rate": law.radial(seen["v"] * R / Z, values),
+            "radial_rate": law.radial(size * R / Z, values),
             "closing": closing,
         }
+
+    def _logits(self, rule: Scores, own: float, gap: float) -> tuple[float, float]:
+        """The logit of a token with itself, and how much smaller those with the others are."""
+        if rule.cap is None and rule.temperature is None:
+            return own, own * gap
+        scores = torch.tensor([[own, own * (1 - gap)]], dtype=torch.float64)
+        first, second = rule.logits(scores, torch.tensor([self.tokens], dtype=torch.float64))[0].tolist()
+        return first, first - second
 
     def derivative(self, t: float, state: State, within: float | None = None) -> State:
         """d/dt of (ln(1−γ), ln r)."""
@@ -146,8 +176,6 @@ class SymmetricFlow:
 
     def _adaptive(self, state: State, grid: list[float], clock: "_Clock", solver: str, step: float) -> "Iterator[_Moment]":
         """Every time of the grid and some between them."""
-        import torch
-
         exact, between = {clock.reading(t): t for t in grid}, None
         for left, right in itertools.pairwise(nodes(list(exact), self._breaks(clock))):
             state, moving = self._begun(state, clock.time((left + right) / 2), clock)
@@ -173,7 +201,8 @@ class SymmetricFlow:
 
     def _begun(self, state: State, within: float, clock: "_Clock") -> "tuple[State, Moving]":
         """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's reading."""
-        if self.scheme.at(within, self.depth).attention.law.radius_fixed:
+        stage = self.scheme.at(within, self.depth)
+        if stage.law_of(stage.attention).radius_fixed:
             state = np.array([state[0], 0.0])
         return state, lambda u, y: clock.pace(u) * self.derivative(clock.time(u), y, within)
 

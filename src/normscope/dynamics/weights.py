@@ -33,12 +33,33 @@ def random_weights(
 
     ``kaiming`` is N(0, gain²/fan_in), with ``output_gain`` for W_O; ``gaussian`` is N(0, scale²).
     """
-    require_known("weights", kind, WEIGHTS)
     check_heads(dim, heads)
+    std, output_std = (_std(kind, dim, own, scale) for own in (gain, output_gain))
+    head = dim // heads
+    W_Q, W_K, W_V = (_draw(std, (*runs, dim, heads, head), generator, dtype).movedim(-2, -3) for _ in range(3))
+    return HeadWeights(W_Q, W_K, W_V, _draw(output_std, (*runs, heads, head, dim), generator, dtype))
 
-    def draw(own_gain: float, *shape: int) -> Tensor:
-        std = own_gain / math.sqrt(dim) if kind == "kaiming" else scale
-        return torch.randn(*runs, *shape, generator=generator, dtype=dtype, device=generator.device).mul_(std)
 
-    W_Q, W_K, W_V = (draw(gain, dim, heads, dim // heads).movedim(-2, -3) for _ in range(3))
-    return HeadWeights(W_Q, W_K, W_V, draw(output_gain, heads, dim // heads, dim))
+def random_gate(
+    kind: str,
+    dim: int,
+    heads: int,
+    generator: torch.Generator,
+    *,
+    gain: float = math.sqrt(2),
+    scale: float = 0.02,
+    dtype: torch.dtype = torch.float64,
+    runs: tuple[int, ...] = (),
+) -> Tensor:
+    """W_G for schemes with a gate, of the kind of ``random_weights``: its generator is another, which leaves theirs alone."""
+    std = _std(kind, dim, gain, scale)
+    return _draw(std, (*runs, dim, heads, dim // heads), generator, dtype).movedim(-2, -3)
+
+
+def _std(kind: str, dim: int, gain: float, scale: float) -> float:
+    require_known("weights", kind, WEIGHTS)
+    return gain / math.sqrt(dim) if kind == "kaiming" else scale
+
+
+def _draw(std: float, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device).mul_(std)

@@ -1,11 +1,9 @@
 """advise: Rank schemes for a new model of a given shape."""
 
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
-from importlib.resources import files
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -20,23 +18,26 @@ from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
+from normscope.experiments.trained import NOT_TRAINED, Verdicts, evidence_tables, packaged, shown, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
 from normscope.results.findings import Finding, cards_text
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import cell, floats, plain_rows, spans_decades
-from normscope.schemes import NAMED, Scheme, find_scheme
+from normscope.schemes import NAMED, Scheme
 
 if TYPE_CHECKING:
     from normscope.dynamics.advice import Ranking, RunMeasures, Spectrum, Stack
+    from normscope.dynamics.evidence import Correlation, Trust
 
 Values = npt.NDArray[np.float64]
 Row = dict[str, Any]
 
 LEVELS = (0.01, 0.1)  # RMS of the relative noise on norms
-NOT_TRAINED = "not trained here"
 _SPECTRUM = "spectrum-of"
+_VERDICT = "language models"  # the basis of the first three findings
+_STILL = 1e-3  # with a learned step that starts below, random layers move nothing
 _GAUSSIAN = 0.02  # standard deviation of gaussian weights at the model's width
 _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
@@ -48,6 +49,12 @@ _BETA = 1.0  # of theory, as in its theorem on the first step
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
 _DECADES = 2.0  # a gradient that grows or shrinks by more needs care
+
+
+def begins_still(scheme: Scheme) -> bool:
+    """Whether a learned step starts so near 0 that blocks are the identity, of which random layers say nothing."""
+    places = ((stage, stage.place(0.0, 12.0)) for stage in scheme.stages if stage.learns_alpha)
+    return any(abs(stage.attention.number("step", place)) < _STILL for stage, place in places)
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,10 @@ _KEYS = [criterion.key for criterion in CRITERIA]
 _SIGNS = np.array([criterion.sign for criterion in CRITERIA])
 
 
-def as_weights(value: Any) -> dict[str, float]:
-    """Criteria to rank by with their weights, from ``early,noise=2``, names, or a mapping; all of them equally if None."""
+def as_weights(value: Any) -> dict[str, float] | None:
+    """Criteria to rank by with their weights, from ``early,noise=2``, names, or a mapping; None for those of the evidence."""
     if value is None:
-        return dict.fromkeys(_KEYS, 1.0)
+        return None
     pairs = value.items() if isinstance(value, Mapping) else (_weighted(str(item)) for item in as_list(value))
     weights: dict[str, float] = {}
     for name, given in pairs:
@@ -190,12 +197,14 @@ class Advise(Seeded):
         "kaiming", "kaiming, gaussian (0.02), or spectrum-of MODEL: singular values of a model's heads."
     )
     schemes: Schemes = setting(
-        ",".join(NAMED), "Comma-separated schemes: names, or paths of TOML files.", shown="all named schemes"
+        ",".join(name for name, scheme in NAMED.items() if not begins_still(scheme)),
+        "Comma-separated schemes: names, or paths of TOML files.",
+        shown="all named schemes but those whose step starts near 0",
     )
-    rank_by: Annotated[dict[str, float], BeforeValidator(as_weights)] = setting(
+    rank_by: Annotated[dict[str, float] | None, BeforeValidator(as_weights)] = setting(
         None,
         f"Comma-separated criteria, optionally weighted: late,noise=2. There are {', '.join(c.name for c in CRITERIA)}.",
-        shown="equal weights",
+        shown="weights fitted to trained language models",
     )
     runs: int = setting(8, "Independent draws of start, weights and noise.", ge=2)
     tokens: int | None = setting(None, "Tokens to simulate.", shown="the context, at most 128", ge=2)
@@ -274,6 +283,30 @@ class Advise(Seeded):
         a_layer = (8 + 4 * self.feedforward) * n * width**2 + 4 * n**2 * width
         return _PASSES * a_layer * self.depth * len(self.schemes) * self.runs
 
+    @cached_property
+    def tested(self) -> tuple[Any, ...] | None:
+        """The simulated setting whose predictions were tested that is closest to this one; None if none was."""
+        settings = packaged().settings()
+        exact = (self.weights, self.causal, self.feedforward)
+        return min(settings, key=lambda other: [a != b for a, b in zip(exact, other, strict=True)], default=None)
+
+    @cached_property
+    def trust(self) -> "Trust | None":
+        """How well the criteria predicted trained language models; None where too little was trained to tell."""
+        return None if self.tested is None else packaged().trust(self.tested, _KEYS)
+
+    @property
+    def criteria(self) -> dict[str, float]:
+        """The criteria to rank by with their weights: as chosen, fitted to trained models, or all equal where none tests them.
+
+        Empty where no criterion predicted anything.
+        """
+        if self.rank_by is not None:
+            return self.rank_by
+        if self.trust is None:
+            return dict.fromkeys(_KEYS, 1.0)
+        return {key: float(weight) for key, weight in zip(_KEYS, self.trust.weights, strict=True) if weight}
+
     @property
     def hidden(self) -> int:
         """Hidden width of the feed-forward layer that is simulated; 0 for none."""
@@ -308,11 +341,14 @@ class Advise(Seeded):
         measures = measure_runs(self.stack(spectrum), self.compared, self.runs, advance)
         names = [scheme.name for scheme in self.compared]
         values = np.stack([np.stack([criterion.value(run) for criterion in CRITERIA], 1) for run in measures])
-        weights = np.array([self.rank_by.get(key, 0.0) for key in _KEYS])
+        weights = np.array([self.criteria.get(key, 0.0) for key in _KEYS])
         ranking = rank(names, _KEYS, values, _SIGNS, weights, self.seed)
         theory = theory_table(self.compared, self.depth, (self.sampled, self.context), self.radius)
-        trained = trained_table(self.compared)
-        findings = [{"basis": basis, **finding.record} for basis, finding in _findings(self, ranking, theory, trained)]
+        trained, predicted = trained_table(self.compared), _predicted_table(self)
+        verdicts = Verdicts.of(packaged(), self.compared, self.depth)
+        findings = [
+            {"basis": basis, **finding.record} for basis, finding in _findings(self, ranking, theory, trained, verdicts)
+        ]
         tables = {
             "findings": pd.DataFrame(findings),
             "ranks": ranking.order,
@@ -322,15 +358,19 @@ class Advise(Seeded):
             "layers": _layers_table(names, measures),
             "noise": _noise_table(names, measures),
             "theory": theory,
+            "verdicts": verdicts.table,
+            "predicted": predicted,
+            "language_models": verdicts.runs(self.compared),
             "trained": trained,
         }
-        resolved = {"tokens": self.sampled, "simulated_width": self.simulated, "criteria": self.rank_by}
+        resolved = {"tokens": self.sampled, "simulated_width": self.simulated, "criteria": self.criteria}
         return Result(type(self), {**self.record, **resolved}, tables, self.summary, self.seed, self.device)
 
     @classmethod
     def records(cls, result: Result) -> list[Row]:
-        """A record for every scheme, the best first: place, ranks, criteria, noise, theory, and what training measured."""
-        tables = {name: plain_rows(result.tables[name]) for name in ("ranks", "criteria", "noise", "theory", "trained")}
+        """A record for every scheme, the best first: place, ranks, criteria, noise, theory, and what training came to."""
+        listed = ("noise", "theory", "language_models", "trained")
+        tables = {name: plain_rows(result.tables[name]) for name in ("ranks", "criteria", "verdicts", *listed)}
 
         def of(name: str, scheme: str) -> list[Row]:
             rows = (row for row in tables[name] if row["scheme"] == scheme)
@@ -341,39 +381,48 @@ class Advise(Seeded):
                 **row,
                 "level_with": [name for name in row["level_with"].split(", ") if name],
                 "criteria": {values.pop("criterion"): values for values in of("criteria", row["scheme"])},
-                **{name: of(name, row["scheme"]) for name in ("noise", "theory", "trained")},
+                "verdict": of("verdicts", row["scheme"])[0],
+                **{name: of(name, row["scheme"]) for name in listed},
             }
             for row in tables["ranks"]
         ]
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
-        """The schemes, best first, and the findings that matter most."""
+        """What trained models say in three lines, the schemes, best first, and the findings that matter most."""
         tables = result.tables
         means = {(row.scheme, row.criterion): row for row in tables["criteria"].itertuples(index=False)}
-        trained = set(tables["trained"].loc[tables["trained"]["what"] != NOT_TRAINED, "scheme"])
+        verdicts = {row["scheme"]: row for row in plain_rows(tables["verdicts"])}
+        ranked = bool(result.configuration["criteria"])
         rows = tuple(
             (
-                str(row.place),
-                str(row.scheme),
-                f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})",
+                *((str(row.place), str(row.scheme)) if ranked else ("–", str(row.scheme))),
+                f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})" if ranked else "–",
                 *(_cell(means[row.scheme, key]) for key in _KEYS),
-                "yes" if row.scheme in trained else "no",
+                verdicts[row.scheme]["verdict"],
+                shown(verdicts[row.scheme]["loss"], ".3f"),
             )
             for row in tables["ranks"].itertuples(index=False)
         )
+        yield "\n".join(finding.text for basis, finding in _by_basis(tables["findings"]) if basis == _VERDICT)
         titles = (f"{criterion.name}, {criterion.unit}" for criterion in CRITERIA)
-        yield PageTable("", ("place", "scheme", "mean rank", *titles, "trained here"), rows)
-        yield from cards_text(result.findings)
+        yield PageTable("", ("place", "scheme", "mean rank", *titles, "trained here", "held-out loss"), rows)
+        yield from cards_text([finding for basis, finding in _by_basis(tables["findings"]) if basis != _VERDICT])
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
         """The order with its findings, criteria with their intervals, curves by layer, theory, and what was trained."""
         settings, tables = result.summary, result.tables
-        said: dict[str, list[Finding]] = {}
-        for row in plain_rows(tables["findings"]):
-            said.setdefault(row["basis"], []).append(Finding.of(row))
-        findings = {basis: tuple(some) for basis, some in said.items()}
+        listed: dict[str, list[Finding]] = {}
+        for basis, finding in _by_basis(tables["findings"]):
+            listed.setdefault(basis, []).append(finding)
+        findings = {basis: tuple(some) for basis, some in listed.items()}
+        yield Section(
+            "Trained language models",
+            ("Language models that this project trained, and how well the simulation had predicted them.",),
+            evidence_tables(tables["verdicts"], tables["predicted"], tables["language_models"]),
+            findings=(*findings.get(_VERDICT, ()), *findings.get("prediction", ())),
+        )
         yield Section(
             "Ranking",
             ("Ranks come from a simulation with random weights: how training starts, not what a model learns.",),
@@ -413,42 +462,23 @@ def spectrum_of(model: Any, trust_remote_code: bool = False) -> "Spectrum":
 def theory_table(schemes: Sequence[Scheme], depth: int, tokens: Sequence[int], radius: float = 1.0) -> pd.DataFrame:
     """The reduced flow (identity weights, orthogonal start) of every scheme for each number of tokens.
 
-    Columns: scheme, tokens, speed and radial (the laws as text), first_rate, early, late, gap (see ``reduced_flow``).
+    Columns: scheme, tokens, speed and radial (the laws as text), first_rate, early, late, gap (see ``reduced_flow``), and why
+    there are none (``missing``), usually empty.
     """
     from normscope.dynamics.advice import reduced_flow
+    from normscope.dynamics.symmetric import no_reduction
 
     rows = []
     for scheme in schemes:
-        laws = [stage.attention.law for stage in scheme.stages]
+        laws = [stage.law_of(stage.attention) for stage in scheme.stages]
         texts = {
             "speed": " then ".join(law.speed.text for law in laws),
             "radial": " then ".join(str(law.radial) for law in laws),
+            "missing": no_reduction(scheme),
         }
         for n in dict.fromkeys(tokens):
             rows.append({"scheme": scheme.name, "tokens": n, **texts, **reduced_flow(scheme, depth, n, _BETA, radius)})
     return pd.DataFrame(rows)
-
-
-def trained_table(schemes: Sequence[Scheme]) -> pd.DataFrame:
-    """What training in this project measured of each scheme, with its source; a row that says so where there is nothing."""
-    rows = []
-    for scheme in schemes:
-        facts = [fact for known, fact in _trained() if _same_blocks(known, scheme)]
-        rows += [{"scheme": scheme.name, **fact} for fact in facts or [{"what": NOT_TRAINED, "value": "", "source": ""}]]
-    return pd.DataFrame(rows)
-
-
-@cache
-def _trained() -> tuple[tuple[Scheme, dict[str, str]], ...]:
-    content = tomllib.loads(files("normscope.experiments").joinpath("trained.toml").read_text(encoding="utf-8"))
-    return tuple((find_scheme(fact.pop("scheme")), fact) for fact in content["fact"])
-
-
-def _same_blocks(a: Scheme, b: Scheme) -> bool:
-    """Whether two schemes define the same blocks, whatever their names."""
-    compared = [field.name for field in fields(Scheme) if field.compare and field.name not in ("name", "then")]
-    stages = [[[getattr(stage, name) for name in compared] for stage in scheme.stages] for scheme in (a, b)]
-    return stages[0] == stages[1]
 
 
 def _runs_table(names: Sequence[str], values: Values) -> pd.DataFrame:
@@ -506,16 +536,84 @@ def _noise_table(names: Sequence[str], measures: "Sequence[RunMeasures]") -> pd.
     return pd.DataFrame(rows)
 
 
-def _findings(advise: Advise, ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame) -> Iterator[tuple[str, Finding]]:
-    """Findings, each with its basis: simulation, theory, training, or setting."""
+def _by_basis(findings: pd.DataFrame) -> Iterator[tuple[str, Finding]]:
+    """The findings of the table, each with its basis."""
+    yield from ((row["basis"], Finding.of(row)) for row in plain_rows(findings))
+
+
+def _findings(
+    advise: Advise, ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame, verdicts: Verdicts
+) -> Iterator[tuple[str, Finding]]:
+    """Findings, each with its basis: language models, prediction, simulation, theory, training, or setting."""
+    yield from ((_VERDICT, finding) for finding in verdicts.findings(_trusted(advise)))
+    yield from (("prediction", finding) for finding in _predictions(advise))
     yield from (("simulation", finding) for finding in _simulated(advise, ranking))
     yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
     yield from (("training", finding) for finding in _training(trained))
     yield from (("setting", finding) for finding in _setting(advise))
 
 
+def _trusted(advise: Advise) -> str:
+    """How far the order of the simulation can be trusted, in a sentence."""
+    trust, names = advise.trust, [_NAMES[key].name for key in advise.criteria]
+    if trust is None:
+        return "Whether the simulation's criteria predict training is not known."
+    if advise.rank_by is not None:
+        return f"The simulation ranks by {_listed(names)}, as chosen."
+    if not names:
+        return "No criterion of the simulation predicted their loss, so none ranks."
+    tested = ", ".join(f"{each.value:+.2f}" for each in trust.tested if math.isfinite(each.value)) or "none"
+    return (
+        f"The simulation ranks by {_listed(names)}; rank correlations with the loss at depths it was not fitted to: {tested}."
+    )
+
+
+def _predictions(advise: Advise) -> Iterator[Finding]:
+    """How well each criterion predicted the loss of trained models."""
+    if advise.trust is None or advise.tested is None:
+        return
+    for criterion, each in zip(CRITERIA, advise.trust.correlations, strict=True):
+        used = "it ranks" if criterion.key in advise.criteria else "it does not rank"
+        yield Finding(
+            f"{criterion.title.capitalize()} had a rank correlation of {each.value:+.2f} (90 % interval {each.low:+.2f} to "
+            f"{each.high:+.2f} over {each.schemes} schemes) with the loss of trained models at {each.depths} depths; {used}.",
+            f"criterion-{criterion.key}", number=each.value, comparison="1 is the same order, 0 no relation.",
+        )  # fmt: skip
+    exact = (advise.weights, advise.causal, advise.feedforward)
+    if exact != advise.tested:
+        weights, causal, feedforward = advise.tested
+        kind = f"{weights} weights{', a causal mask' * bool(causal)}{', a feed-forward layer' * bool(feedforward)}"
+        yield Finding(f"Criteria were tested with {kind}; for what is simulated here they are not.")
+
+
+def _predicted_table(advise: Advise) -> pd.DataFrame:
+    """How well criteria predicted the loss of trained models: rank correlation with interval, and the weight it gave them.
+
+    The last rows are the weighted mean of ranks at each depth, with weights fitted to the other depths alone.
+    """
+    columns = ["criterion", "correlation", "low", "high", "schemes", "weight", "ranks"]
+    if advise.trust is None:
+        return pd.DataFrame(columns=columns)
+
+    def row(name: str, each: "Correlation", weight: float, ranks: bool) -> Row:
+        numbers = {"correlation": each.value, "low": each.low, "high": each.high, "schemes": each.schemes}
+        return {"criterion": name, **numbers, "weight": weight, "ranks": ranks}
+
+    trust, depths = advise.trust, packaged().trained[0]
+    rows = [
+        row(criterion.name, each, weight, criterion.key in advise.criteria)
+        for criterion, each, weight in zip(CRITERIA, trust.correlations, trust.weights, strict=True)
+    ]
+    rows += [
+        row(f"fitted on other depths, at {depth} layers", each, math.nan, False)
+        for depth, each in zip(depths, trust.tested, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def _simulated(advise: Advise, ranking: "Ranking") -> Iterator[Finding]:
-    yield from _order(plain_rows(ranking.order))
+    if advise.criteria:
+        yield from _order(plain_rows(ranking.order))
     yield from _problems(advise, ranking.criteria)
     for criterion in CRITERIA:
         yield _best(ranking.criteria, criterion)
@@ -633,7 +731,10 @@ def _beaten(criteria: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _theory(advise: Advise, ranking: "Ranking", theory: pd.DataFrame) -> Iterator[Finding]:
-    if broken := [row for row in plain_rows(theory) if None in (row["early"], row["late"], row["gap"])]:
+    for reason, rows in theory[theory["missing"] != ""].groupby("missing"):
+        yield Finding(f"Theory's flow is not given for {_schemes(plain_rows(rows))}: {reason}.")
+    defined = theory[theory["missing"] == ""]
+    if broken := [row for row in plain_rows(defined) if None in (row["early"], row["late"], row["gap"])]:
         yield Finding(
             f"The flow of theory became non-finite (inf/NaN) under {_schemes(broken)} at a norm of {advise.radius:g}: its "
             "numbers are not defined there.",
@@ -714,6 +815,10 @@ def _means(criteria: pd.DataFrame) -> pd.DataFrame:
 
 def _rows(criteria: pd.DataFrame, key: str) -> list[Row]:
     return plain_rows(criteria[criteria["criterion"] == key])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _named(rows: list[Row]) -> str:
@@ -841,8 +946,12 @@ def _theory_section(theory: pd.DataFrame, findings: tuple[Finding, ...]) -> Sect
 
 def _trained_section(trained: pd.DataFrame, findings: tuple[Finding, ...]) -> Section:
     rows = tuple((row["scheme"], row["what"], row["value"] or "–", row["source"] or "–") for row in plain_rows(trained))
-    text = ("Only what this project trained itself is listed here: models that add integers.",)
+    text = ("Only what this project trained itself is listed here.",)
     columns = ("scheme", "what", "measured", "source")
     return Section(
-        "Measured in training", text, (PageTable("Measured in training", columns, rows),), findings=findings, folded=True
+        "Models that add integers",
+        text,
+        (PageTable("Models that add integers", columns, rows),),
+        findings=findings,
+        folded=True,
     )

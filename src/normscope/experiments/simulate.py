@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -83,7 +83,7 @@ class Simulate(Seeded):
     samples: int = setting(201, "Number of times at which the curves are sampled.", ge=2)
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
     alpha: str | None = setting(None, "Step of nGPT: constant, root, linear, mixed, power, or a formula in t.", shown="1")
-    weights: str = setting("identity", "identity, kaiming, gaussian, or a .safetensors file with W_Q, W_K, W_V, W_O.")
+    weights: str = setting("identity", "identity, kaiming, gaussian, or a .safetensors file with W_Q, W_K, W_V, W_O, W_G.")
     heads: int = setting(1, "Number of heads of random weights.", ge=1)
     causal: bool = setting(False, "Use a causal mask.")
     feedforward: int = setting(0, "Width of a random feed-forward layer in every block; 0 for none.", ge=0)
@@ -112,7 +112,7 @@ class Simulate(Seeded):
             self._check_symmetric()
         if self.alpha is not None and not any(stage.learns_alpha for scheme in self.schemes for stage in scheme.stages):
             raise InputError("alpha= is given, but none of the schemes has it in a slot (ngpt has)")
-        check_schemes(self.schemes, self.end, self.grid, named_schedule(self.alpha))
+        check_schemes(self.schemes, self.end, self.grid, named_schedule(self.alpha), flow=not self.layers or self.stride != 1)
         self._check_inputs()
         return self
 
@@ -175,7 +175,7 @@ class Simulate(Seeded):
                 "symmetric=True solves the flow of the orthogonal start with identity weights; it takes no other start= or "
                 "weights=, no causal=True, feedforward=, layers=True or save_states=True"
             )
-        if any(stage.norm != "rms" for scheme in self.schemes for stage in scheme.stages):
+        if any(stage.norm == "layer" for scheme in self.schemes for stage in scheme.stages):
             raise InputError("symmetric=True needs RMSNorm: LayerNorm moves the orthogonal start")
         if self.precision != "float64":
             raise InputError(f"symmetric=True is solved in float64; it takes no precision={self.precision}")
@@ -502,11 +502,18 @@ def _start(settings: Simulate, generator: Any) -> "Tensor":
 
 
 def _weights(settings: Simulate, dim: int, generator: Any) -> Any:
+    import torch
+
     from normscope.core import HeadWeights
-    from normscope.dynamics.weights import random_weights
+    from normscope.core.seeds import stream_seed
+    from normscope.dynamics.weights import random_gate, random_weights
 
     if settings.weights == "identity":
         return HeadWeights()
     if settings.weights.endswith(".safetensors"):
         return HeadWeights.read(Path(settings.weights), dim)
-    return random_weights(settings.weights, dim, settings.heads, generator)
+    weights = random_weights(settings.weights, dim, settings.heads, generator)
+    if all(stage.attention.gate == "none" for scheme in settings.schemes for stage in scheme.stages):
+        return weights
+    gates = torch.Generator().manual_seed(stream_seed(settings.seed, "gate"))
+    return replace(weights, W_G=random_gate(settings.weights, dim, settings.heads, gates))

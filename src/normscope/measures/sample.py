@@ -12,7 +12,6 @@ from normscope.errors import InputError
 from normscope.measures.pictures import sample_pictures
 from normscope.models import Model, Sample
 from normscope.models.model import TextOrIds
-from normscope.models.normscope_model import NormscopeModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +37,7 @@ def sample_sound(shape: tuple[int, ...]) -> Tensor:
 
 def reads_text(model: Model) -> bool:
     """Whether the model reads texts; others read pictures or sound, or examples of the task that they were trained on."""
-    return model.modality == "text" and not isinstance(model, NormscopeModel)
+    return model.modality == "text" and not model.reads_examples
 
 
 def chosen_sample(

@@ -1,5 +1,6 @@
 """What is declared of a model's scheme, and what its forward pass does: the slots of every sublayer as plain facts."""
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -8,21 +9,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.core.norms import length
+from normscope.core.norms import NORMS, length
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
 from normscope.models.foreign import library_errors
 from normscope.models.model import BlockNorm, Model
 from normscope.models.normscope_model import NormscopeModel
 from normscope.models.observe import AttentionStep, Observer, Sample, SublayerStep
-from normscope.schemes import NORM_TITLES, Scheme
+from normscope.schemes import NORM_TITLES, Scheme, Slots
 
-NONE, NORM, LEARNED = "none", "norm", "learned"  # no norm; a norm of either kind; a scale that training changes
+NONE, NORM, LEARNED = "none", "norm", "learned"  # no norm; RMSNorm or LayerNorm; a scale that training changes
+TANGENT = "tangent"
+_SPHERES = tuple(title for kind, title in NORM_TITLES.items() if kind in NORMS)
+_START = re.compile(r"sink\(.*\)")
 _NEAR = 1e-3  # relative, of fitted scales
 _PROVED = 1e-4
 _BYTES = 4  # of a parameter of a model that is built afresh
 _TOKENS = 16
-_SLOTS = {"input": "input norm", "output": "output norm", "stream": "stream norm", "heads": "norms of q, k, v"}
+_SLOTS = {
+    "input": "input norm",
+    "heads": "norms of q, k, v",
+    "scores": "softmax",
+    "inner": "inner norm",
+    "gate": "gate",
+    "output": "output norm",
+    "stream": "stream norm",
+}
+_NORM_SLOTS = ("input", "inner", "output", "stream")
 _NUMBERS = {"factor": "factor on the input", "step": "branch scale", "carry": "residual scale"}
 _SUBLAYERS = {"feedforward": "the feed-forward layer", "cross": "cross-attention", "mixer": "the mixer"}
 Value = str | float
@@ -59,15 +72,31 @@ def observed_facts(model: Model) -> dict[Place, Value]:
             facts[Place(layer, "", "unclear")] = reason
             continue
         for sublayer in model.sublayers(layer):
-            for slot in ("input", "output", "stream"):
+            for slot in _NORM_SLOTS:
                 facts[Place(layer, sublayer, slot)] = kinds.get((layer, sublayer, slot), NONE)
+            if model.adds_tangent(layer, sublayer):
+                facts[Place(layer, sublayer, "output")] = TANGENT
+            scheme = model.schemes[layer]
             if sublayer == "attention":
                 facts[Place(layer, sublayer, "heads")] = "".join(x for x in "qkv" if (layer, sublayer, x) in kinds) or NONE
+            if sublayer == "attention" and scheme is not None:
+                facts |= _attention_facts(layer, scheme.attention)
             facts[Place(layer, sublayer, "factor")] = _number(model.depth_factor(layer, sublayer))
             facts[Place(layer, sublayer, "step")] = _number(model.step(layer, sublayer))
             facts[Place(layer, sublayer, "carry")] = _number(model.carry(layer, sublayer))
     facts[Place(-1, "", "final")] = NONE if model.final_norm is None else NORM_TITLES[model.final_norm.kind]  # type: ignore[index]
+    entries = {layer: kind for (layer, _, slot), kind in kinds.items() if slot == "entry" and layer}
+    for layer, kind in entries.items():
+        facts[Place(layer - 1, "feedforward", "stream")] = kind
+    if entries:
+        facts[Place(model.layers - 1, "feedforward", "stream")] = facts[Place(-1, "", "final")]
     return facts
+
+
+def _attention_facts(layer: int, slots: Slots) -> dict[Place, Value]:
+    """The slots that attention alone has; where the logit of a sink starts is no fact of a trained model."""
+    scores = "+".join(_START.sub("sink", part) for part in slots.scores.split("+"))
+    return {Place(layer, "attention", "scores"): scores, Place(layer, "attention", "gate"): slots.gate}
 
 
 def scheme_facts(scheme: Scheme, model: Model) -> dict[Place, Value]:
@@ -79,10 +108,13 @@ def scheme_facts(scheme: Scheme, model: Model) -> dict[Place, Value]:
         place = stage.place(layer, model.layers)
         for sublayer in model.sublayers(layer) or ("attention", "feedforward"):
             slots = stage.feedforward if sublayer == "feedforward" else stage.attention
-            for slot in ("input", "output", "stream"):
-                facts[Place(layer, sublayer, slot)] = NONE if getattr(slots, slot) == "none" else NORM
+            for slot in _NORM_SLOTS:
+                filled = getattr(slots, slot)
+                norm = NORM_TITLES[stage.norm] if stage.pointwise else NORM
+                facts[Place(layer, sublayer, slot)] = filled if filled in (NONE, TANGENT) else norm
             if sublayer == "attention":
                 facts[Place(layer, sublayer, "heads")] = slots.heads
+                facts |= _attention_facts(layer, slots)
             for name, slot in (("factor", "input"), ("step", "step"), ("carry", "carry")):
                 learned = "alpha" in slots.named_formulas[slot].names
                 facts[Place(layer, sublayer, name)] = LEARNED if learned else float(slots.number(slot, place))
@@ -123,7 +155,7 @@ def differences(declared: dict[Place, Value], observed: dict[Place, Value]) -> I
         yield from _slot_differences(layer, declared, observed)
     place = Place(-1, "", "final")
     want, have = declared[place], observed[place]
-    if not _agrees(want, have):
+    if not _agrees(want, have) and (want != NORM or have == NONE):  # any kind of norm will do
         text = f"there is no final norm ({_declared(want)})" if have == NONE else f"the final norm is {have}, {_declared(want)}"
         yield Difference(place, want, have, text)
 
@@ -210,7 +242,7 @@ def _agrees(declared: Value, observed: Value) -> bool:
     if declared in (LEARNED, observed):
         return True
     if declared == NORM:
-        return observed != NONE
+        return observed in _SPHERES
     if isinstance(declared, float) and isinstance(observed, float):
         return abs(declared - observed) <= _NEAR * max(abs(declared), abs(observed))
     return False

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core.norms import NORMS
+from normscope.core.norms import NORMS, POINTWISE, pointwise
 from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
@@ -56,8 +56,11 @@ class HeadProjections:
 class BlockNorm:
     """A norm with its parameters: gain · √d x/|x| + bias, of the centred x for ``layer``.
 
+    A pointwise map in its place, ``tanh`` or ``erf``, is gain · φ(slope · x + shift) + bias.
+
     Attributes:
-        slot: ``input``, ``output``, ``stream``, ``q``, ``k``, ``v``, ``final`` or ``embedding``.
+        slot: ``input``, ``inner``, ``output``, ``stream``, ``q``, ``k``, ``v``, ``final`` or ``embedding``; ``entry`` for one
+            of a block's input that the residual stream continues with.
         layer: the number of its layer; None outside the layers.
         sublayer: ``attention`` or ``feedforward``; empty outside them.
     """
@@ -69,12 +72,22 @@ class BlockNorm:
     gain: Float[Tensor, " dim"]
     bias: Float[Tensor, " dim"] | None
     eps: float
+    slope: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a map of every component alone."""
+        return self.kind in POINTWISE
 
     def __call__(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         """The normalised x."""
+        if self.pointwise:
+            return pointwise(x, self.kind, self.slope, self.shift, self.gain, self.bias)
         return NORMS[self.kind](x, self.gain, self.bias, self.eps)
 
 
+_FEWEST = 3  # tokens of a text
 _ALWAYS = ("stream", "attention", "matrices", "vocabulary")
 
 
@@ -104,8 +117,9 @@ class Model(ABC):
         causal: whether tokens attend only to themselves and those before them.
         position_kind: ``learned``, ``rotary``, ``cyclic``, ``none`` or ``unknown``.
         zero_weights: its matrices of zeros, as they were when it was opened.
-        tokenizer: of the ``transformers`` library; None where there is none.
+        tokenizer: as those of the ``transformers`` library; None where there is none.
         bos: whether texts begin with BOS; None where that is left to the tokenizer.
+        reads_examples: whether it reads examples of the task that it was trained on, and no texts.
         thorough: whether every pass checks again that attention is what it was recognised as; a GPU is asked for that.
     """
 
@@ -129,6 +143,7 @@ class Model(ABC):
     zero_weights: tuple[WeightFault, ...] = ()
     tokenizer: Any = None
     bos: bool | None = None
+    reads_examples: bool = False
     thorough: bool = True
     _captures: tuple[Captured, ...] = ()
 
@@ -301,6 +316,12 @@ class Model(ABC):
         """The factor of a sublayer's input that a scheme states, such as 1/√layer: ``input_scale`` without calibration."""
         return self.input_scale(layer, sublayer)
 
+    def adds_tangent(self, layer: int, sublayer: str) -> bool:
+        """Whether a sublayer adds only the part of its output that is orthogonal to the states."""
+        scheme = self.schemes[layer]
+        slots = None if scheme is None else scheme.feedforward if sublayer == "feedforward" else scheme.attention
+        return slots is not None and slots.output == "tangent"
+
     def sublayers(self, layer: int) -> tuple[str, ...]:
         """The names of a layer's sublayers, as they run; none if they are unclear."""
         return "attention", "feedforward"
@@ -321,9 +342,9 @@ class Model(ABC):
         output y = Σ_h v_h W_O + b_O of what it computes of ``update.read(x)``. Scales that are unknown are 1.
         """
         step, carry = (1.0 if scale is None else scale for scale in (self.step(layer, sublayer), self.carry(layer, sublayer)))
-        norms = {slot: self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream")}
-        factor, reads = self.input_scale(layer, sublayer), norms.pop("input")
-        return Update(lambda x: x if reads is None else reads(x), **norms, factor=factor, step=step, carry=carry)
+        reads, output, stream = (self.norm_at(layer, sublayer, slot) for slot in ("input", "output", "stream"))
+        factor, tangent = self.input_scale(layer, sublayer), self.adds_tangent(layer, sublayer)
+        return Update(lambda x: x if reads is None else reads(x), output, stream, factor, step, carry, tangent)
 
     @property
     def modality(self) -> str:
@@ -405,18 +426,47 @@ class Model(ABC):
     def sample(self, text: Any, size: int | None, seed: int) -> Sample:
         """A batch to read: the first ``size`` tokens of a text or of token ids, pictures, or examples of the model's task."""
 
+    def _first_tokens(self, text: TextOrIds, size: int | None) -> Int[Tensor, "rows first"]:
+        """The first ``size`` tokens of a text; an encoder keeps the special tokens at the end of what is cut short."""
+        tokens = self._ids(text)
+        if size is None or size >= tokens.shape[1] or self.causal or self.tokenizer is None:
+            tokens = tokens[:, :size]
+        else:
+            end = len(special_ends(self.tokenizer, tokens[0].tolist())[1])
+            tokens = torch.cat((tokens[:, : max(size - end, 0)], tokens[:, tokens.shape[1] - end :]), 1)
+        count = tokens.shape[1]
+        if count < _FEWEST:
+            raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
+        if self.context is not None and count > self.context:
+            raise InputError(
+                f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
+                f"shorten it, or give its first tokens only (tokens={self.context})"
+            )
+        return tokens
+
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
         """Tokens as texts; their ids where there is no tokenizer."""
-        return [str(token) for token in tokens.tolist()]
+        if self.tokenizer is None:
+            return [str(token) for token in tokens.tolist()]
+        return [self.tokenizer.decode([number]) for number in tokens.tolist()]
 
     def token_of(self, text: str) -> int | None:
-        """The id of the token that ``words`` gives as a text, blanks included; None if there is none."""
-        return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
+        """The id of the token that a text is, blanks included; without a tokenizer, of a number. None if there is none."""
+        if self.tokenizer is None:
+            return int(text) if text.isdecimal() and int(text) < self.vocabulary else None
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
+        return ids[0] if known else None
 
     def frame(self, text: str) -> tuple[list[int], list[int]]:
         """The token ids before and after one that follows a text, special tokens included."""
-        token = self.token_of(text)
-        return [] if token is None else [token], []
+        if self.tokenizer is None:
+            token = self.token_of(text)
+            return [] if token is None else [token], []
+        whole, bare = self.encode(text), self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ends = (i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        end = next(ends, len(whole))
+        return whole[:end], whole[end:]
 
     def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
         """The logits that the model computes, from the final norm on, of hidden states after the last layer."""
@@ -457,5 +507,5 @@ class Model(ABC):
         before = (
             [(layer - 1, "feedforward", "stream"), (layer - 1, "attention", "stream")] if layer else [(None, "", "embedding")]
         )
-        wanted = [(layer, "attention", "input"), *before]
+        wanted = [(layer, "attention", "input"), (layer, "attention", "entry"), *before]
         return next((places[place] for place in wanted if place in places), None)

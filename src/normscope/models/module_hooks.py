@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from normscope.core.norms import orthogonal_part
 from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
@@ -86,6 +87,8 @@ class SublayerHooks:
         self.running.entering(self._on_block)
         sites = SiteHooks(self.running)
         for layer, placement in enumerate(self.model.placements):
+            if placement.entry is not None:
+                sites.at(layer, placement.entry, partial(self._keep, "before"))
             for name, branch in placement.sublayers:
                 sites.at(layer, branch.result, partial(self._keep, f"{name} output"))
                 if "output" in branch.norms:
@@ -117,6 +120,7 @@ class SublayerHooks:
     ) -> None:
         scales, result = placement.branches[name].scales, values[f"{name} output"]
         added = values.get(f"{name} normalised", result)
+        added = orthogonal_part(added, states) if placement.branches[name].tangent else added
         end = None if placement.shares(name) else values.get(f"{name} after", left)
         learned, total = self.learned.get(layer), values.get(f"{name} total", end)
         if learned and end is not None and total is not None:  # scales of when the model was opened may have changed

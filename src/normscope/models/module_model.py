@@ -26,14 +26,12 @@ from normscope.models.placement import Placement
 from normscope.models.precision import HALF, all_in_float32, in_float32, wide
 from normscope.models.probe import Probe, typical_weights
 from normscope.models.recognise import common_scheme, scheme_of
-from normscope.models.tokenizing import special_ends
 from normscope.models.wrapped import gathered, gathered_at_once
-from normscope.schemes import Scheme
+from normscope.schemes import NORM_TITLES, Scheme
 
 _MASKED_SHARE = 0.15
 _DECODED = 16  # tokens that the decoder reads of an encoder-decoder whose encoder reads none
 _FEATURES = {"image": "pictures", "sound": "sound or a spectrogram"}
-_FEWEST = 3
 _SUBLAYERS = {
     "resid_mid": "attention",
     "attn_out": "attention",
@@ -133,7 +131,9 @@ class ModuleModel(Model):
         rotary = probe.record.rotary or bool(self.positioned)
         self.position_kind = "rotary" if rotary else "unknown" if self.positions is None else "learned"
         self.reconstruction = tuple(None if placement.unclear else placement.error for placement in self.placements)
-        schemes = tuple(scheme_of(placement, self._norm_kind(placement)) for placement in self.placements)
+        following = [*self.placements[1:], self.placements[-1]]  # a final norm follows the last
+        pairs = zip(self.placements, following, strict=True)
+        schemes = tuple(scheme_of(place, self._norm_kind(place), after.entry is not None) for place, after in pairs)
         shared = common_scheme(schemes)
         stages = () if shared is None or shared in schemes else (shared.at(layer, self.layers) for layer in range(self.layers))
         self.schemes = tuple(stages) or schemes
@@ -493,26 +493,11 @@ class ModuleModel(Model):
             sample = self.batch(text)
             features = None if sample.features is None else sample.features[:size]
             return replace(Sample.of(sample.tokens[:size]), features=features)
-        tokens = self._first(self._ids(text or "" if isinstance(text, str | None) else text), size)
-        count = tokens.shape[1]
-        if count < _FEWEST:
-            raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
-        if self.context is not None and count > self.context:
-            raise InputError(
-                f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "
-                f"shorten it, or give its first tokens only (tokens={self.context})"
-            )
+        tokens = self._first_tokens(text or "" if isinstance(text, str | None) else text, size)
         if self.causal:
             return Sample.continued(tokens)
         masks = self.predicts and getattr(self.tokenizer, "mask_token_id", None) is not None
         return self._masked(Sample.of(tokens), seed) if masks else Sample.of(tokens)
-
-    def _first(self, tokens: Int[Tensor, "rows tokens"], size: int | None) -> Int[Tensor, "rows first"]:
-        """The first tokens; an encoder keeps the special tokens at the end of what is cut short."""
-        if size is None or size >= tokens.shape[1] or self.causal or self.tokenizer is None:
-            return tokens[:, :size]
-        end = len(special_ends(self.tokenizer, tokens[0].tolist())[1])
-        return torch.cat((tokens[:, : max(size - end, 0)], tokens[:, tokens.shape[1] - end :]), 1)
 
     def _masked(self, sample: Sample, seed: int) -> Sample:
         """A sample some of whose tokens are masked, to be predicted."""
@@ -530,26 +515,7 @@ class ModuleModel(Model):
         """Tokens as texts; their numbers without a tokenizer; patches and frames by their place."""
         if not self._reads_tokens and not self._is_decoder:
             return position_names(tokens.tolist(), self._positions, self.feature_shape)
-        if self.tokenizer is None:
-            return super().words(tokens)
-        return [self.tokenizer.decode([number]) for number in tokens.tolist()]
-
-    def token_of(self, text: str) -> int | None:
-        """The token that the tokenizer makes of a text by itself; without a tokenizer, of a number that ``words`` gives."""
-        if self.tokenizer is None:
-            return super().token_of(text)
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        known = len(ids) == 1 and ids[0] != self.tokenizer.unk_token_id and ids[0] < self.vocabulary
-        return ids[0] if known else None
-
-    def frame(self, text: str) -> tuple[list[int], list[int]]:
-        """The token ids before and after one that follows a text, special tokens included."""
-        if self.tokenizer is None:
-            return super().frame(text)
-        whole, bare = self.encode(text), self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        ends = (i + len(bare) for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-        end = next(ends, len(whole))
-        return whole[:end], whole[end:]
+        return super().words(tokens)
 
     def _norm_kind(self, placement: Placement) -> str:
         """The kind of a layer's norms."""
@@ -565,9 +531,15 @@ class ModuleModel(Model):
         first, notes = self.placements[0], list[str]()
         notes += [first.note] if first.note else []
         kinds = {norm.kind for norm in self.norms if norm.layer is not None}
-        notes += ["some norms are LayerNorm, some RMSNorm"] if len(kinds) > 1 else []
-        if first.changed:
-            notes.append("a norm or gate changes the mixed values of attention before W_O")
+        titles = [NORM_TITLES[kind] for kind in NORM_TITLES if kind in kinds]
+        notes += [f"some norms are {', some '.join(titles)}"] if len(titles) > 1 else []
+        inner = first.branches.get("attention")
+        if first.changed and first.gate == "none" and not (inner is not None and "inner" in inner.norms):
+            notes.append("something changes the mixed values of attention before W_O that is neither a norm nor a sigmoid gate")
+        if any(placement.entry is not None for placement in self.placements[1:]):
+            notes.append("blocks normalise their input and continue with that, a stream norm of the block before")
+        if getattr(_text_config(self.model), "attn_temperature_tuning", False) and "temperature" not in first.scores:
+            notes.append("its configuration declares a temperature by position, which is 1 at the positions that were observed")
         if first.parallel:
             names = [_SPOKEN[name] for name in first.branches if first.shares(name)]
             notes.append(f"{' and '.join(names)} are parallel: both read the same states")

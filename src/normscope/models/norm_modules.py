@@ -1,4 +1,4 @@
-"""The parameters of a norm, from what its module computes."""
+"""The parameters of a norm, or of a pointwise map in its place, from what its module computes."""
 
 from collections import OrderedDict
 from copy import copy
@@ -9,13 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normscope.core.norms import NORMS
+from normscope.core.norms import NORMS, POINTWISE
 from normscope.models.model import BlockNorm
 from normscope.models.offload import weights_of
 
 _MOST_EPS = 10.0
 _SHORT = 1e-3  # the root mean square of a vector that shows eps
 _NEAR = 1e-3  # of a gain read from values in half precision
+_LARGE = 1e6  # where tanh and erf are ±1
+_LADDER = tuple(sign * 2.0**power for power in range(-8, 9) for sign in (1, -1))  # where a pointwise map shows its slope
+_STEEP = (0.02, 0.9)  # values of φ between which its slope is measured
+_INVERSE = {"tanh": torch.atanh, "erf": torch.erfinv}
 _OFFSETS = (0.0, 1.0)  # gain − weight, where they differ by a number (Gemma's gain is 1 + weight)
 
 
@@ -77,6 +81,8 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> tuple[Bloc
     x = torch.randn(width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e3
     given = torch.stack((x, -x, x + 1e3)).to(parameter.device, wide)
     stored, module = {name: value.detach().to(wide) for name, value in weights.items()}, bare(module)
+    if _is_pointwise(module, stored, given):
+        return _measured_map(module, stored, given, device), None
     plus, minus, _ = _values(module, stored, given)
     unscaled, _, shifted = _values(module, {name: torch.ones_like(value) for name, value in stored.items()}, given)
     kind = "layer" if torch.allclose(unscaled, shifted, rtol=1e-3, atol=1e-3) else "rms"
@@ -90,6 +96,42 @@ def _measured(module: nn.Module, width: int, device: torch.device) -> tuple[Bloc
     gain, bias = gain.to(device, wide), bias.to(device, wide)
     norm = BlockNorm("", None, "", kind, gain, bias if has_bias else None, float(eps))
     return norm, _offset(module, stored, given, kind, has_bias)
+
+
+def _is_pointwise(module: nn.Module, stored: dict[str, Tensor], given: Float[Tensor, "three dim"]) -> bool:
+    """Whether a module with parameters maps every component alone: others do not change what becomes of it."""
+    half = given.shape[1] // 2
+    if not stored or not half:
+        return False
+    x = given[:1] / _LARGE * 100
+    plain, other = _values(module, stored, torch.cat((x, torch.cat((x[:, :half], 3 * x[:, half:]), 1))))
+    return torch.equal(plain[:half], other[:half]) and not torch.equal(plain[half:], other[half:])
+
+
+def _measured_map(
+    module: nn.Module, stored: dict[str, Tensor], given: Float[Tensor, "three dim"], device: torch.device
+) -> BlockNorm:
+    """Gain · φ(slope·x + shift) + bias from its values at vectors of equal components, φ = tanh or erf.
+
+    Far away φ = ±1, which gives gain and bias; the inverse of φ is a line in between, for the right φ alone.
+    """
+    ladder = torch.tensor((_LARGE, -_LARGE, *_LADDER), dtype=given.dtype, device=given.device)
+    most, least, *values = _values(module, stored, ladder[:, None].expand(-1, given.shape[1])).unbind()
+    gain, bias = (most - least) / 2, (most + least) / 2
+    there = gain.abs() > _NEAR * gain.abs().amax()
+    phi = ((torch.stack(values) - bias) / gain)[:, there]
+    steep = ((phi.abs() > _STEEP[0]) & (phi.abs() < _STEEP[1])).all(1)
+    points, phi = torch.tensor(_LADDER, dtype=torch.float64)[steep], phi[steep]
+    if len(points) > 2 and bool((phi - phi.mean(1, keepdim=True)).abs().amax() < _NEAR):
+        for kind in POINTWISE:
+            z = _INVERSE[kind](phi.mean(1))
+            line = torch.linalg.lstsq(torch.stack((points, torch.ones_like(points)), 1), z[:, None]).solution[:, 0]
+            if torch.allclose(line[0] * points + line[1], z, rtol=_NEAR, atol=_NEAR):
+                slope, shift = float(line[0]), float(line[1])
+                moved = bias.to(device, given.dtype) if bool(bias.any()) else None
+                shift = shift if abs(shift) > _NEAR * abs(slope) else 0.0
+                return BlockNorm("", None, "", kind, gain.to(device, given.dtype), moved, 0.0, slope, shift)
+    raise ValueError("a pointwise map that is neither tanh nor erf stands in no norm's place")
 
 
 def _offset(

@@ -10,48 +10,55 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, CausalMask, HeadNorm
+from normscope.core import AttentionMask, CausalMask, HeadNorm, Scores
 from normscope.core.norms import EPSILON
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
-from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
+from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
-from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
-from normscope.training.sizes import DRAWN
-from normscope.training.tasks import MASK, as_text
+from normscope.training.tasks import as_text
 from normscope.transformer import Row, SavedModel
-from normscope.transformer.model import Attention, Norm, Sublayer
+from normscope.transformer.layers import Attention, Norm
+from normscope.transformer.model import Sublayer
 
 _EXAMPLES = 256
+_ADDITION = "addition"
 
 
 class NormscopeModel(Model):
     """A decoder that ``normscope train`` saved, or one of the package."""
 
-    causal, position_kind, scheme_note, context, predicts = True, "cyclic", "", None, True
+    causal, scheme_note, predicts = True, "", True
 
-    def __init__(self, name: str, saved: SavedModel) -> None:
-        config = saved.model.config
+    def __init__(self, name: str, saved: SavedModel, tokenizer: Any = None) -> None:
+        config, recipe = saved.model.config, saved.about.get("recipe", {})
         if config.encoder_layers:
             raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
         self.name, self.model, self.about = name, saved.model, saved.about
         self.scheme, self.vocabulary = config.scheme, config.vocabulary
         self.layers, self.heads, self.dim, self.head_dim = config.layers, config.heads, config.dim, config.head
         self.kv_heads = self.heads
+        self.tokenizer, self.position_kind = tokenizer, "rotary" if config.positions == "rope" else config.positions
+        self.reads_examples = tokenizer is None and recipe.get("task", _ADDITION) == _ADDITION and config.positions == "cyclic"
+        self.context = None if self.reads_examples else recipe.get("context")
         self.schemes = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
 
     @property
     def checksum(self) -> str:
-        """The same for the same weights, shape and task."""
-        return checksum(f"{self.model.config.values} {self.about.get('recipe')}", tensors_of(self.model))
+        """The same for the same weights, shape, task and words."""
+        words = "" if self.tokenizer is None else str(sorted(self.tokenizer.get_vocab().items()))
+        return checksum(f"{self.model.config.values} {self.about.get('recipe')} {words}", tensors_of(self.model))
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
-        """Logits of the next character at every position."""
+        """Logits of the next character or token at every position."""
         mask: AttentionMask = CausalMask()
+        positions = sample.positions
+        if positions is None:
+            positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
         with ExitStack() as stack:
             running = Running([BlockSite(block) for block in self.model.decoder], len(sample.tokens))
             if observer.state is not None or observer.left is not None:
@@ -60,11 +67,8 @@ class NormscopeModel(Model):
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)
             if observer.attention is not None:
-                mask = _ObservedMask(self, observer.attention)
+                mask = _ObservedMask(self, observer.attention, self._angles(positions))
                 mask.install(stack)
-            positions = sample.positions
-            if positions is None:
-                positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
             logits: Tensor = self.model(Row(sample.tokens, positions, mask))
             return logits
 
@@ -108,12 +112,19 @@ class NormscopeModel(Model):
         self, layer: int, x: Float[Tensor, "rows tokens dim"], rotation: Rotation | None = None, letters: str = "qkv"
     ) -> tuple[Tensor, ...]:
         """Q, k and v of the input of a layer's attention."""
-        weights, norm = self.projections(layer), self._attention(layer).head_norm
-        parts = {"q": weights.W_Q, "k": weights.W_K, "v": weights.W_V}
-        made = [x[:, None] @ parts[letter] for letter in letters]
-        if norm is not None:
-            made = [norm.single(letter, y.transpose(1, 2)).transpose(1, 2) for letter, y in zip(letters, made, strict=True)]
-        return tuple(made)
+        weights, attention = self.projections(layer), self._attention(layer)
+        made = tuple((x[:, None] @ W).transpose(1, 2) for W in (weights.W_Q, weights.W_K, weights.W_V))
+        angles = None if rotation is None else (rotation[0], rotation[1])
+        placed = dict(zip("qkv", attention.positioned(made, attention.head_norm, angles), strict=True))
+        return tuple(placed[letter].transpose(1, 2) for letter in letters)
+
+    def rotation(self, layer: int, positions: Int[Tensor, " positions"]) -> Rotation | None:
+        """Cosines and sines at some positions; None where positions are no rotations."""
+        return self._angles(positions[None].to(self.device))
+
+    def _angles(self, positions: Int[Tensor, "rows positions"]) -> Rotation | None:
+        angles: Rotation | None = self.model.rotation(Row(positions, positions, CausalMask()))
+        return angles
 
     @property
     def normalised_heads(self) -> str:
@@ -151,29 +162,38 @@ class NormscopeModel(Model):
 
     @property
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
-        """The types of characters as they enter the sum with positions."""
+        """The vectors of characters or tokens, as they enter the sum with positions where these are added."""
         embed = self.model.embed
         types: Tensor = embed.scale(embed.type_scale(embed.types))
         return types.detach()
 
+    @property
+    def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
+        """The matrix of the logits, with the scales of logits; None where the readout has hidden layers."""
+        readout = self.model.readout
+        if readout.hidden:
+            return None
+        rows: Tensor = self.model.unembedding.detach().T
+        scale = None if readout.scale is None else readout.scale().detach()
+        return rows if scale is None else scale[:, None] * rows
+
     def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
-        """Examples of the task that the model was trained on, one in each row; or token ids."""
-        if text is not None and not isinstance(text, str):
-            return Sample.continued(self.batch(text).tokens)
+        """Examples of the task that the model was trained on, one in each row; or the first tokens of a text, or token ids."""
+        if text is not None and (not isinstance(text, str) or not self.reads_examples):
+            return Sample.continued(self.batch(text).tokens if self.reads_examples else self._first_tokens(text, size))
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         if "recipe" not in self.about:
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
-        task, offsets = task_of(self.about["recipe"])
-        device, feed = self.device, PaddedFeed()
-        require_memory({f"examples={size or _EXAMPLES}": (size or _EXAMPLES) * task.train.longest * DRAWN}, str(device))
-        drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
-        batch = feed.trimmed(one_batch(drawn, 0))
-        characters, targets = batch["characters"], batch["targets"]
-        return Sample(characters, torch.where(targets == MASK, NOTHING, targets), characters != MASK, batch["positions"])
+        task, count = task_of(self.about["recipe"]).prepare(), size or _EXAMPLES
+        require_memory({f"examples={count}": task.drawn_bytes(count)}, str(self.device))
+        drawn = task.probe(count, seed, self.device)
+        return Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of characters."""
+        """The ids of characters or tokens."""
+        if not self.reads_examples:
+            return super().encode(text)
         ids = [self.token_of(character) for character in text]
         if None in ids:
             known = "".join(self.words(torch.arange(self.vocabulary)))
@@ -181,11 +201,13 @@ class NormscopeModel(Model):
         return [token for token in ids if token is not None]
 
     def words(self, tokens: Int[Tensor, " tokens"]) -> list[str]:
-        """Characters."""
-        return [as_text(token[None]) for token in tokens]
+        """Characters or tokens."""
+        return [as_text(token[None]) for token in tokens] if self.reads_examples else super().words(tokens)
 
     def token_of(self, text: str) -> int | None:
-        """The number of a character."""
+        """The number of a character or token."""
+        if not self.reads_examples:
+            return super().token_of(text)
         known = self.words(torch.arange(self.vocabulary))
         return known.index(text) if text in known else None
 
@@ -242,8 +264,10 @@ class _SublayerHooks:
 class _ObservedMask:
     """A mask that passes q, k and v of every layer to an observer."""
 
-    def __init__(self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None]) -> None:
-        self.model, self.observe, self.layer = model, observe, -1
+    def __init__(
+        self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None], rotation: Rotation | None
+    ) -> None:
+        self.model, self.observe, self.rotation, self.layer = model, observe, rotation, -1
         self._causal: AttentionMask = CausalMask()
         self.stream = self.input = torch.empty(0)
 
@@ -261,10 +285,19 @@ class _ObservedMask:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
+        mixed = self._observed(q, k, v, scale)
+        return self._causal(q, k, v, scale) if mixed is None else mixed
+
+    def _observed(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor | None:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
         W_O = self.model.projections(self.layer).W_O
-        mixed = self.observe(AttentionStep(self.layer, self.stream, self.input, q, k, v, float(scale), mask, W_O))
-        return self._causal(q, k, v, scale) if mixed is None else mixed
+        values = (q, k, v, float(scale), mask, W_O, None, self.rotation)
+        return self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        """The same with other scores than a plain softmax."""
+        mixed = self._observed(q, k, v, scale)
+        return self._causal.scored(q, k, v, scale, scores, sink) if mixed is None else mixed
 
     def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
         """The same for q, k, v in one tensor."""

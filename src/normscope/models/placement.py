@@ -3,9 +3,10 @@
 A recorded pass of a few tokens has the input and output of every module of a block. The block's output is taken apart from its
 end: a norm of a sum that the stream continues with is a stream norm; a sum is carry·(earlier states) + step·(the output of a
 sublayer), one sublayer or several in parallel; a norm between a sublayer and the sum is an output norm; a norm between the
-states and what the sublayer reads is an input norm. Scales are fitted. A module is a norm by the name of its class or by what
-it computes. ``Placement.error`` is the error of the updates with these slots against the block's output; ``proof`` repeats that
-with other states.
+states and what the sublayer reads is an input norm; a norm of the block's input that the sums begin with is an entry norm. An
+update that is the part of a result orthogonal to the states is a tangent one. Scales are fitted. A module is a norm by the name
+of its class or by what it computes. ``Placement.error`` is the error of the updates with these slots against the block's
+output; ``proof`` repeats that with other states.
 """
 
 import re
@@ -18,10 +19,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normscope.core.norms import factor_between, length, same
+from normscope.core.norms import factor_between, length, orthogonal_part, same
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.blocks import Block
 from normscope.models.hooks import Site
+from normscope.models.inside import Inside, before_output, norm_before, score_slot
 from normscope.models.norm_modules import known_norm
 from normscope.models.offload import weight_of
 from normscope.models.record import Attended, Call, Record
@@ -59,13 +61,15 @@ class Branch:
     """A sublayer in the modules of its block.
 
     Attributes:
-        norms: by slot, ``input``, ``output`` and ``stream``.
+        norms: by slot, ``input``, ``inner``, ``output`` and ``stream``.
         result: where the output of the sublayer is, before any output norm: what a call returns, or what the norm receives.
         scales: of its update and of the residual.
         reader: the first call that reads the states after the sublayer; None if the block returns them, or adds the updates
             of several sublayers at once.
         factor: of what it reads, after the input norm.
         parallel: whether it adds to the same states as the sublayer before it.
+        tangent: whether it adds only the part of its output that is orthogonal to the states.
+        learned: the shape of the parameter that its step is, ``vector`` or ``scalar``; empty if the step is a constant.
     """
 
     norms: dict[str, Site]
@@ -74,22 +78,48 @@ class Branch:
     reader: Site | None = None
     factor: float = 1.0
     parallel: bool = False
+    tangent: bool = False
+    learned: str = ""
 
     @property
     def has_slots(self) -> bool:
-        """Whether slots can express its scales: not a carry with a number for each channel, unless it is 1 − step."""
-        step, carry = self.scales.step, self.scales.carry
-        return not carry.ndim or (bool(step.ndim) and _same(carry, 1 - step))
+        """Whether slots can express it.
 
-    def slots(self, heads: str = "none") -> Slots:
-        """Which slots are filled."""
-        norms = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "output", "stream")}
+        They cannot a carry with a number for each channel beside a step with others, unless it is 1 − step, nor the tangent
+        part of a normalised output.
+        """
+        both = self.scales.carry.ndim and (self.scales.step.ndim or self.learned) and not self._lerps
+        return not both and not (self.tangent and "output" in self.norms)
+
+    @property
+    def alpha(self) -> Tensor | None:
+        """The learned step, or a carry with a number for each channel; None if both are constants."""
+        step, carry = self.scales.step, self.scales.carry
+        return step if step.ndim or self.learned else carry if carry.ndim else None
+
+    @property
+    def _lerps(self) -> bool:
+        """Whether carry = 1 − step."""
+        carry, rest = self.scales.carry, 1 - self.scales.step
+        carry = carry + torch.zeros_like(rest)
+        return bool(self.scales.step.any()) and not bool((carry == 1).all()) and _same(carry, rest + torch.zeros_like(carry))
+
+    def grown(self, factor: float) -> "Branch":
+        """The same with a larger step."""
+        step = factor * self.scales.step
+        return replace(self, scales=Scales(step, 1 - step if self._lerps else self.scales.carry))
+
+    def slots(self) -> Slots:
+        """Which slots are filled, apart from those of attention alone."""
+        filled = {slot: "norm" if slot in self.norms else "none" for slot in ("input", "inner", "output", "stream")}
+        if self.tangent:
+            filled["output"] = "tangent"
         if self.factor != 1 and "input" in self.norms:
-            norms["input"] = f"norm * {self.factor:.5g}"
-        if self.scales.step.ndim:
-            lerp = bool(self.scales.carry.ndim)
-            return Slots(heads=heads, step="alpha", carry="1 - alpha" if lerp else rounded(self.scales.carry), **norms)
-        return Slots(heads=heads, step=rounded(self.scales.step), carry=rounded(self.scales.carry), **norms)
+            filled["input"] = f"norm * {self.factor:.5g}"
+        step, carry = self.scales.step, self.scales.carry
+        if step.ndim or self.learned:
+            return Slots(step="alpha", carry="1 - alpha" if self._lerps else rounded(carry), **filled)
+        return Slots(step=rounded(step), carry="alpha" if carry.ndim else rounded(carry), **filled)
 
 
 @dataclass(frozen=True)
@@ -102,7 +132,10 @@ class Placement:
         head_norms: norms of q, k and v by letter.
         unnamed_heads: those of q, k and v that are normalised by operations that are no module.
         output_projection: the module of W_O.
-        changed: whether a norm or gate changes the mixed values of attention before W_O.
+        changed: whether a norm, a gate or something else changes the mixed values of attention before W_O.
+        gate: ``sigmoid`` if that is a gate, after a norm or without one.
+        scores: the slot of the softmax, ``softmax``, ``softcap(50)``, ``sink``, ...
+        entry: a norm of the block's input, in whose place the sums begin.
         note: what the block does besides.
         unclear: why the branches could not be identified; empty if they were.
         error: of the updates with these slots against the block's output, relative to it; None if there are none.
@@ -116,6 +149,9 @@ class Placement:
     unclear: str = ""
     error: float | None = None
     unnamed_heads: str = ""
+    gate: str = "none"
+    scores: str = "softmax"
+    entry: Site | None = None
 
     @property
     def parallel(self) -> bool:
@@ -140,8 +176,9 @@ class Placement:
 
     @property
     def norms(self) -> dict[tuple[str, str], nn.Module]:
-        """Norms of the stream by sublayer and slot."""
-        return {(name, slot): site.module for name, branch in self.branches.items() for slot, site in branch.norms.items()}
+        """Norms of the stream, and those inside sublayers, by sublayer and slot."""
+        inside = {(name, slot): site.module for name, branch in self.branches.items() for slot, site in branch.norms.items()}
+        return inside if self.entry is None else {(next(iter(self.branches)), "entry"): self.entry.module, **inside}
 
 
 @dataclass(frozen=True)
@@ -190,13 +227,17 @@ _Updates = tuple[tuple[_Value, Tensor], ...]
 
 @dataclass(frozen=True)
 class _Sum:
-    """before → after = stream(carry·before + Σ step·update), with a norm of the stream or none."""
+    """before → after = stream(carry·before + Σ step·update), with a norm of the stream or none.
+
+    Without updates it is the norm of the block's input that the sums begin with. ``tangent`` updates are orthogonal to before.
+    """
 
     before: _Value
     updates: _Updates
     carry: Tensor
     after: _Value
     stream: Call | None = None
+    tangent: bool = False
 
 
 class _Anatomy:
@@ -288,13 +329,14 @@ class _Anatomy:
         norm = next((call for call in after.returned if call.is_norm), None)
         total = None if norm is None else self.value_of(norm.inputs[0])
         options = [(None, after), *([(norm, total)] if total is not None else [])]
-        for fit in (_exact, _scaled, _parallel, _channels):
+        for fit in (_tangent, _exact, _scaled, _parallel, _channels):
             for stream, value in options:
                 for before, updates, carry in fit(_Terms(self, value)):
                     rest = self._towards(before, most - len(updates))
                     if rest is not None:
-                        return [*rest, _Sum(before, updates, carry, after, stream)]
-        return None
+                        return [*rest, _Sum(before, updates, carry, after, stream, tangent=fit is _tangent)]
+        one = after.states.new_ones((), dtype=torch.float32)
+        return [_Sum(self.x, (), one, after, norm)] if total is self.x and after is not self.y else None
 
 
 class _Terms:
@@ -331,6 +373,23 @@ class _Terms:
 
 
 _Found = Iterator[tuple[_Value, _Updates, Tensor]]
+
+
+def _tangent(terms: _Terms) -> _Found:
+    """Before + step·(the part of an update that is orthogonal to before), where the change is orthogonal and the update not."""
+    one = terms.states.new_ones((), dtype=torch.float32)
+    for start, later in terms.pairs(fewer=True):
+        x = start.states.double()
+        change = terms.states.double() - x
+        if not bool(change.any()) or not _same(orthogonal_part(change, x), change):
+            continue
+        for update, after in zip(terms.updates, later, strict=True):
+            u = update.states.double()
+            across = orthogonal_part(u, x)
+            if bool(after) and update.is_result and not _same(across, u):
+                step = _tidy(torch.tensor(factor_between(change, across)), terms.states)
+                if float(step.abs()) >= _SMALLEST and terms.is_sum(start, x + step * across):
+                    yield start, ((update, step),), one
 
 
 def _exact(terms: _Terms) -> _Found:
@@ -406,10 +465,11 @@ def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
     """The slots of a block, and what they were seen by."""
     anatomy = _Anatomy(block, record)
     attention = next((a for a in anatomy.attended if not a.crosses), None)
-    heads = {} if attention is None else _head_norms(anatomy, attention)
-    out = None if attention is None else _output_projection(anatomy, attention)
-    changed = out is not None and attention is not None and not _same(out.inputs[0], attention.mixed)
-    plain = Placement({}, heads, None if out is None else out.module, changed)
+    plain = Placement({}, {}, None)
+    if attention is not None:
+        heads, out = _head_norms(anatomy, attention), _output_projection(anatomy, attention)
+        plain = replace(plain, head_norms=heads, scores=score_slot(attention.attention))
+        plain = plain if out is None else _with_inside(plain, anatomy, attention, out)[0]
     sums = anatomy.sums()
     if anatomy.has_second_stream:
         return replace(plain, unclear="the block returns a second stream of hidden states"), Evidence({}, {})
@@ -427,6 +487,9 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     windows: list[tuple[int, int]] = []
     reads: dict[Site, States] = {}
     began = anatomy.block.call.began
+    if not sums[0].updates:
+        assert sums[0].stream is not None
+        plain, sums = replace(plain, entry=_site(anatomy, sums[0].stream, None)), sums[1:]
     for total in sums:
         for number, (update, step) in enumerate(total.updates):
             made = _result(anatomy, update, total.before)
@@ -445,7 +508,7 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             reader = _reader(anatomy, total.after, window[1]) if last else None
             scales = Scales(step * scale, total.carry)
             site = _site(anatomy, result, computed, received=result is norm)
-            branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0))
+            branches.append(Branch(sites, site, scales, reader, reading[1], parallel=number > 0, tangent=total.tangent))
             outputs.append(computed)
             if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
                 reads[sites["input"]] = read.states
@@ -459,8 +522,16 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
         return replace(plain, unclear=names), nothing
     if _adds_nothing(anatomy, sums, windows):
         return replace(plain, unclear="a sublayer adds nothing that can be seen"), nothing
-    if "attention" in names:
-        plain = _with_output_projection(plain, anatomy, names.index("attention"), windows, branches)
+    for number, name in enumerate(names):
+        inner = None
+        if name == "attention":
+            plain, inner = _with_output_projection(plain, anatomy, windows[number], branches[number])
+        elif name == "feedforward":
+            out = _product_of(anatomy, branches[number], windows[number])
+            inner = None if out is None else norm_before(anatomy.calls, out, windows[number])
+        if inner is not None and _site(anatomy, inner, None) != branches[number].norms.get("input"):
+            norms = {**branches[number].norms, "inner": _site(anatomy, inner, None)}
+            branches[number] = replace(branches[number], norms=norms)
     inputs = {site.module for site in reads}
     latent = any(call.is_norm and call.module not in inputs and anatomy.is_read(call) for call in anatomy.before_attention)
     evidence = Evidence({name: value.states for name, value in zip(names, outputs, strict=True)}, reads, latent)
@@ -482,14 +553,27 @@ def _adds_nothing(anatomy: _Anatomy, sums: Sequence[_Sum], windows: Sequence[tup
 
 
 def _with_output_projection(
-    plain: Placement, anatomy: _Anatomy, number: int, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]
-) -> Placement:
-    """W_O is the product that gives the output of attention."""
-    site, attended = branches[number].result, next(a for a in anatomy.attended if not a.crosses)
-    call = next((c for c in anatomy.calls if c.module is site.module and c.ended == windows[number][1]), None)
-    if call is None or not call.is_product or call.inputs[0].numel() != attended.mixed.numel():
-        return plain
-    return replace(plain, output_projection=call.module, changed=not _same(call.inputs[0], attended.mixed))
+    plain: Placement, anatomy: _Anatomy, window: tuple[int, int], branch: Branch
+) -> tuple[Placement, Call | None]:
+    """W_O is the product that gives the output of attention; and the norm before it, if there is one."""
+    attended = next(a for a in anatomy.attended if not a.crosses)
+    call = _product_of(anatomy, branch, window)
+    if call is None or call.inputs[0].numel() != attended.mixed.numel():
+        call = _output_projection(anatomy, attended)
+    return (plain, None) if call is None else _with_inside(plain, anatomy, attended, call)
+
+
+def _product_of(anatomy: _Anatomy, branch: Branch, window: tuple[int, int]) -> Call | None:
+    """The product that computed the output of a sublayer; None if something else did."""
+    call = next((c for c in anatomy.calls if c.module is branch.result.module and c.ended == window[1]), None)
+    return call if call is not None and call.is_product and call.inputs else None
+
+
+def _with_inside(plain: Placement, anatomy: _Anatomy, attended: Attended, out: Call) -> tuple[Placement, Call | None]:
+    """The placement with W_O and the gate before it; and the norm before it."""
+    inside = before_output([c for c in anatomy.calls if c.began < out.began], attended.mixed, out)
+    gate = "sigmoid" if inside.gated else "none"
+    return replace(plain, output_projection=out.module, changed=inside != Inside(), gate=gate), inside.norm
 
 
 def proved(placement: Placement, x: States, results: Mapping[str, States], y: States) -> Placement:
@@ -498,13 +582,15 @@ def proved(placement: Placement, x: States, results: Mapping[str, States], y: St
     It is unclear if the error is larger than the rounding of the precision allows. The norms are ours, with the parameters of
     the model's: nothing of the block is run.
     """
-    before = made = x
+    entry = None if placement.entry is None else known_norm(placement.entry.module, x.shape[-1], x.device)
+    before = made = x if entry is None else entry(x)
     for name, branch in placement.branches.items():
-        known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in branch.norms.items()}
-        if None in known.values():
+        sites = {slot: branch.norms[slot] for slot in ("input", "output", "stream") if slot in branch.norms}
+        known = {slot: known_norm(site.module, x.shape[-1], x.device) for slot, site in sites.items()}
+        if None in known.values() or (entry is None and placement.entry is not None):
             return replace(placement, branches={}, unclear=_NEITHER, error=None)
-        update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step)
-        made = (made if branch.parallel else branch.scales.carry * before) + update.written(results[name])
+        update = Update(output=known.get("output"), stream=known.get("stream"), step=branch.scales.step, tangent=branch.tangent)
+        made = (made if branch.parallel else branch.scales.carry * before) + update.written(before, results[name])
         if not placement.shares(name, later=True):
             before = made = update.settle(made)
     error = float(length((made - y).double().flatten()) / length(y.double().flatten()))

@@ -16,7 +16,7 @@ from normscope.models.hooks import Site, before
 from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, probe_sample, results
 from normscope.models.observe import Sample
 from normscope.models.placement import Placement, placement_of
-from normscope.models.proof import proved_again, proved_heads
+from normscope.models.proof import proved_again, proved_heads, proved_scales
 from normscope.models.record import Attended, Record, Recorder, is_norm
 from normscope.models.states import floats
 from normscope.models.wrapped import other_weights
@@ -75,7 +75,7 @@ class Probe:
         if any(self.attended):
             again = [(placement, evidence) for placement, (_, evidence) in zip(placements, seen, strict=True)]
             placements = proved_heads(self.model, self.stream.blocks, again, self.attended, self.attentions, self._run)
-        self.placements = placements
+        self.placements = proved_scales(self.model, self.stream.blocks, placements, self._run)
 
     def _reads_tokens(self) -> bool:
         """Whether the stream is that of token ids: its first states do not change with pixels."""

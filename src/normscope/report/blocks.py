@@ -108,7 +108,7 @@ def _columns(panels: int) -> int:
 def _kind(text: str, sublayer: str) -> str:
     if text.startswith("×"):
         return "factor"
-    if text.startswith("Norm"):
+    if text.startswith(("Norm", "tanh", "erf")):
         return "norm"
     return sublayer if sublayer in _FILL else "attention"  # mixers and cross-attention mix tokens, too
 

@@ -3,6 +3,7 @@
 The residual update itself, which needs torch, is in ``normscope.schemes.update``.
 """
 
+from normscope.schemes.display import dash
 from normscope.schemes.drawing import block_records
 from normscope.schemes.expressions import Expression, Product
 from normscope.schemes.files import find_scheme, scheme_from, scheme_values
@@ -20,6 +21,7 @@ __all__ = [
     "Scheme",
     "Slots",
     "block_records",
+    "dash",
     "find_scheme",
     "same_feedforward",
     "scheme_from",

@@ -4,8 +4,12 @@ from html import escape
 
 from normscope.schemes.records import scheme_record
 from normscope.schemes.scheme import Scheme
+from normscope.schemes.score_slot import PLAIN
 
 _LAYER_NORM = "A_j is taken at Norm(X), and is its centred part where the output or the stream is normalised"
+_POINTWISE = "gain ⊙ {0}(a·x + s) + bias with learned a and s (tanh has no s), in theory {0}(√d·x/2)/√d for x of norm 1"
+_INSIDE = {"m_j": "m_j is the share of attention that the sink takes", "M_j": "M_j is what the head mixes, before W_O"}
+_LEARNS = {"vector": "learned for each component", "scalar": "learned as one number"}
 _SYMBOLS = "x_j = r_j θ_j is the hidden state of token j, A_j what attention computes for it; layer t from 0, T layers"
 _GREY = "rgba(128,128,128,.35)"  # visible on light and on dark backgrounds; all other colours are the notebook's own
 _CELL = f"text-align:left;padding:.15em .9em .15em 0;border-bottom:1px solid {_GREY};vertical-align:top"
@@ -35,13 +39,18 @@ def scheme_html(scheme: Scheme) -> str:
     )
 
 
+def dash(text: str) -> str:
+    """The text of a slot in a table: a dash where it is empty."""
+    return "–" if text in ("none", PLAIN) else text
+
+
 def slot_rows(scheme: Scheme) -> list[list[str]]:
     """The table of slots: names of columns, then a row for each sublayer of each stage; an empty slot is a dash."""
     rows = [["", *scheme.attention.texts]]
     for stage in scheme.stages:
         when = f" (t < {stage.end_text})" if stage.then else " (then)" if stage is not scheme else ""
         for name, slots in (("attention", stage.attention), ("feed-forward", stage.feedforward)):
-            rows.append([name + when, *("–" if text == "none" else text for text in slots.texts.values())])
+            rows.append([name + when, *(dash(text) for text in slots.texts.values())])
     return rows
 
 
@@ -57,9 +66,15 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
         ("damping", f"s_j = {record['speed']}"),
         ("radius", f"ṙ_j = {record['radial']}   (over a block: {record['radius']})"),
         ("A_j", record["attention"]),
-        ("where", _SYMBOLS),
-        ("alpha", f"α_t = {record['alpha']}" if "α_t" in record["update"] + feedforward else ""),
+        ("where", "; ".join([_SYMBOLS, *(text for symbol, text in _INSIDE.items() if symbol in record["speed"])])),
+        ("theory", record["statement"]),
+        (
+            "alpha",
+            f"α_t = {record['alpha']}, {_LEARNS[scheme.learned]}" if "α_t" in record["update"] + feedforward else "",
+        ),
+        ("initial", "" if record["initial"] == "1" else f"W_V, W_O, W_in and W_out times {record['initial']}"),
         ("LayerNorm", _LAYER_NORM if any(stage.norm == "layer" for stage in scheme.stages) else ""),
+        *((stage.norm, _POINTWISE.format(stage.norm)) for stage in scheme.stages if stage.pointwise),
         ("note", record["note"]),
         ("used by", record["users"]),
         *(("paper", paper) for paper in record["papers"]),

@@ -9,6 +9,7 @@ from typing import Any
 
 from normscope.schemes.expressions import ONE, Product
 from normscope.schemes.scheme import Scheme, Slots
+from normscope.schemes.score_slot import PLAIN
 
 _FUNCTIONS = {"feedforward": "Feed-forward", "cross": "Cross-attention"}
 _TRUNK = 3
@@ -30,22 +31,27 @@ class SublayerDrawing:
     after: str
 
 
-def sublayer_parts(slots: Slots, function: str) -> SublayerDrawing:
-    """The parts of a sublayer, in the order in which a token passes them."""
+def sublayer_parts(slots: Slots, function: str, norm: str = "Norm") -> SublayerDrawing:
+    """The parts of a sublayer, in the order in which a token passes them; what is inside f stands before its last matrix."""
     branch = []
     step, carry = slots.formulas
     if slots.reads_norm:
-        branch.append("Norm")
+        branch.append(norm)
         if slots.input_factor != Product():
             branch.append(f"× {slots.input_factor.text}")
     if slots.heads != "none":
         branch.append(f"Norm({', '.join(slots.heads)})")
+    if slots.scores != PLAIN:
+        branch.append(slots.texts["scores"])
     branch.append(function)
-    if slots.output == "norm":
-        branch.append("Norm")
+    inside = [text for text, there in ((norm, slots.inner == "norm"), ("× σ(W_G·)", slots.gate == "sigmoid")) if there]
+    if inside:
+        branch += [*inside, "W_out" if function == _FUNCTIONS["feedforward"] else "W_O"]
+    if slots.output != "none":
+        branch.append({"norm": norm, "tangent": "part ⟂ x"}[slots.output])
     if step != ONE:
         branch.append(f"× {step.text}")
-    return SublayerDrawing(tuple(branch), "" if carry == ONE else f"× {carry.text}", "Norm" if slots.stream == "norm" else "")
+    return SublayerDrawing(tuple(branch), "" if carry == ONE else f"× {carry.text}", norm if slots.stream == "norm" else "")
 
 
 def block_records(scheme: Scheme, sublayers: Sequence[str] = ("attention", "feedforward")) -> list[dict[str, Any]]:
@@ -58,7 +64,7 @@ def block_records(scheme: Scheme, sublayers: Sequence[str] = ("attention", "feed
         holds = f"t < {stage.end_text}" if stage.then else ("after" if stage is not scheme else "")
         for sublayer in sublayers:
             slots = stage.feedforward if sublayer == "feedforward" else stage.attention
-            part = sublayer_parts(slots, _FUNCTIONS.get(sublayer, sublayer.capitalize()))
+            part = sublayer_parts(slots, _FUNCTIONS.get(sublayer, sublayer.capitalize()), stage.norm_text)
             records.append({"scheme": scheme.name, "stage": holds, "sublayer": sublayer, **asdict(part)})
     return records
 

@@ -48,7 +48,7 @@ _OPERATORS: dict[type[ast.AST], tuple[str, int, Callable[..., Any]]] = {
 _ATOM = 5
 _LONGEST = 200
 _LARGEST = 1e300
-_SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "inner": "⟨θ_j,A_j⟩"}
+_SYMBOLS = {"alpha": "α_t", "depth": "T", "r": "r_j", "A": "|A_j|", "M": "|M_j|", "m": "m_j", "inner": "⟨θ_j,A_j⟩"}
 
 
 @dataclass(frozen=True, repr=False)

@@ -95,7 +95,7 @@ def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> S
             raise InputError("'then' is the name or the path of a scheme")
         is_file = then.endswith(".toml") or "/" in then
         given["then"] = read_scheme(path.parent / then, readers) if is_file else find_scheme(then)
-    for key in ("name", "norm", "weights", "title", "users", "note"):
+    for key in ("name", "norm", "learned", "weights", "title", "users", "note"):
         if not isinstance(given.get(key, ""), str):
             raise InputError(f"'{key}' is a text, not {given[key]!r}")
     papers = given.get("papers", [])
@@ -109,7 +109,7 @@ def _slots(content: Any, where: str) -> Slots:
     if not isinstance(content, dict):
         raise InputError(f"[{where}] is a table of slots, not {content!r}")
     require_keys(content, _SLOT_KEYS, f"[{where}]")
-    for key in ("input", "heads", "output", "stream"):
+    for key in (slot for slot in _SLOT_KEYS if slot not in ("step", "carry")):
         if not isinstance(content.get(key, ""), str):
             raise InputError(f"slot '{key}' in [{where}] is a text such as \"none\", not {content[key]!r}")
     return Slots(**content)

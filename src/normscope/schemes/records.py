@@ -1,6 +1,5 @@
 """Schemes as plain records, for tables, JSON and pages."""
 
-from dataclasses import replace
 from typing import Any
 
 from normscope.schemes.law import block_radius, join_stages
@@ -12,7 +11,7 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
     stages = list(scheme.stages)
     attention = [stage.attention for stage in stages]
     feedforward = [stage.feedforward for stage in stages]
-    laws = [slots.law for slots in attention]
+    laws = [stage.law_of(stage.attention) for stage in stages]
 
     def joined(texts: list[str]) -> str:
         return join_stages(scheme, texts)
@@ -29,13 +28,16 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
         "radial": joined([str(law.radial) for law in laws]),
         "radius": joined([block_radius(stage) for stage in stages]),
         "attention": joined([law.attention for law in laws]),
+        "statement": joined([law.statement for law in laws]),
         "update": scheme.update,
         "flow": scheme.flow,
         "feedforward": {
             **slot_texts(feedforward),
-            "update": joined([slots.update("F") for slots in feedforward]),
+            "update": joined([stage.feedforward.update("F", stage.norm_text) for stage in stages]),
         },
         "alpha": joined([stage.schedule.text for stage in stages]),
+        "learned": joined([stage.learned for stage in stages]),
+        "initial": joined([stage.initial_text for stage in stages]),
         "weights": joined([stage.weights for stage in stages]),
         "users": scheme.users,
         "papers": list(scheme.papers),
@@ -44,5 +46,5 @@ def scheme_record(scheme: Scheme) -> dict[str, Any]:
 
 
 def same_feedforward(scheme: Scheme) -> bool:
-    """Whether the feed-forward layer has the attention's slots, heads aside, in every stage."""
-    return all(replace(stage.attention, heads="none") == stage.feedforward for stage in scheme.stages)
+    """Whether the feed-forward layer has the attention's slots, apart from those of attention alone, in every stage."""
+    return all(stage.attention.without_attention == stage.feedforward for stage in scheme.stages)

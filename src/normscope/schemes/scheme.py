@@ -1,8 +1,13 @@
-"""A scheme is a handful of slots: where a block normalises, how large it writes, how much of the residual it keeps.
+"""A scheme is a handful of slots: where a block normalises, how large its updates are, how much of the residual it keeps.
 
 Every residual sublayer f at depth t is
 
-    x ← stream( carry · x + step · output( f( input(x) ) ) )        and inside attention: q, k, v ← heads(q, k, v)
+    x ← stream( carry · x + step · output( f( input(x) ) ) )
+
+and inside it, with W its last matrix,
+
+    attention:     q, k, v ← heads(q, k, v);  f = (gate ⊙ inner(scores(q kᵀ) v)) W,  gate = σ(W_G input(x)) or 1
+    feed-forward:  f = inner(hidden activation) W
 """
 
 import math
@@ -13,13 +18,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes.expressions import ONE, Expression, Product, finite_value
+from normscope.schemes.score_slot import PLAIN, score_text, score_title
 
 if TYPE_CHECKING:
+    from normscope.core.scores import Scores
     from normscope.schemes.law import Law, StagedLaw
 
-NormKind = Literal["rms", "layer"]
-NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm"}
+NormKind = Literal["rms", "layer", "tanh", "erf"]
+NORM_TITLES: dict[NormKind, str] = {"rms": "RMSNorm", "layer": "LayerNorm", "tanh": "tanh", "erf": "erf"}
+_SPHERES = ("rms", "layer")  # the other kinds are pointwise maps
 WEIGHTS = ("free", "normalised")
+LEARNED = ("vector", "scalar")
+_CHOICES = {
+    "inner": ("none", "norm"),
+    "gate": ("none", "sigmoid"),
+    "output": ("none", "norm", "tangent"),
+    "stream": ("none", "norm"),
+}
+_ATTENTION_ALONE = {"heads": "none", "scores": PLAIN, "gate": "none"}
 _MOST_LAYERS = 100_000
 
 
@@ -52,14 +68,21 @@ class Slots:
     Attributes:
         input: norm of what the sublayer reads: ``none``, ``norm``, or a norm with a factor, ``norm/sqrt(layer)``.
         heads: which of q, k, v are normalised after their projections: ``none``, ``qk``, ``qkv``, ...
-        output: norm of what the sublayer writes: ``none`` or ``norm``.
-        step: size of the write: a formula in ``t``, ``layer``, ``depth``, ``alpha``.
+        scores: how attention's logits become weights: ``softmax``, or some of ``temperature(log(n))``, ``softcap(50)`` and
+            ``sink`` joined by +; n is the number of keys that a query sees.
+        inner: norm before the sublayer's last matrix, of the concatenated heads or the hidden activation: ``none``, ``norm``.
+        gate: factor on what attention's heads mix, before its last matrix: ``none``, or ``sigmoid`` of W_G times its input.
+        output: what becomes of the sublayer's output: ``none``, ``norm``, or ``tangent``, its part orthogonal to x.
+        step: size of the update: a formula in ``t``, ``layer``, ``depth``, ``alpha``.
         carry: weight of the residual: a formula likewise.
         stream: norm of the sum: ``none`` or ``norm``.
     """
 
     input: str = "none"
     heads: str = "none"
+    scores: str = PLAIN
+    inner: str = "none"
+    gate: str = "none"
     output: str = "none"
     step: str | float | Expression = ONE
     carry: str | float | Expression = ONE
@@ -67,12 +90,25 @@ class Slots:
 
     def __post_init__(self) -> None:
         _slot_factor(self.input)
-        for name in ("output", "stream"):
-            _require(getattr(self, name), ("none", "norm"), f"slot '{name}'")
+        for name, allowed in _CHOICES.items():
+            _require(getattr(self, name), allowed, f"slot '{name}'")
         if self.heads != "none" and (not self.heads or "".join(c for c in "qkv" if c in self.heads) != self.heads):
             raise InputError(f"slot 'heads' is 'none' or some of q, k, v in this order, such as 'qk', not '{self.heads}'")
+        object.__setattr__(self, "scores", score_text(self.scores))
         for name in ("step", "carry"):
             object.__setattr__(self, name, Expression.parse(getattr(self, name)))
+
+    @property
+    def score_rule(self) -> "Scores":
+        """How logits become weights, as ``core.scores`` computes it."""
+        from normscope.schemes.score_slot import score_rule
+
+        return score_rule(self.scores)
+
+    @property
+    def without_attention(self) -> "Slots":
+        """The same without the slots that attention alone has."""
+        return replace(self, **_ATTENTION_ALONE)
 
     @property
     def reads_norm(self) -> bool:
@@ -118,24 +154,17 @@ class Slots:
             raise InputError(f"the factor on the input norm must be positive; '{formula.text}' is {value:g} at {at}")
         return value
 
-    @property
-    def law(self) -> "Law":
-        """The law of motion of the sublayer: ``law.speed`` is s_j, ``law.radial`` is ṙ_j."""
-        from normscope.schemes.law import law_of
-
-        return law_of(self)
-
-    def update(self, function: str = "A") -> str:
+    def update(self, function: str = "A", norm: str = "Norm") -> str:
         """The sublayer as a formula: ``X ← Norm(X + α_t·Norm(A(X)))``."""
         from normscope.schemes.law import update_text
 
-        return update_text(self, function)
+        return update_text(self, function, norm)
 
-    def flow(self, function: str = "A") -> str:
+    def flow(self, function: str = "A", norm: str = "Norm") -> str:
         """Its flow as a formula: ``Ẋ = α_t·P_X Norm(A(X))``."""
         from normscope.schemes.law import flow_text
 
-        return flow_text(self, function)
+        return flow_text(self, function, norm)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -144,6 +173,9 @@ class Slots:
         return {
             "input": (Product.of("norm") * self.input_factor).text if self.reads_norm else "none",
             "heads": self.heads,
+            "scores": score_title(self.scores),
+            "inner": self.inner,
+            "gate": self.gate,
             "output": self.output,
             "step": step.text,
             "carry": carry.text,
@@ -165,9 +197,11 @@ class Scheme:
     Attributes:
         name: how commands call it.
         attention: slots of the attention sublayer.
-        feedforward: slots of the feed-forward sublayer; the same as attention's (heads aside) unless given.
-        norm: RMSNorm or LayerNorm, wherever a slot says norm.
+        feedforward: slots of the feed-forward sublayer; attention's, without those that it alone has, unless given.
+        norm: RMSNorm, LayerNorm or a pointwise map (tanh, erf), wherever a slot says norm; with a map, heads have RMSNorm.
         alpha: the value of ``alpha`` in the slots, a formula in t: the start of a learned step, or its schedule.
+        learned: whether training learns alpha as a ``vector``, one number for each component, or as a ``scalar``.
+        initial: a factor on the initial weights of W_V, W_O, W_in and W_out, a formula in ``t``, ``layer`` and ``depth``.
         weights: ``free``, or ``normalised``: every matrix keeps unit length along the stream's dimension while it is trained.
         until: share of the depth for which these slots hold, when ``then`` follows: a number, or a formula in ``depth``
             (``1/depth`` is the first layer).
@@ -180,6 +214,8 @@ class Scheme:
     feedforward: Slots = None  # type: ignore[assignment]
     norm: NormKind = "rms"
     alpha: str | float | Expression = ONE
+    learned: str = "vector"
+    initial: str | float | Expression = ONE
     weights: str = "free"
     until: str | float | Expression = ONE
     then: "Scheme | None" = None
@@ -192,15 +228,19 @@ class Scheme:
         if not self.name or any(c.isspace() or c in ",/" for c in self.name):
             raise InputError(f"a scheme's name is one word without commas or slashes, not '{self.name}'")
         if self.feedforward is None:
-            object.__setattr__(self, "feedforward", replace(self.attention, heads="none"))
-        if self.feedforward.heads != "none":
-            raise InputError("a feed-forward layer has no q, k, v: its slot 'heads' is 'none'")
+            object.__setattr__(self, "feedforward", self.attention.without_attention)
+        for slot, empty in _ATTENTION_ALONE.items():
+            if getattr(self.feedforward, slot) != empty:
+                raise InputError(f"a feed-forward layer has no q, k, v: its slot '{slot}' is '{empty}'")
         _require(self.norm, tuple(NORM_TITLES), "norm")
         _require(self.weights, WEIGHTS, "weights")
-        alpha = Expression.parse(self.alpha)
-        if "alpha" in alpha.names:
-            raise InputError("alpha is a number or a formula in t, layer and depth; it cannot refer to itself")
-        object.__setattr__(self, "alpha", alpha)
+        _require(self.learned, LEARNED, "learned")
+        for name in ("alpha", "initial"):
+            formula = Expression.parse(getattr(self, name))
+            if "alpha" in formula.names:
+                itself = "itself" if name == "alpha" else "alpha"
+                raise InputError(f"{name} is a number or a formula in t, layer and depth; it cannot refer to {itself}")
+            object.__setattr__(self, name, formula)
         self._check_until()
         self._check_constants()
 
@@ -233,6 +273,21 @@ class Scheme:
             for name, formula in slots.named_formulas.items():
                 if formula.names <= ({"alpha"} if fixed else set()):
                     slots.number(name, place)
+        if not Expression.parse(self.initial).names:
+            self.initial_factor(0.0, 1.0)
+
+    @property
+    def initial_text(self) -> str:
+        """``initial`` as a reader would write it."""
+        return Expression.parse(self.initial).text
+
+    def initial_factor(self, t: float, depth: float) -> float:
+        """The factor on the initial weights of W_V, W_O, W_in and W_out at time t."""
+        formula = Expression.parse(self.initial)
+        value = finite_value(formula, {"t": t, "depth": depth})
+        if value is None or not value > 0:
+            raise InputError(f"initial = '{formula.text}' is not a positive number at {At(t, depth)}")
+        return value
 
     def check(self, depth: float, times: Iterable[float] = (), alpha: "Callable[[float], float] | None" = None) -> None:
         """Refuse a scheme that cannot run at a depth: the one check of every formula where a scheme meets a depth.
@@ -252,6 +307,7 @@ class Scheme:
             for t in (*_layers(depth), *times):
                 stage = self.at(t, depth)
                 place = stage.place(t, depth, alpha)
+                stage.initial_factor(t, depth)
                 for slots in (stage.attention, stage.feedforward):
                     for name in slots.named_formulas:
                         slots.number(name, place)
@@ -264,7 +320,7 @@ class Scheme:
     def _varies(self) -> bool:
         """Whether any formula of this stage depends on time."""
         slots = (*self.attention.named_formulas.values(), *self.feedforward.named_formulas.values())
-        return any("t" in formula.names for formula in (self.schedule, *slots))
+        return any("t" in formula.names for formula in (self.schedule, Expression.parse(self.initial), *slots))
 
     @property
     def share(self) -> Expression:
@@ -291,9 +347,49 @@ class Scheme:
 
         Embeddings of trained models and starts of simulations follow this one rule; so does a simulation, not a trained model,
         where a stage with a free stream ends and one with a normalised stream begins. ``feedforward=False`` is for blocks of
-        attention alone.
+        attention alone. A pointwise map has no sphere.
         """
-        return self.attention.stream == "norm" or (feedforward and self.feedforward.stream == "norm")
+        normalised = self.attention.stream == "norm" or (feedforward and self.feedforward.stream == "norm")
+        return normalised and not self.pointwise
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether the kind of norm is a map of every component alone."""
+        return self.norm not in _SPHERES
+
+    @property
+    def norm_text(self) -> str:
+        """What stands in formulas and drawings where a slot says norm: ``Norm``, or the name of the map."""
+        return NORM_TITLES[self.norm] if self.pointwise else "Norm"
+
+    @property
+    def head_kind(self) -> NormKind:
+        """The kind of norm that heads have: a pointwise map leaves them RMSNorm."""
+        return "rms" if self.pointwise else self.norm
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What blocks have, in any stage, besides norms of input, heads, output and stream, and besides numbers."""
+        return frozenset(
+            name
+            for stage in self.stages
+            for slots in (stage.attention, stage.feedforward)
+            for name, there in {
+                "scores": slots.scores != PLAIN,
+                "inner": slots.inner != "none",
+                "gate": slots.gate != "none",
+                "output=tangent": slots.output == "tangent",
+                f"norm={stage.norm}": stage.pointwise,
+                "learned=scalar": stage.learned == "scalar",
+            }.items()
+            if there
+        )
+
+    def require_plain(self, who: str, *treats: str) -> None:
+        """Refuse a scheme with features other than those that ``who`` treats."""
+        missing = sorted(self.features - set(treats))
+        if missing:
+            raise InputError(f"{who} cannot treat {' and '.join(missing)} of scheme '{self.name}'")
 
     @property
     def stages(self) -> Iterator["Scheme"]:
@@ -315,17 +411,25 @@ class Scheme:
         """The law of motion of attention: ``law.speed`` is s_j, ``law.radial`` is ṙ_j; they print and they compute."""
         from normscope.schemes.law import StagedLaw
 
-        return self.attention.law if self.then is None else StagedLaw(self)
+        return self.law_of(self.attention) if self.then is None else StagedLaw(self)
+
+    def law_of(self, slots: Slots) -> "Law":
+        """The law of motion of one of this stage's sublayers, by its slots."""
+        from normscope.schemes.law import law_of
+
+        return law_of(slots, self.norm)
 
     @property
     def update(self) -> str:
         """The attention sublayer as a formula: ``X ← X + Norm(A(Norm(X)))``."""
-        return self._joined(lambda stage: stage.attention.update())
+        return self._joined(lambda stage: stage.attention.update("A", stage.norm_text))
 
     @property
     def flow(self) -> str:
-        """Its flow as a formula: ``Ẋ = Norm(A(Norm(X)))``."""
-        return self._joined(lambda stage: stage.attention.flow())
+        """Its flow as a formula: ``Ẋ = Norm(A(Norm(X)))``; a dash where a pointwise map of the stream leaves it none."""
+        return self._joined(
+            lambda stage: stage.attention.flow("A", stage.norm_text) if stage.law_of(stage.attention).flows else "–"
+        )
 
     @property
     def block(self) -> str:
@@ -371,7 +475,7 @@ class Scheme:
         )
 
     def with_norm(self, norm: str) -> "Scheme":
-        """The same scheme with RMSNorm (``rms``) or LayerNorm (``layer``) in every stage."""
+        """The same scheme with another kind of norm in every stage: ``rms``, ``layer``, ``tanh`` or ``erf``."""
         _require(norm, tuple(NORM_TITLES), "norm")
         then = None if self.then is None else self.then.with_norm(norm)
         return replace(self, norm=norm, then=then)  # type: ignore[arg-type]

@@ -3,13 +3,13 @@
 A sublayer computes y = f(read(x)) for hidden states x, with f attention or a feed-forward layer. An ``Update`` gives the rest:
 
     read(x)        = factor · input(x)
-    written(y)     = step · output(y)
-    state(x, y)    = stream(carry · x + written(y))
+    written(x, y)  = step · output(y), or step · the part of y that is orthogonal to x
+    state(x, y)    = stream(carry · x + written(x, y))
     velocity(x, y) = ẋ of the flow whose unit Euler step is ``state``
 
 ``input``, ``output`` and ``stream`` are norms, or None where the slot is empty. Which norms decides the convention:
 
-- theory: ``SphereNorm(kind)``, radius 1 and no parameters;
+- theory: ``theory_norm(kind)``, radius 1 and no parameters;
 - models: their own norms, gain · √d · x/|x| with their eps: any callable, such as an ``nn.Module``;
 - replay: ``SphereNorm(kind, radius)`` with the radius that the recorded states have.
 
@@ -24,14 +24,15 @@ once (``Update.stacked``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from normscope.core.norms import SphereNorm
+from normscope.core.norms import PointwiseNorm, SphereNorm, orthogonal_part
+from normscope.errors import InputError
 from normscope.schemes.scheme import At, Slots
 
 Tokens = Float[Tensor, "*batch tokens dim"]
@@ -42,19 +43,31 @@ _NUMBERS = ("factor", "step", "carry")
 
 @dataclass(frozen=True)
 class SomeNorm:
-    """A norm for some of several schemes: norm(x) where ``which`` is true, x elsewhere."""
+    """The norms of several schemes: ``norms[i]`` where ``which`` is i, none where it is −1."""
 
-    norm: SphereNorm
-    which: Bool[Tensor, "schemes 1 1"]
+    norms: tuple[SphereNorm | PointwiseNorm, ...]
+    which: Int[Tensor, "schemes 1 1"]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalised or not, scheme by scheme."""
-        return torch.where(self.which, self.norm(x), x)
+        return self._chosen(x, [(i, norm(x)) for i, norm in enumerate(self.norms)])
+
+    def tangent(self, x: Tensor, u: Tensor) -> Tensor:
+        """The part of u along the sphere of each scheme."""
+        return self._chosen(u, [(i, norm.tangent(x, u)) for i, norm in enumerate(self.norms) if isinstance(norm, SphereNorm)])
+
+    def _chosen(self, otherwise: Tensor, values: list[tuple[int, Tensor]]) -> Tensor:
+        for i, value in values:
+            otherwise = torch.where(self.which == i, value, otherwise)
+        return otherwise
 
 
 @dataclass(frozen=True)
 class Update:
-    """x ← stream(carry · x + step · output(f(factor · input(x)))) at one place in depth."""
+    """x ← stream(carry · x + step · output(f(factor · input(x)))) at one place in depth.
+
+    With ``tangent`` the part of the output that is orthogonal to x is added, and no other.
+    """
 
     input: Norm | None = None
     output: Norm | None = None
@@ -62,6 +75,7 @@ class Update:
     factor: Any = 1.0
     step: Any = 1.0
     carry: Any = 1.0
+    tangent: bool | Tensor = False
 
     @classmethod
     def of(cls, slots: Slots, at: At, norms: Norm | Mapping[str, Norm], *, step: Any = None, carry: Any = None) -> "Update":
@@ -81,39 +95,49 @@ class Update:
             factor=slots.number("input", at),
             step=slots.number("step", at) if step is None else step,
             carry=slots.number("carry", at) if carry is None else carry,
+            tangent=slots.output == "tangent",
         )
 
     @classmethod
-    def stacked(cls, updates: Sequence["Update"], norm: SphereNorm, device: torch.device | str, dtype: torch.dtype) -> "Update":
-        """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norm`` is the norm of all of them."""
+    def stacked(
+        cls,
+        updates: Sequence["Update"],
+        norms: tuple[SphereNorm | PointwiseNorm, ...],
+        device: torch.device | str,
+        dtype: torch.dtype,
+    ) -> "Update":
+        """Several updates as one, for tokens of shape (..., schemes, tokens, dim); ``norms`` are those that any of them has."""
 
         def column(values: list[Any], kind: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=kind, device=device)[:, None, None]
 
-        tensors = {
-            **{slot: column([getattr(update, slot) is not None for update in updates], torch.bool) for slot in _NORM_SLOTS},
-            **{name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS},
-        }
-        return cls(norm, norm, norm).with_tensors(tensors)
+        places: dict[Norm | None, int] = {None: -1, **{norm: i for i, norm in enumerate(norms)}}
+        chosen = {slot: column([places[getattr(update, slot)] for update in updates], torch.int64) for slot in _NORM_SLOTS}
+        made: dict[str, Any] = {slot: SomeNorm(norms, which) for slot, which in chosen.items()}
+        made |= {name: column([getattr(update, name) for update in updates], dtype) for name in _NUMBERS}
+        if any(update.tangent for update in updates):
+            made["tangent"] = column([update.tangent for update in updates], torch.bool)
+        return cls(**made)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The flags and numbers of a stacked update by name, as ``with_tensors`` takes them."""
+        """The tensors of a stacked update by name, as ``with_tensors`` takes them; ``tangent`` only if any scheme has it."""
         norms = {slot: norm.which for slot in _NORM_SLOTS if isinstance(norm := getattr(self, slot), SomeNorm)}
-        return {**norms, **{name: getattr(self, name) for name in _NUMBERS}}
+        some = {"tangent": self.tangent} if isinstance(self.tangent, Tensor) else {}
+        return {**norms, **some, **{name: getattr(self, name) for name in _NUMBERS}}
 
     def with_tensors(self, tensors: Mapping[str, Any]) -> "Update":
-        """The same norms for other schemes or on another device: flags and numbers of shape (schemes, 1, 1) by name."""
-        norms = {slot: norm.norm if isinstance(norm := getattr(self, slot), SomeNorm) else norm for slot in _NORM_SLOTS}
-        return Update(**{**tensors, **{slot: SomeNorm(norm, tensors[slot]) for slot, norm in norms.items()}})
+        """The same norms for other schemes or on another device: choices and numbers of shape (schemes, 1, 1) by name."""
+        norms = {slot: replace(norm, which=tensors[slot]) for slot in _NORM_SLOTS if (norm := getattr(self, slot)) is not None}
+        return replace(self, **{**tensors, **norms})
 
     def read(self, x: Tokens) -> Tokens:
         """What the sublayer reads: factor · input(x), or x itself."""
         return x if self.input is None else self.input(x) * self.factor
 
-    def written(self, y: Tokens) -> Tokens:
+    def written(self, x: Tokens, y: Tokens) -> Tokens:
         """What the sublayer adds to the residual stream, for y = f(read(x))."""
-        added: Tensor = self.step * self._normed(y)
+        added: Tensor = self.step * self._added(x, y)
         return added
 
     def settle(self, x: Tokens) -> Tokens:
@@ -127,18 +151,20 @@ class Update:
         h·((carry − 1)·x + step·u), u = output(y). At h = 1 both are the sublayer itself.
         """
         if not isinstance(stride, Tensor) and stride == 1:
-            return self.settle(self.carry * x + self.step * self._normed(y))
+            return self.settle(self.carry * x + self.step * self._added(x, y))
         kept = _choose(self._on_sphere, lambda: self.carry, lambda: 1 + stride * (self.carry - 1))
-        return self.settle(kept * x + (stride * self.step) * self._normed(y))
+        return self.settle(kept * x + (stride * self.step) * self._added(x, y))
 
     def velocity(self, x: Tokens, y: Tokens) -> Tokens:
         """ẋ: (carry − 1)·x + step·u for a free stream, (step/carry)·P_x u for x on the sphere of a normalised one.
 
         The stream's norm is a ``SphereNorm``: with a gain a layer does not tend to the identity, and there is no flow.
         """
-        u = self._normed(y)
-        sphere = self.stream.norm if isinstance(self.stream, SomeNorm) else self.stream
-        if sphere is not None and not isinstance(sphere, SphereNorm):
+        u = self._added(x, y)
+        sphere = self.stream
+        if isinstance(sphere, PointwiseNorm):
+            raise InputError(f"a stream through {sphere.kind} has no flow: without any update it still changes x; use layers")
+        if sphere is not None and not isinstance(sphere, SphereNorm | SomeNorm):
             raise TypeError(f"a stream with {sphere!r} has no flow; only SphereNorm does")
         moving: Tensor = _choose(
             self._on_sphere,
@@ -147,12 +173,14 @@ class Update:
         )
         return moving
 
-    def _normed(self, y: Tensor) -> Tensor:
-        return y if self.output is None else self.output(y)
+    def _added(self, x: Tensor, y: Tensor) -> Tensor:
+        """The output's norm of y, or its part that is orthogonal to x."""
+        u = y if self.output is None else self.output(y)
+        return u if self.tangent is False else _choose(self.tangent, lambda: orthogonal_part(u, x), lambda: u)
 
     @property
     def _on_sphere(self) -> bool | Tensor:
-        return self.stream.which if isinstance(self.stream, SomeNorm) else self.stream is not None
+        return self.stream.which >= 0 if isinstance(self.stream, SomeNorm) else self.stream is not None
 
 
 def _choose(flag: bool | Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:

@@ -125,7 +125,7 @@ def _unstable(case: Case) -> Comparison:
     pull = length(scores @ theta / scores.sum(-1, keepdim=True))
     values = {"r": radii, "A": pull, "t": time, "depth": 4.0, "alpha": 1.0}
     stage = NAMED[scheme].at(time, 4.0)
-    D = 1 / (stage.attention.law.speed(values) * scores.sum(-1, keepdim=True) * torch.ones(n, 1))
+    D = 1 / (stage.law_of(stage.attention).speed(values) * scores.sum(-1, keepdim=True) * torch.ones(n, 1))
     unstable = torch.linalg.eigvalsh((A + A.T) / 2)[-1]
     measured = torch.stack([torch.linalg.eigvals(J).real.max(), unstable])
     claimed = torch.stack([D.min() * unstable, torch.full_like(unstable, 1e-9)])

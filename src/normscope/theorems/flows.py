@@ -51,7 +51,7 @@ def _pace(motion: Motion, x: Tokens, t: float) -> float:
 def ends_free(scheme: str) -> bool:
     """Whether radii are free in the last stage of a scheme."""
     *_, last = NAMED[scheme].stages
-    return not last.attention.law.radius_fixed
+    return not last.law_of(last.attention).radius_fixed
 
 
 def turning(x: Tokens, velocity: Tokens) -> tuple[Tokens, Float[Tensor, "*batch tokens"]]:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt
 
@@ -11,6 +11,9 @@ from normscope.schemes import NormKind, Scheme, scheme_from, scheme_values
 
 _MODULES = 100e3  # bytes of a block's modules and small tensors
 Size = Annotated[int, Field(ge=1, le=100_000)]
+Vocabulary = Annotated[int, Field(ge=1, le=10_000_000)]
+Positions = Literal["cyclic", "rope"]
+Activation = Literal["relu", "gelu", "swiglu"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class TransformerConfig:
 
     Attributes:
         scheme: where blocks normalise, and with which norm in attention.
-        vocabulary: number of characters.
+        vocabulary: number of characters or tokens.
         dim: width of the stream.
         layers: blocks of the decoder.
         encoder_layers: blocks of the encoder; 0 is a decoder alone.
@@ -31,10 +34,15 @@ class TransformerConfig:
         feedforward_norm: the norm of feed-forward layers, ``rms`` or ``layer``; the scheme's own if None.
         final_norm: the norm before the readout.
         shared_gains: one gain for the inputs of q, k and v, as in practice, instead of one each.
+        positions: ``cyclic`` waves of learned frequencies that are added to embeddings, or ``rope``: rotations of q and k.
+        activation: of feed-forward layers; ``swiglu`` has twice the hidden layer's width in its first matrix.
+        biases: whether feed-forward layers and the readout add biases.
+        tied: whether the unembedding is the embedding.
+        initial_std: standard deviation of every matrix at the start; None draws uniformly with Glorot's bounds.
     """
 
     scheme: Scheme
-    vocabulary: Size = 17
+    vocabulary: Vocabulary = 17
     dim: Annotated[Size, Field(ge=2)] = 512  # the norm of a single number is its sign
     layers: Size = 10
     encoder_layers: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -46,6 +54,11 @@ class TransformerConfig:
     feedforward_norm: NormKind | None = None
     final_norm: NormKind = "layer"
     shared_gains: bool = False
+    positions: Positions = "cyclic"
+    activation: Activation = "relu"
+    biases: bool = True
+    tied: bool = False
+    initial_std: Annotated[float, Field(gt=0, lt=100)] | None = None
 
     def __post_init__(self) -> None:
         validate(self)
@@ -54,19 +67,36 @@ class TransformerConfig:
                 self.scheme.check(depth)
         if self.head < 2 and any(stage.attention.heads != "none" for stage in self.scheme.stages):
             raise InputError(f"head is at least 2: '{self.scheme.name}' normalises heads, and one number's norm is its sign")
-        if 2 * self.frequencies > self.dim:
+        if self.positions == "rope" and (self.head % 2 or self.encoder_layers):
+            raise InputError(
+                f"positions='rope' rotates pairs of components in a decoder: head even and encoder_layers=0, "
+                f"not head={self.head}, encoder_layers={self.encoder_layers}"
+            )
+        if self.encoder_layers and "scores" in self.scheme.features:
+            raise InputError(f"scheme '{self.scheme.name}' has scores other than softmax, which need encoder_layers=0")
+        if self.tied and self.readout:
+            raise InputError(f"tied=True needs readout=(): hidden layers of widths {list(self.readout)} change the dimension")
+        if self.positions == "cyclic" and 2 * self.frequencies > self.dim:
             raise InputError(
                 f"frequencies come in pairs of components: from 0 to dim/2 = {self.dim // 2}, not {self.frequencies}"
             )
 
     @property
+    def has_softcap(self) -> bool:
+        """Whether attention in any layer caps its logits."""
+        return any(stage.attention.score_rule.cap is not None for stage in self.scheme.stages)
+
+    @property
     def parameters(self) -> int:
         """The number of weights in matrices, without building the model: gains, biases and scales are few beside them."""
-        attention, feedforward = 4 * self.dim * self.heads * self.head, 2 * self.dim * self.feedforward
+        matrices = 3 if self.activation == "swiglu" else 2
+        gated = "gate" in self.scheme.features
+        attention, feedforward = (4 + gated) * self.dim * self.heads * self.head, matrices * self.dim * self.feedforward
         blocks = (self.layers + self.encoder_layers) * (attention + feedforward)
         crossed = self.layers * attention if self.encoder_layers else 0
         widths = (self.dim, *self.readout, self.vocabulary)
-        return blocks + crossed + self.vocabulary * self.dim + sum(a * b for a, b in pairwise(widths))
+        embedding = 0 if self.tied else self.vocabulary * self.dim
+        return blocks + crossed + embedding + sum(a * b for a, b in pairwise(widths))
 
     def memory(self, bytes_each: float) -> dict[str, float]:
         """Bytes of the model with so many bytes for each weight, by what they follow from."""

@@ -1,12 +1,11 @@
-"""The model, top to bottom: embedding and cyclic positions, blocks of residual sublayers, a small readout.
+"""The model, top to bottom: embedding, blocks of residual sublayers, readout; what sublayers compute is in ``layers``.
 
 A sublayer at depth t is x ← stream(carry·x + step·output(f(input(x)))): an ``Update`` with the slots of its scheme and norms of
-radius √d. A gain g before a matrix is folded into it, W diag(g) Norm(x): q, k and v have separate gains and still are one
-product.
+radius √d. Numbers that vary with depth are tensors, so that one compiled block serves all layers.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,26 +15,46 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, HeadNorm, unproject
-from normscope.core.norms import EPSILON, NORMS, unit
+from normscope.core import AttentionMask, CausalMask
+from normscope.core.fused_scores import causal_blocks
+from normscope.core.norms import POINTWISE, unit
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
 from normscope.schemes.update import Update
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
+from normscope.transformer.layers import (
+    Attention,
+    FeedForward,
+    LearnedScale,
+    Matrices,
+    Norm,
+    Rotation,
+    States,
+    glorot,
+    norm_in,
+    number,
+    rope_angles,
+)
 
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 3.0, 1000.0
-States = Float[Tensor, "rows tokens dim"]
-Matrices = list[tuple[Tensor, int]]  # each with the axis of the residual stream's dimension
+_FEW_TYPES = 256  # up to which embedding is a product with one-hot vectors
+Run = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a stack of blocks reads: characters, their positions, and the attention mask."""
+    """What a stack of blocks reads: characters or tokens, their positions, and the attention mask."""
 
     characters: Int[Tensor, "rows tokens"]
-    positions: Int[Tensor, "rows tokens"]
+    positions: Int[Tensor, "#rows tokens"]
     mask: AttentionMask
+
+
+def call(module: nn.Module, *args: Any) -> Tensor:
+    """The module of those arguments."""
+    output: Tensor = module(*args)
+    return output
 
 
 class Transformer(nn.Module):
@@ -58,25 +77,53 @@ class Transformer(nn.Module):
         memory_mask: AttentionMask | None = None,
         logits_to_keep: Int[Tensor, " positions"] | None = None,
     ) -> Float[Tensor, "*positions characters"]:
-        """Logits of the next character at every position, or at those of ``logits_to_keep``, counted through all rows.
+        """Logits of the next character at every position, or at those of ``logits_to_keep``, counted through all rows."""
+        return call(self.readout, self.states(row, source, memory_mask, logits_to_keep), self.unembedding)
+
+    def states(
+        self,
+        row: Row,
+        source: Row | None = None,
+        memory_mask: AttentionMask | None = None,
+        logits_to_keep: Int[Tensor, " positions"] | None = None,
+        run: Run = call,
+    ) -> Float[Tensor, "*positions dim"]:
+        """The last hidden states, which the readout turns into logits, of every position or of those to keep.
 
         After the last attention positions no longer interact, so the rest is computed for those positions alone.
         An encoder-decoder also takes the ``source`` that its encoder reads, and the mask of the decoder's attention to it.
+        ``run`` calls a module with its arguments: one compiled function can serve all blocks, and hooks are untouched.
         """
         decoder_only = len(self.encoder) == 0
         if (source is None) != decoder_only or (memory_mask is None) != decoder_only:
             raise InputError("an encoder-decoder needs source= and memory_mask=; a decoder alone takes neither")
         memory = None
         if source is not None:
-            memory = self.embed(source)
+            memory = run(self.embed, source)
             for block in self.encoder:
-                memory = block(memory, source.mask)
-        x = self.embed(row)
-        *blocks, last = self.decoder
-        for block in blocks:
-            x = block(x, row.mask, memory, memory_mask)
-        logits: Tensor = self.readout(last(x, row.mask, memory, memory_mask, logits_to_keep))
-        return logits if logits_to_keep is None else logits[0]
+                memory = run(block, memory, source.mask)
+        rotation, mask = self.rotation(row), self._mask(row)
+        x = run(self.embed, row)
+        last = self.decoder[-1]
+        for block in self.decoder:
+            x = run(block, x, mask, memory, memory_mask, rotation, logits_to_keep if block is last else None)
+        return x if logits_to_keep is None else x[0]
+
+    def _mask(self, row: Row) -> AttentionMask:
+        """The attention mask, with the blocks that a softcap needs on a GPU, made here once for all layers."""
+        if not row.characters.is_cuda or not isinstance(row.mask, CausalMask) or not self.config.has_softcap:
+            return row.mask
+        return CausalMask(causal_blocks(row.characters.shape[1], row.characters.device))
+
+    def rotation(self, row: Row) -> Rotation | None:
+        """The angles by which RoPE rotates q and k; None for positions of another kind."""
+        config = self.config
+        return rope_angles(row.positions, config.head, self.embed.types.dtype) if config.positions == "rope" else None
+
+    @property
+    def unembedding(self) -> Float[Tensor, "dim vocabulary"]:
+        """The readout's last matrix: the embedding's where they are tied."""
+        return self.embed.types.T if self.config.tied else self.readout.weights[-1]
 
     @torch.no_grad()
     def renormalise(self) -> None:
@@ -84,7 +131,7 @@ class Transformer(nn.Module):
         for module in self.modules_with_matrices():
             if not module.free:
                 for weight, axis in module.matrices():
-                    weight.copy_(unit(weight, axis))
+                    weight.copy_(unit(weight, axis, quick=weight.is_cuda))
 
     def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
         """Every module that has matrices of its own."""
@@ -92,16 +139,19 @@ class Transformer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Type plus position: sine and cosine of learned frequencies in the first components, zero in the others."""
+    """Type plus position: sine and cosine of learned frequencies in the first components, zero in the others.
+
+    With RoPE a position enters attention instead, and this is the type alone.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         first = config.scheme.at(0, config.layers)
         self.free = first.weights == "free"
-        self.types = _glorot(config.vocabulary, config.dim)
+        self.types = glorot(config.initial_std, config.vocabulary, config.dim)
         share = torch.linspace(0, 1, config.frequencies, dtype=torch.float64)
         periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
-        self.frequencies = nn.Parameter((2 * math.pi / periods).float())
+        self.frequencies = nn.Parameter((2 * math.pi / periods).float()) if config.positions == "cyclic" else None
         self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
         self.norm = Norm(first.norm) if first.on_sphere() else nn.Identity()
 
@@ -111,13 +161,19 @@ class Embedding(nn.Module):
 
     def forward(self, row: Row) -> States:
         """The initial hidden states, normalised if any sublayer of the first block normalises the stream."""
-        one_hot = F.one_hot(row.characters, len(self.types)).to(self.types.dtype)
-        types = (one_hot @ self.types).to(self.types.dtype)  # a product's gradient adds up in the same order every time
-        angles = row.positions[..., None] * self.frequencies
-        waves = torch.cat((angles.sin(), angles.cos()), -1)
-        positions = F.pad(waves, (0, self.types.shape[1] - waves.shape[-1]))
-        states: Tensor = self.norm(self.scale(self.type_scale(types) + positions))
+        x = self.type_scale(self._types(row.characters))
+        if self.frequencies is not None:
+            angles = row.positions[..., None] * self.frequencies
+            waves = torch.cat((angles.sin(), angles.cos()), -1)
+            x = x + F.pad(waves, (0, self.types.shape[1] - waves.shape[-1]))
+        states: Tensor = self.norm(self.scale(x))
         return states
+
+    def _types(self, characters: Int[Tensor, "rows tokens"]) -> States:
+        if len(self.types) > _FEW_TYPES:
+            return F.embedding(characters, self.types)
+        one_hot = F.one_hot(characters, len(self.types)).to(self.types.dtype)
+        return (one_hot @ self.types).to(self.types.dtype)  # a product's gradient adds up in the same order every time
 
 
 class Block(nn.Module):
@@ -126,15 +182,16 @@ class Block(nn.Module):
     def __init__(self, config: TransformerConfig, t: int, depth: int, crossed: bool) -> None:
         super().__init__()
         stage = config.scheme.at(t, depth)
-        at = stage.place(t, depth)
+        initial = stage.initial_factor(t, depth)
 
         def attention() -> Sublayer:
-            return Sublayer(Attention(config, stage), stage.attention, stage.norm, stage.norm, at, config.dim)
+            return Sublayer(Attention(config, stage, initial), config, stage, stage.attention, stage.place(t, depth))
 
         self.attention = attention()
         self.cross = attention() if crossed else None
-        kind = config.feedforward_norm or stage.norm
-        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, stage.norm, kind, at, config.dim)
+        feedforward = FeedForward(config, stage, initial)
+        kind = config.feedforward_norm
+        self.feedforward = Sublayer(feedforward, config, stage, stage.feedforward, stage.place(t, depth), kind)
 
     def forward(
         self,
@@ -142,10 +199,11 @@ class Block(nn.Module):
         mask: AttentionMask,
         memory: Tensor | None = None,
         memory_mask: AttentionMask | None = None,
+        rotation: Rotation | None = None,
         keep: Int[Tensor, " positions"] | None = None,
     ) -> Float[Tensor, "rows_or_one tokens_or_positions dim"]:
         """The hidden states after the block, or those of some positions alone, in one row."""
-        x = self.attention(x, mask)
+        x = self.attention(x, mask, None, rotation)
         if self.cross is not None:
             x = self.cross(x, memory_mask, memory)
         x = self.feedforward(x if keep is None else x.flatten(0, 1)[keep][None])
@@ -155,44 +213,73 @@ class Block(nn.Module):
 class Sublayer(nn.Module):
     """One residual sublayer: f (attention or feed-forward) within the ``Update`` of its slots at one depth."""
 
-    def __init__(self, f: "Attention | FeedForward", slots: Slots, kind: str, input_kind: str, at: At, dim: int) -> None:
+    def __init__(
+        self,
+        f: Attention | FeedForward,
+        config: TransformerConfig,
+        stage: Scheme,
+        slots: Slots,
+        at: At,
+        input_kind: str | None = None,
+    ) -> None:
         super().__init__()
-        free = f.free  # normalised matrices have a fixed scale: nothing to calibrate, and no gains
-
-        def norm(slot: str) -> nn.Module:
-            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if free else None)
-
-        self.f, self.at = f, at.values
-        self.input = Norm(input_kind) if slots.reads_norm else nn.Identity()  # its gain is folded into the matrices of f
-        self.output, self.stream = norm(slots.output), norm(slots.stream)
-        self.step_carry_input = [*(formula.function for formula in slots.formulas), slots.input_factor.function]
+        free, dim = f.free, config.dim  # normalised matrices have a fixed scale: nothing to calibrate, and no gains
+        kind = input_kind or stage.norm
+        self.f = f
+        # the gain of a norm of the input is folded into the matrices of f, a pointwise map has its own
+        self.input = norm_in("norm" if slots.reads_norm else "none", kind, dim, free and kind in POINTWISE)
+        self.output = norm_in(slots.output, stage.norm, dim, free)
+        self.stream = norm_in(slots.stream, stage.norm, dim, free)
+        self.tangent = slots.output == "tangent"
+        self.learned = {}  # formulas of alpha; the values of the others are fixed
+        for slot, formula in slots.named_formulas.items():
+            if "alpha" in formula.names:
+                self.learned[slot] = formula.function
+            else:
+                self.register_buffer(f"{slot}_value", number(slots.number(slot, at)), persistent=False)
+        self.depth = at.depth
+        self.register_buffer("t", number(at.t), persistent=False)
         # saved models know the calibrated factor of the encoder's states by the name sender_scale
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
-        self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if slots.learns_alpha else None
+        # nGPT keeps its steps times 1/√d; those of a language model with a free stream are plain, as LayerScale's are
+        plain = config.initial_std is not None and free and slots.stream == "none" and "input" not in self.learned
+        start, shape = float(at.alpha), () if stage.learned == "scalar" else (dim,)
+        self.signed = plain or start == 0
+        base = (start or 1.0) if plain else dim**-0.5
+        self.alpha = LearnedScale(*shape, start=start, base=base) if slots.learns_alpha else None
 
-    def forward(self, x: States, mask: AttentionMask | None = None, memory: Tensor | None = None) -> States:
+    def forward(
+        self,
+        x: States,
+        mask: AttentionMask | None = None,
+        memory: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> States:
         """The hidden states after the sublayer; keys and values come from ``memory`` if it is given, else from x."""
         update = self.update()
         if memory is not None:
             memory = self.sender_scale(self.input(memory)) * update.factor
-        return update.state(x, self.f(update.read(x), mask, memory))
+        return update.state(x, self.f(update.read(x), mask, memory, rotation))
 
     def update(self) -> Update:
         """The residual update with what has been learned so far: step, carry and factor, gains, calibrated factors."""
         step, carry, factor = self.values()
-        return Update(self._input, self._output, self.stream, factor, step, carry)
+        return Update(self._input, self._output, self.stream, factor, step, carry, self.tangent)
 
-    def values(self) -> tuple[Any, Any, Any]:
-        """Step, carry and the factor on the input, with the learned alpha: numbers, or one for each component.
+    def values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Step, carry and the factor on the input, with the learned alpha: one number each, or one for each component.
 
-        An alpha that starts at 0 may take either sign, any other stays positive.
+        A plain alpha, or one that starts at 0, may take either sign; any other stays positive.
         """
-        values = self.at
+        variables: dict[str, Any] = {"t": self.t, "depth": self.depth}
         if self.alpha is not None:
             alpha = self.alpha()
-            values = {**self.at, "alpha": alpha.abs() if self.at["alpha"] else alpha}
-        step, carry, factor = (formula(values) for formula in self.step_carry_input)
+            variables["alpha"] = alpha if self.signed else alpha.abs()
+        step, carry, factor = (
+            self.learned[slot](variables) if slot in self.learned else getattr(self, f"{slot}_value")
+            for slot in ("step", "carry", "input")
+        )
         return step, carry, factor
 
     def _input(self, x: Tensor) -> Tensor:
@@ -204,155 +291,31 @@ class Sublayer(nn.Module):
         return scaled
 
 
-class Attention(nn.Module):
-    """Σ_heads softmax(scale·q kᵀ) v W_O; W_Q, W_K and W_V are one matrix, read in one product."""
-
-    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
-        super().__init__()
-        heads, dim, head, slots = config.heads, config.dim, config.head, stage.attention
-        self.free = free = stage.weights == "free"
-        like_scores = math.sqrt(3) * (0.1 / head**3) ** 0.25
-        most = torch.tensor([like_scores, like_scores, math.sqrt(3 / head)])[:, None, None]
-        self.W_QKV = nn.Parameter(most * torch.empty(dim, 3, heads, head).uniform_(-1, 1))
-        self.W_O = _uniform(math.sqrt(3 / (heads * head)), heads, head, dim)
-        self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if slots.reads_norm and free else None
-        letters = [] if slots.heads == "none" else list(slots.heads)
-        self.kind = stage.norm
-        self.norms = nn.ModuleDict(
-            {letter: Norm(stage.norm, LearnedScale(heads, head) if free else None) for letter in letters}
-        )
-        self.score_gain = None if free else LearnedScale(heads, head, base=dim**-0.5)  # one for q and k, as nGPT has it
-        self.score_scale = Calibrated(0.1 if free else None, start=head**-0.5)
-
-    def matrices(self) -> Matrices:
-        """W_Q, W_K and W_V in one, and W_O."""
-        return [(self.W_QKV, 0), (self.W_O, -1)]
-
-    def forward(self, x: States, mask: AttentionMask, memory: Tensor | None = None) -> States:
-        """Queries from x; keys and values from ``memory`` if it is given, else from x."""
-        weights, norm = self.W_QKV, self.head_norm
-        if self.input_gains is not None:
-            weights = weights * self.input_gains().T[:, :, None, None]
-        if memory is None:
-            qkv = _by_token(x, weights)
-            if self.score_scale.measuring:
-                self._calibrate(mask, *(qkv if norm is None else norm(qkv)).unbind(2)[:2])
-            mixed = mask.stacked(qkv, self.score_scale.factor, norm)
-        else:
-            q, kv = _by_token(x, weights[:, 0]), _by_token(memory, weights[:, 1:])
-            q, k, v = q, *kv.unbind(2)
-            if norm is not None:
-                q, k, v = (norm.single(letter, y) for letter, y in zip("qkv", (q, k, v), strict=True))
-            if self.score_scale.measuring:
-                self._calibrate(mask, q, k)
-            mixed = mask(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.score_scale.factor)
-        return unproject(mixed, self.W_O)
-
-    @property
-    def head_norm(self) -> HeadNorm | None:
-        """The norms and gains of q, k and v; None if they are left as they are."""
-        if not self.norms and self.score_gain is None:
-            return None
-        ones = torch.ones_like(self.W_QKV[0, 0])
-        of_scores = ones if self.score_gain is None else self.score_gain()
-        factors = {"q": of_scores, "k": of_scores, "v": ones}
-        for letter, norm in self.norms.items():
-            if isinstance(norm, Norm) and norm.gain is not None:
-                factors[letter] = factors[letter] * norm.gain()
-        return HeadNorm("".join(self.norms), self.kind, torch.stack([factors[letter] for letter in "qkv"]))
-
-    def _calibrate(self, mask: AttentionMask, q: Tensor, k: Tensor) -> None:
-        scores, seen = mask.scores(q.transpose(1, 2), k.transpose(1, 2))
-        self.score_scale.fit(scores[seen.expand_as(scores)])
-
-
-class FeedForward(nn.Module):
-    """relu(x W_in + b_in) W_out + b_out; weights of unit length have a learned scale in place of the biases."""
-
-    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
-        super().__init__()
-        dim, hidden = config.dim, config.feedforward
-        self.free = free = stage.weights == "free"
-        self.W_in, self.W_out = _glorot(dim, hidden), _glorot(hidden, dim)
-        self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if free else None for n in (hidden, dim))
-        self.input_gain = LearnedScale(dim) if stage.feedforward.reads_norm and free else None
-        self.hidden_scale = None if free else LearnedScale(hidden)
-
-    def matrices(self) -> Matrices:
-        """W_in and W_out."""
-        return [(self.W_in, -2), (self.W_out, -1)]
-
-    def forward(self, x: States, mask: AttentionMask | None = None, memory: Tensor | None = None) -> States:
-        """F of every token; mask and memory are attention's."""
-        W_in = self.W_in if self.input_gain is None else self.W_in * self.input_gain()[:, None]
-        hidden = F.linear(x, W_in.T, self.b_in)
-        if self.hidden_scale is not None:
-            hidden = hidden * self.hidden_scale()
-        return F.linear(F.relu(hidden), self.W_out.T, self.b_out)
-
-
 class Readout(nn.Module):
-    """The last norm, hidden ReLU layers, and logits."""
+    """The last norm, hidden ReLU layers, and logits: the product with the unembedding."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.free = free = config.scheme.at(config.layers - 1, config.layers).weights == "free"
         widths = (config.dim, *config.readout, config.vocabulary)
+        shapes, self.hidden = list(pairwise(widths)), len(config.readout)
+        biased = free and config.biases
         self.norm = Norm(config.final_norm, LearnedScale(config.dim)) if free else nn.Identity()
-        self.weights = nn.ParameterList(_glorot(a, b) for a, b in pairwise(widths))
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if free else None
-        self.scale = None if free else LearnedScale(config.vocabulary, base=config.dim**-0.5)
+        self.weights = nn.ParameterList(glorot(config.initial_std, a, b) for a, b in (shapes[:-1] if config.tied else shapes))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if biased else None
+        # nGPT's logits start as cosines, which norms of radius √d make √d times as large
+        start = 1.0 if config.initial_std is None else config.dim**-0.5
+        self.scale = None if free else LearnedScale(config.vocabulary, start=start, base=config.dim**-0.5)
 
     def matrices(self) -> Matrices:
         """All of them."""
         return [(weight, -2) for weight in self.weights]
 
-    def forward(self, x: Float[Tensor, "*positions dim"]) -> Float[Tensor, "*positions characters"]:
-        """Logits of every character."""
+    def forward(
+        self, x: Float[Tensor, "*positions dim"], unembedding: Float[Tensor, "last vocabulary"]
+    ) -> Float[Tensor, "*positions vocabulary"]:
+        """Logits of every character or token."""
         x = self.norm(x)
-        for i, weight in enumerate(self.weights):
+        for i, weight in enumerate((*self.weights[: self.hidden], unembedding)):
             x = F.linear(F.relu(x) if i else x, weight.T, self.biases[i] if self.biases is not None else None)
         return x if self.scale is None else x * self.scale()
-
-
-class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the last dimension, with a gain or without."""
-
-    def __init__(self, kind: str, gain: "LearnedScale | None" = None) -> None:
-        super().__init__()
-        self.kind, self.gain = kind, gain
-
-    def forward(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Gain · √d · x/|x|, with LayerNorm of the centred x."""
-        normalised = NORMS[self.kind](x, eps=EPSILON)
-        return normalised if self.gain is None else normalised * self.gain().to(x.dtype)
-
-
-class LearnedScale(nn.Module):
-    """A learned factor for each component, started at ``start``.
-
-    The parameter is base/start times the factor: with one learning rate for all parameters, the factor moves start/base times
-    as fast.
-    """
-
-    def __init__(self, *shape: int, start: float = 1.0, base: float = 1.0) -> None:
-        super().__init__()
-        self.ratio = (start or 1.0) / base
-        self.value = nn.Parameter(torch.full(shape, start / self.ratio))
-
-    def forward(self) -> Tensor:
-        """The factors."""
-        return self.value * self.ratio
-
-
-def _by_token(x: States, weights: Float[Tensor, "dim *qkv head"]) -> Float[Tensor, "rows tokens *qkv head"]:
-    """X W for q, k, v and all heads in one product, token by token."""
-    return (x @ weights.flatten(1)).reshape(*x.shape[:-1], *weights.shape[1:])
-
-
-def _uniform(most: float, *shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape).uniform_(-most, most))
-
-
-def _glorot(rows: int, columns: int) -> nn.Parameter:
-    return _uniform(math.sqrt(6 / (rows + columns)), rows, columns)

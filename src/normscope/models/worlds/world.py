@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core import HeadWeights, normalise_heads, project
-from normscope.core.norms import SphereNorm, hyperplane_basis, unit
+from normscope.core.norms import hyperplane_basis, theory_norm, unit
 from normscope.errors import InputError
 from normscope.schemes import Scheme
 from normscope.schemes.update import Update
@@ -145,7 +145,8 @@ def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
 def update_at(scheme: Scheme, layer: int, depth: int) -> Update:
     """The update of a scheme's attention in one layer of several; norms have radius 1 and no parameters, as in theory."""
     stage = scheme.at(layer, depth)
-    return Update.of(stage.attention, stage.place(layer, depth), SphereNorm(stage.norm))
+    scheme.require_plain("a world", "output=tangent", "learned=scalar")
+    return Update.of(stage.attention, stage.place(layer, depth), theory_norm(stage.norm))
 
 
 def project_heads(

@@ -70,7 +70,7 @@ class WorldModel(Model):
         after = self._update.state(x, output)
         if observer.sublayer is not None:
             step, carry = self.step(0, "attention"), self.carry(0, "attention")
-            observer.sublayer(SublayerStep(0, "attention", x, output, self._update.written(output), after, step, carry))
+            observer.sublayer(SublayerStep(0, "attention", x, output, self._update.written(x, output), after, step, carry))
         return observed(1, after)
 
     def step(self, layer: int, sublayer: str) -> Tensor:

@@ -1,0 +1,606 @@
+"""Language models under many schemes: what ``advise`` predicts of them, what training comes to, and how far both agree.
+
+    python benchmarks/language_models.py predict                               # before training; minutes on two cores
+    python benchmarks/language_models.py train --seconds 540 --out DIR         # as many runs as fit, on a GPU or the cores
+    python benchmarks/language_models.py merge DIR ...                         # results of sessions into the data files
+    python benchmarks/language_models.py compare                               # tables for docs/results/language-models.md
+
+The plan is ``examples/sweeps/language-models.toml``. ``train`` executes it as one ``normscope sweep`` without the runs that
+``--done`` has, ends it after ``--seconds``, and continues it when called again on the same machine. Every finished run is
+collected at once into a few small files of DIR: a row for each run, its loss curve, its watch, and what skipping each block
+costs on held-out text. ``--rates``, ``--depths``, ``--seeds`` and ``--schemes`` replace those of the plan, for a third rate or
+a second seed.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+import normscope as ns
+from normscope.dynamics.evidence import correlation, kendall, spearman
+from normscope.experiments.advise import CRITERIA
+from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
+from normscope.measures.base import Subject
+from normscope.measures.removal import Removal
+from normscope.models import Sample
+from normscope.report.files import save_figure
+from normscope.results.figures import Chart, Line
+from normscope.results.tables import plain_rows
+from normscope.training.recipe import task_of
+
+ROOT = Path(__file__).parent.parent
+PLAN = ROOT / "examples" / "sweeps" / "language-models.toml"
+PACKAGED = ROOT / "src" / "normscope" / "experiments" / "evidence"
+DATA = ROOT / "docs" / "results" / "data"
+BLOCKS, CURVES, WATCHED = "language-models-blocks.csv", "language-models-curves.csv", "language-models-watch.parquet"
+PUBLISHED = "language-models-published.csv"
+OVERALL = "overall"  # the mean of the ranks in all criteria, with equal weights
+SIMULATED: tuple[dict[str, Any], ...] = (
+    {"weights": "kaiming"},
+    {"weights": "gaussian", "runs": 4},
+    # as the models begin: embeddings of standard deviation 0.02, a causal mask, a feed-forward layer in every block
+    {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02, "runs": 4, "simulated_width": 128},
+)
+OUTCOMES = {  # column of the outcomes: the factor that makes small values good
+    "loss": 1.0,
+    "rate": -1.0,
+    "failed": 1.0,
+    "late_block_cost": -1.0,
+    "late_share": -1.0,
+}
+_SKIPPED_ON = 4096  # held-out tokens that every block is skipped on
+_CURVE_POINTS, _PROBES = 60, 6  # of a run, in the files
+_GRACE = 20.0  # seconds that a sweep has to end
+
+
+def the_plan() -> dict[str, Any]:
+    """The content of the plan."""
+    return tomllib.loads(PLAN.read_text(encoding="utf-8"))
+
+
+def predict(out: Path) -> None:
+    """Write what ``advise`` measures for the shapes of the plan, those that are not in the file yet: criteria with ranks."""
+    plan = the_plan()
+    shape = {"width": plan["fixed"]["dim"], "heads": plan["fixed"]["heads"], "context": plan["fixed"]["context"]}
+    tables = [table for table in ([pd.read_csv(out)] if out.exists() else []) if len(table)]
+    known = [each for table in tables for each in plain_rows(table[list(_USED)].drop_duplicates())]
+    for simulated, depth in product(SIMULATED, plan["grid"]["layers"]):
+        defaults = {"causal": False, "feedforward": 0.0}
+        if any({**defaults, **simulated, "depth": depth}.items() <= each.items() for each in known):
+            continue
+        started = time.monotonic()
+        advice = ns.advise(
+            depth=depth, **shape, **{"simulated_width": shape["width"], **simulated}, schemes=",".join(plan["grid"]["scheme"]),
+            rank_by=[criterion.name for criterion in CRITERIA], device="cpu", progress=False,
+        )  # fmt: skip
+        criteria = advice.tables["criteria"].rename(columns={"mean": "value"})
+        order = advice.tables["ranks"].assign(criterion=OVERALL)
+        order = order.assign(value=order["rank"], rank=order["rank"].rank())
+        columns = ["scheme", "criterion", "value", "low", "high", "rank"]
+        used = {name: advice.configuration[name] for name in _USED}
+        tables.append(pd.concat([criteria[columns], order[columns]], ignore_index=True).assign(**used)[[*_USED, *columns]])
+        write_tables({out.name: pd.concat(tables, ignore_index=True)}, out.parent)
+        print(f"{simulated} depth {depth}: {time.monotonic() - started:.0f} s", flush=True)
+
+
+_USED = (
+    "weights", "causal", "feedforward", "radius", "depth", "width", "heads", "context", "tokens", "simulated_width", "runs",
+    "seed",
+)  # fmt: skip
+
+
+def cells(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of a plan's grid, in its order."""
+    grid = plan["grid"]
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def key_of(point: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a run is known by in the tables of results: scheme, depth, rate, seed."""
+    return str(point["scheme"]), int(point.get("layers", point.get("depth"))), float(point["rate"]), int(point["seed"])
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Execute what is left of the plan for some seconds, and collect what has finished."""
+    end = time.monotonic() + arguments.seconds
+    plan = the_plan()
+    plan["fixed"] |= dict(change.split("=", 1) for change in arguments.set)
+    plan["fixed"] = {name: _number(value) for name, value in plan["fixed"].items()}
+    for field in ("rate", "layers", "seed", "scheme"):
+        if given := getattr(arguments, field):
+            plan["grid"][field] = [_number(text) for text in given.split(",")]
+    folder = arguments.runs / f"language-models-{hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:8]}"
+    file = folder.with_suffix(".toml")
+    if not file.exists():  # a sweep that has begun on this machine continues as it was planned
+        done = {key_of(row) for row in plain_rows(pd.read_csv(arguments.done))} if arguments.done.exists() else set()
+        left = [point for point in cells(plan) if key_of(point) not in done]
+        if not left:
+            print("nothing is left to train")
+            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_toml(plan, left), encoding="utf-8")
+    log = arguments.out / "sweep.log"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--checkpoint-every", "60"]
+    if arguments.workers:
+        options += ["--workers", str(arguments.workers)]
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of every run, several of which compile at the same time
+    with log.open("a") as output:
+        sweep = subprocess.Popen(
+            [sys.executable, "-m", "normscope", "sweep", str(file), "--out", str(folder), *options],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=threads | os.environ,
+        )
+        collector = Collector(folder, arguments.out, arguments.device)
+        try:
+            while sweep.poll() is None and time.monotonic() < end - _GRACE:
+                collector.collect()
+                time.sleep(1)
+        finally:
+            if sweep.poll() is None:
+                sweep.terminate()
+                try:
+                    sweep.wait(_GRACE / 2)
+                except subprocess.TimeoutExpired:
+                    sweep.kill()
+                    sweep.wait()
+            collector.collect()
+    if sweep.returncode and not folder.exists():
+        sys.exit(log.read_text(encoding="utf-8")[-2000:])  # the plan was refused
+    status = ns.sweep("status", folder, progress=False)
+    print(status.tables["status"].to_string())
+    print(status.summary)
+
+
+def _number(text: Any) -> Any:
+    if not isinstance(text, str):
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _toml(plan: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
+    """The plan with explicit points; its paths are relative to its own file."""
+    top = {name: value for name, value in plan.items() if name not in ("fixed", "grid")}
+    fixed = dict(plan["fixed"])
+    if "/" in fixed["corpus"]:
+        fixed["corpus"] = str((PLAN.parent / fixed["corpus"]).resolve())
+    tables = [("", top), ("[fixed]\n", fixed), *(("[[points]]\n", point) for point in points)]
+    return "\n".join(
+        head + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()) for head, table in tables
+    )
+
+
+class Collector:
+    """Reads the finished runs of a sweep, once each, and keeps the files of results up to date."""
+
+    def __init__(self, sweep: Path, out: Path, device: str) -> None:
+        self.sweep, self.out, self.device = sweep, out, device
+        self.tables: dict[str, list[pd.DataFrame]] = {RUNS: [], BLOCKS: [], CURVES: [], WATCHED: []}
+        self.seen: set[str] = set()
+
+    def collect(self) -> None:
+        """Add the runs that have finished since."""
+        new = [path.parent for path in sorted(self.sweep.glob("runs/*/run.json")) if path.parent.name not in self.seen]
+        for path in new:
+            self.seen.add(path.name)
+            for name, table in results_of(path, self.device).items():
+                self.tables[name].append(table)
+        if new:
+            write_tables(
+                {name: pd.concat(tables, ignore_index=True) for name, tables in self.tables.items() if tables}, self.out
+            )
+
+
+def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Write results, each file whole or not at all."""
+    for name, table in tables.items():
+        partial = folder / f"{name}.partial"
+        if name.endswith(".parquet"):
+            table.to_parquet(partial, index=False)
+        else:
+            table.to_csv(partial, index=False, float_format="%.6g")
+        partial.rename(folder / name)
+
+
+def merge(folders: Sequence[Path]) -> None:
+    """Add the results of sessions to the data files; a run that is there already is replaced."""
+    for name, home in ((RUNS, PACKAGED), (BLOCKS, DATA), (CURVES, DATA), (WATCHED, DATA)):
+        read = pd.read_parquet if name.endswith(".parquet") else pd.read_csv
+        tables = [read(path) for path in (home / name, *(folder / name for folder in folders)) if path.exists()]
+        merged: list[pd.DataFrame] = []
+        for table in tables:
+            replaced = pd.MultiIndex.from_frame(table[list(CELL)])
+            merged = [old[~pd.MultiIndex.from_frame(old[list(CELL)]).isin(replaced)] for old in merged] + [table]
+        if any(len(table) for table in merged):
+            whole = pd.concat([table for table in merged if len(table)], ignore_index=True)
+            write_tables({name: whole.sort_values(["rate", "depth", "seed", "scheme"], kind="stable")}, home)
+
+
+def results_of(path: Path, device: str) -> dict[str, pd.DataFrame]:
+    """The small tables of a finished run: its row, blocks, curve and watch, each with the cell of the run."""
+    result = ns.load(path)
+    recipe, metrics = result.configuration["recipe"], result.tables["metrics"]
+    cell = dict(zip(CELL, key_of({**recipe, "scheme": result.configuration["model"]["scheme"]["name"]}), strict=True))
+    diverged = result.tables["divergence"].iloc[0] if "divergence" in result.tables else None
+    last = metrics.iloc[-1] if len(metrics) else {"examples": 0, "seconds": math.nan, "loss": math.nan}
+    tokens = int(last["examples"]) * recipe["context"]
+    row = {
+        **cell,
+        "width": recipe["dim"],
+        "context": recipe["context"],
+        "tokens": tokens,
+        "train_loss": last["loss"],
+        **_held_out(result),
+        "diverged_step": None if diverged is None else int(diverged["step"]),
+        "seconds": last["seconds"],
+        "tokens_per_second": tokens / last["seconds"],
+        "block_cost": None,
+        "late_block_cost": None,
+    }
+    blocks = pd.DataFrame()
+    if diverged is None:
+        blocks = skipped_blocks(path, device)
+        costs = blocks["loss_change"]
+        row |= {"block_cost": costs.mean(), "late_block_cost": costs.tail(max(1, len(costs) // 3)).mean()}
+    tables = {
+        RUNS: pd.DataFrame([row]),
+        BLOCKS: blocks,
+        CURVES: _thinned(metrics[["step", "loss"]], _CURVE_POINTS),
+        WATCHED: _watched(path / "watch"),
+    }
+    return {
+        name: table if name == RUNS else pd.concat([pd.DataFrame([cell] * len(table)), table.reset_index(drop=True)], axis=1)
+        for name, table in tables.items()
+        if len(table)
+    }
+
+
+def _held_out(result: Any) -> dict[str, Any]:
+    """Loss and bits per byte on held-out text, and the loss of token frequencies alone; no loss where a run diverged."""
+    columns = ["loss", "bits_per_byte"]
+    tests = result.tables["losses"].set_index("split") if "losses" in result.tables else None
+    scores = dict.fromkeys(columns) if tests is None else tests.loc["held-out", columns].to_dict()
+    return {**scores, "unigram_loss": unigram_loss(_prepared(result))}
+
+
+def _prepared(result: Any) -> Any:
+    """The tokens that a run was trained on; read once for all runs with the same."""
+    recipe = result.configuration["recipe"]
+    task: Any = task_of(recipe)
+    key = json.dumps([recipe[name] for name in task.keys])
+    if key not in _CORPORA:
+        _CORPORA[key] = task.prepare().data
+    return _CORPORA[key]
+
+
+_CORPORA: dict[str, Any] = {}
+
+
+def unigram_loss(data: Any) -> float:
+    """Cross-entropy of held-out tokens under their frequencies in the training part, each counted once more than it occurs."""
+    if data.identity not in _UNIGRAMS:
+        counts = {part: np.bincount(data._maps[part], minlength=data.vocabulary) for part in ("training", "held-out")}
+        frequency = (counts["training"] + 1) / (counts["training"] + 1).sum()
+        _UNIGRAMS[data.identity] = float(-(counts["held-out"] @ np.log(frequency)) / counts["held-out"].sum())
+    return _UNIGRAMS[data.identity]
+
+
+_UNIGRAMS: dict[str, float] = {}
+
+
+def skipped_blocks(path: Path, device: str) -> pd.DataFrame:
+    """The rise of the loss on held-out text when each block of a trained model is skipped: layer, loss, loss_change."""
+    model = ns.open(path, device, dtype="float32")
+    result = ns.load(path)
+    context, data = result.configuration["recipe"]["context"], _prepared(result)
+    rows = max(1, _SKIPPED_ON // context)
+    starts = torch.linspace(0, data.count("held-out") - context - 1, rows).long()
+    tokens = data.windows("held-out", starts, context + 1, model.device)
+    sample = Sample(tokens[:, :-1], tokens[:, 1:], torch.ones_like(tokens[:, 1:], dtype=torch.bool))
+    with torch.no_grad():
+        table = Removal(predictions=rows * context).measure(Subject(model, sample))["removal"]
+    return table[table["layer"].notna()][["layer", "loss", "loss_change"]].astype({"layer": int})
+
+
+def _thinned(table: pd.DataFrame, count: int) -> pd.DataFrame:
+    """At most so many rows, evenly spaced, with the first and the last."""
+    return table.iloc[np.unique(np.linspace(0, len(table) - 1, min(count, len(table))).round().astype(int))]
+
+
+def _watched(path: Path) -> pd.DataFrame:
+    """Some probes of a watched run, layer by layer; ``collapse`` is the largest of the heads of a layer."""
+    if not path.exists():
+        return pd.DataFrame()
+    tables = ns.load(path).tables
+    layers, steps = tables["layers"], _thinned(tables["steps"][["step"]], _PROBES)["step"]
+    layers = layers[layers["step"].isin(steps)]
+    kept = layers[
+        [name for name in ("step", "layer", "norm", "update", "rotation", "cosine", "rank", "gradient") if name in layers]
+    ]
+    if "heads" in tables:
+        collapse = tables["heads"].groupby(["step", "layer"], as_index=False)["collapse"].max()
+        kept = kept.merge(collapse, how="left", on=["step", "layer"])
+    numbers = kept.select_dtypes("float").columns
+    return kept.astype(dict.fromkeys(numbers, "float32"))
+
+
+def compare(out: Path | None, figures: Path | None) -> None:
+    """Print what training came to, and how well everything that was predicted agrees with it."""
+    evidence = Evidence(pd.read_csv(PACKAGED / RUNS), pd.read_csv(PACKAGED / PREDICTIONS))
+    tables = dict(comparison(evidence, the_plan()))
+    watched = pd.read_parquet(DATA / WATCHED) if (DATA / WATCHED).exists() else pd.DataFrame()
+    if len(watched):
+        watched = best_runs(watched, evidence)
+        tables["watched: the models that were trained, at their last probe"] = watched_models(watched)
+        tables["geometry: what was simulated, and what trained models do"] = geometry(evidence, watched)
+    for title, table in tables.items():
+        print(f"\n## {title}\n\n{markdown(table)}")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            table.to_csv(out / f"{title.partition(':')[0].replace(' ', '-')}.csv", index=False)
+    if figures is not None:
+        blocks, curves = (best_runs(pd.read_csv(DATA / name), evidence) for name in (BLOCKS, CURVES))
+        for name, chart in charts(curves, blocks, watched).items():
+            save_figure(chart, figures / f"language-models-{name}.png")
+
+
+def comparison(evidence: Evidence, plan: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """All tables of the comparison, with their titles."""
+    yield "missing: planned runs that have no result", missing(evidence.runs, plan)
+    outcomes = evidence.outcomes.sort_values(["depth", "loss"], ignore_index=True)
+    yield "outcomes: at the best of the rates that were tried", outcomes
+    yield "correlations: of predicted ranks with what training came to", correlations(evidence)
+    yield "weights: fitted on other depths, tested on this one", weights(evidence)
+    yield "published: pairs of schemes in the same order as in published tables", published(evidence)
+
+
+def missing(runs: pd.DataFrame, plan: Mapping[str, Any]) -> pd.DataFrame:
+    """Planned cells without a run, counted by rate, depth and seed, with their schemes."""
+    there = {key_of(row) for row in plain_rows(runs)}
+    left = pd.DataFrame([point for point in cells(plan) if key_of(point) not in there], columns=list(plan["grid"]))
+    groups = left.groupby(["seed", "rate", "layers"])["scheme"]
+    rows = [
+        {**dict(zip(("seed", "rate", "depth"), key, strict=True)), "runs": len(s), "schemes": ", ".join(s)} for key, s in groups
+    ]
+    return pd.DataFrame(rows, columns=["seed", "rate", "depth", "runs", "schemes"])
+
+
+def correlations(evidence: Evidence) -> pd.DataFrame:
+    """Spearman's and Kendall's correlation of every criterion's ranks with every outcome, by depth and over all depths.
+
+    Positive means that what ranked first came out best: lowest loss, highest best rate, fewest failures, most useful late
+    blocks.
+    """
+    depths, schemes = evidence.trained
+    keys = [*(criterion.key for criterion in CRITERIA), OVERALL]
+    rows = []
+    for setting in evidence.settings():
+        ranks = evidence.ranks(setting, keys, depths, schemes)
+        for (i, key), (outcome, sign) in product(enumerate(keys), OUTCOMES.items()):
+            values = sign * evidence.outcome(outcome, depths, schemes)
+            for depth, where in (*((str(d), [j]) for j, d in enumerate(depths)), ("all", list(range(len(depths))))):
+                rho, tau = (correlation(ranks[where, :, i], values[where], statistic) for statistic in (spearman, kendall))
+                rows.append(
+                    {
+                        "setting": " ".join(map(str, setting)), "criterion": key, "outcome": outcome, "depth": depth,
+                        "spearman": rho.value, "low": rho.low, "high": rho.high,
+                        "kendall": tau.value, "kendall_low": tau.low, "kendall_high": tau.high, "schemes": rho.schemes,
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def weights(evidence: Evidence) -> pd.DataFrame:
+    """Weights of the criteria that predicted the loss, fitted on all depths but one and tested there; equal ones beside."""
+    from normscope.dynamics.evidence import trust
+
+    depths, schemes = evidence.trained
+    keys = [criterion.key for criterion in CRITERIA]
+    loss = evidence.outcome("loss", depths, schemes)
+    rows = []
+    for setting in evidence.settings():
+        ranks = evidence.ranks(setting, keys, depths, schemes)
+        found = trust(ranks, loss)
+        for i, depth in enumerate(depths):
+            others = [j for j in range(len(depths)) if j != i]
+            equal = correlation(ranks[[i]].mean(-1), loss[[i]])
+            fitted, shares = found.tested[i], dict(zip(keys, trust(ranks[others], loss[others]).weights, strict=True))
+            rows.append(
+                {
+                    "setting": " ".join(map(str, setting)),
+                    "tested": str(depth),
+                    **shares,
+                    **_interval("fitted", fitted),
+                    **_interval("equal", equal),
+                }
+            )
+        rows.append(
+            {
+                "setting": " ".join(map(str, setting)),
+                "tested": "none: fitted on all",
+                **dict(zip(keys, found.weights, strict=True)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _interval(name: str, each: Any) -> dict[str, float]:
+    return {name: each.value, f"{name}_low": each.low, f"{name}_high": each.high}
+
+
+def published(evidence: Evidence) -> pd.DataFrame:
+    """For every published model and every depth trained here: how many pairs of schemes are in the same order.
+
+    Schemes that failed are level with each other and worse than all others, in both.
+    """
+    table = pd.read_csv(DATA / PUBLISHED)
+    depths = evidence.trained[0]
+    rows = []
+    for (source, model), theirs in table.groupby(["source", "model"], sort=False):
+        names = list(theirs["scheme"])
+        perplexity = np.where(theirs["perplexity"] < _STUCK, theirs["perplexity"], math.inf)
+        for depth, loss in zip(depths, evidence.outcome("loss", depths, names), strict=True):
+            there = ~np.isnan(loss)
+            a, b = perplexity[there], loss[there]
+            tau = float(kendall(a, b, np.ones((1, len(a))))[0])
+            same = [(a[i] < a[j], b[i] < b[j]) for i, j in product(range(len(a)), repeat=2) if i != j and a[i] < a[j]]
+            rows.append(
+                {
+                    "source": source, "model": model, "depth": depth, "schemes": ", ".join(np.array(names)[there]),
+                    "same_order": sum(ours for _, ours in same), "pairs": len(same), "kendall": tau,
+                    "failed_there": ", ".join(np.array(names)[np.isinf(perplexity)]) or "none",
+                    "failed_here": ", ".join(np.array(names)[there][np.isinf(b)]) or "none",
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+_STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
+
+
+def best_runs(table: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
+    """The rows of the run at each scheme's best rate, with the first seed."""
+    best = evidence.outcomes[["scheme", "depth", "rate"]]
+    chosen = table.merge(best, on=["scheme", "depth", "rate"])
+    return chosen[chosen["seed"] == chosen.groupby(["scheme", "depth"])["seed"].transform("min")]
+
+
+def _thirds(run: pd.DataFrame, column: str) -> dict[str, float]:
+    """Mean of a column over the first and the last third of the layers of a probe."""
+    values = run[run["layer"] < run["layer"].max()][column].to_numpy(float)
+    third = max(1, len(values) // 3)
+    return {"early": float(values[:third].mean()), "late": float(values[-third:].mean())}
+
+
+def watched_models(watched: pd.DataFrame) -> pd.DataFrame:
+    """Residual growth, rotation, rank and collapse of every trained model, at its last probe."""
+    rows = []
+    for key, run in watched.groupby(["depth", "scheme"]):
+        last = run[run["step"] == run["step"].max()].sort_values("layer")
+        rotation, end = _thirds(last, "rotation"), last.iloc[-1]
+        rows.append(
+            {
+                **dict(zip(("depth", "scheme"), key, strict=True)), "step": int(end["step"]),
+                "growth": float(end["norm"] / last["norm"].iloc[0]), "early_rotation": rotation["early"],
+                "late_rotation": rotation["late"], "cosine": float(end["cosine"]), "rank": float(end["rank"]),
+                "collapse": float(last["collapse"].max()),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def geometry(evidence: Evidence, watched: pd.DataFrame) -> pd.DataFrame:
+    """Rank correlations of simulated criteria with the same quantities of the models, at the first step and at the last.
+
+    Rotation here includes what is common to all tokens, which the simulated one leaves out.
+    """
+    depths, schemes = evidence.trained
+    measured: dict[str, dict[str, dict[tuple[Any, ...], float]]] = {"first": {}, "last": {}}
+    for key, run in watched.groupby(["depth", "scheme"]):
+        for moment, step in (("first", run["step"].min()), ("last", run["step"].max())):
+            at = run[run["step"] == step].sort_values("layer")
+            gradient = at["gradient"].dropna().to_numpy(float)
+            values = _thirds(at, "rotation") | {"collapse": 1 - float(at["cosine"].iloc[-1])}
+            if len(gradient) and gradient.min() > 0:
+                values["gradient"] = -abs(float(np.log10(gradient[0] / gradient[-1])))
+            for name, value in values.items():
+                measured[moment].setdefault(name, {})[key] = value
+    rows = []
+    for setting, moment in product(evidence.settings(), measured):
+        for name, by_model in measured[moment].items():
+            ranks = evidence.ranks(setting, [name], depths, schemes)[..., 0]
+            of_models = np.array([[by_model.get((depth, scheme), math.nan) for scheme in schemes] for depth in depths])
+            each = correlation(-ranks, of_models)
+            about = {"setting": " ".join(map(str, setting)), "criterion": name, "probe": moment}
+            rows.append({**about, **_interval("spearman", each), "schemes": each.schemes})
+    return pd.DataFrame(rows)
+
+
+def charts(curves: pd.DataFrame, blocks: pd.DataFrame, watched: pd.DataFrame) -> dict[str, Chart]:
+    """Loss by step, cost of a block by layer, and residual norm by layer, at each depth."""
+    shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, bool]] = {
+        "loss": (curves, "step", "loss", "Training loss", "step", "Each scheme at the best of its rates.", False),
+        "blocks": (
+            blocks, "layer", "loss_change", "Loss without a block", "block that is skipped",
+            "On held-out text; blocks near 0 are hardly needed.", False,
+        ),
+    }  # fmt: skip
+    if len(watched):
+        last = watched[watched["step"] == watched.groupby(["scheme", "depth"])["step"].transform("max")]
+        caption = "At the last probe, before each layer and after the last."
+        shown["norms"] = (last, "layer", "norm", "Residual stream norm", "layer", caption, True)
+    drawn = {}
+    for name, (table, x, y, title, label, caption, log) in shown.items():
+        for depth, at in table.groupby("depth"):
+            lines = tuple(Line(str(scheme), list(rows[x]), list(rows[y])) for scheme, rows in at.groupby("scheme"))
+            drawn[f"{name}-{depth}"] = Chart(f"{title}, {depth} layers", label, y, lines, caption, "", log_y=log)
+    return drawn
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """A table for a document."""
+    shown = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *shown]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None or value != value else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    predicting = commands.add_parser("predict")
+    predicting.add_argument("--out", type=Path, default=PACKAGED / PREDICTIONS)
+    training = commands.add_parser("train")
+    training.add_argument("--seconds", type=float, required=True, help="end after so many")
+    training.add_argument("--out", type=Path, required=True, help="folder of the results")
+    training.add_argument("--done", type=Path, default=PACKAGED / RUNS, help="results whose runs are skipped")
+    training.add_argument("--runs", type=Path, default=Path("runs"), help="where the sweep's folder is")
+    training.add_argument("--device", default="cuda")
+    training.add_argument("--per-gpu", type=int, default=7)
+    training.add_argument("--workers", type=int, help="runs at a time on a CPU")
+    training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a fixed field")
+    for field in ("rate", "layers", "seed", "scheme"):
+        training.add_argument(f"--{field}s".replace("ss", "s"), dest=field, help="instead of those of the plan, with commas")
+    merging = commands.add_parser("merge")
+    merging.add_argument("folders", type=Path, nargs="+")
+    comparing = commands.add_parser("compare")
+    comparing.add_argument("--out", type=Path, help="also write the tables there")
+    comparing.add_argument("--figures", type=Path, help="draw figures into this folder")
+    arguments = parser.parse_args()
+    match arguments.command:
+        case "predict":
+            predict(arguments.out)
+        case "train":
+            train(arguments)
+        case "merge":
+            merge(arguments.folders)
+        case "compare":
+            compare(arguments.out, arguments.figures)
+
+
+if __name__ == "__main__":
+    main()

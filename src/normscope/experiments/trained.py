@@ -1,0 +1,318 @@
+"""What training in this project came to under each scheme, and how well the criteria of ``advise`` had predicted it.
+
+Three files are all there is to know, and new runs are new lines of them: ``evidence/language-models.csv`` has a row for every
+trained language model, ``evidence/language-models-predictions.csv`` what ``advise`` measured for those shapes before they were
+trained, and ``trained.toml`` facts about models that add integers.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from normscope.results.findings import Finding
+from normscope.results.sections import PageTable
+from normscope.results.tables import plain_rows
+from normscope.schemes import Scheme, find_scheme
+
+if TYPE_CHECKING:
+    from normscope.dynamics.evidence import Trust
+
+Numbers = npt.NDArray[np.float64]
+
+NOT_TRAINED = "not trained here"
+SAFE, SOME, FAILS = "safe", "fails at some rates", "fails"
+RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
+CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
+_SETTING = ("weights", "causal", "feedforward")  # of a simulation whose predictions were tested
+_OUTCOME = {  # columns of the outcomes
+    "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
+    "failed": int, "block_cost": float, "late_block_cost": float, "late_share": float,
+}  # fmt: skip
+_FEWEST = 5  # schemes, for a correlation that says anything
+_FASTEST = 3  # schemes that are called fast where nothing is known of the spread between seeds
+
+
+def evidence_file(name: str) -> pd.DataFrame:
+    """A table of ``evidence``."""
+    with files("normscope.experiments").joinpath("evidence", name).open(encoding="utf-8") as file:
+        return pd.read_csv(file)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Trained language models and what was predicted of them.
+
+    Attributes:
+        runs: a row for every run: scheme, depth, rate, seed, width, context, tokens, train_loss, loss (held out),
+            bits_per_byte, unigram_loss (of token frequencies alone, on the same held-out text), diverged_step, seconds,
+            tokens_per_second, block_cost and late_block_cost (rise of the loss without a block, mean over all blocks and over
+            the last third).
+        predictions: a row for every simulated setting, depth, scheme and criterion: value, low, high, rank.
+    """
+
+    runs: pd.DataFrame
+    predictions: pd.DataFrame
+
+    @cached_property
+    def outcomes(self) -> pd.DataFrame:
+        """A row for every depth and scheme: what its runs came to at the best of the rates that were tried.
+
+        ``loss`` is infinite where every rate failed; ``failed`` counts the runs that failed, ``rates`` and ``seeds`` what was
+        tried; ``at_edge`` says whether the best rate is the lowest or highest of them; ``late_share`` is the cost of a block
+        of the last third relative to that of any block.
+        """
+        runs = self.runs.assign(failed=failed(self.runs))
+        runs["loss"] = runs["loss"].where(~runs["failed"], math.inf)
+        rows = []
+        for key, tried in runs.groupby(["depth", "scheme"], sort=False):
+            by_rate = tried.groupby("rate", as_index=False).agg(
+                {"loss": "mean", "block_cost": "mean", "late_block_cost": "mean", "seconds": "mean"}
+            )
+            best = by_rate.sort_values("loss", kind="stable").iloc[0]
+            rate = float(best["rate"])
+            rows.append(
+                {
+                    **dict(zip(("depth", "scheme"), key, strict=True)), "loss": best["loss"], "rate": rate,
+                    "at_edge": rate in (by_rate["rate"].min(), by_rate["rate"].max()), "rates": len(by_rate),
+                    "seeds": tried["seed"].nunique(), "runs": len(tried), "failed": int(tried["failed"].sum()),
+                    "block_cost": best["block_cost"], "late_block_cost": best["late_block_cost"],
+                    "late_share": best["late_block_cost"] / best["block_cost"],
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows, columns=list(_OUTCOME)).astype(_OUTCOME)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the loss between seeds, pooled over what was trained with several; NaN if nothing was."""
+        learned = self.runs[~failed(self.runs)]
+        groups = [cells["loss"] for _, cells in learned.groupby(["depth", "scheme", "rate"]) if len(cells) > 1]
+        if not groups:
+            return math.nan
+        return math.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
+
+    def settings(self) -> list[tuple[Any, ...]]:
+        """Weights, causal mask and feed-forward width of the simulations that predicted, in their order."""
+        return list(dict.fromkeys(self.predictions[list(_SETTING)].itertuples(index=False, name=None)))
+
+    def ranks(
+        self, setting: tuple[Any, ...], criteria: Sequence[str], depths: Sequence[int], schemes: Sequence[str]
+    ) -> Numbers:
+        """Ranks that a setting predicted, (depths, schemes, criteria), among these schemes; NaN where it has none."""
+        from normscope.dynamics.evidence import average_ranks
+
+        rows = self.predictions
+        rows = rows[(rows[list(_SETTING)] == list(setting)).all(axis=1)]
+        table = rows.pivot(index=["depth", "scheme"], columns="criterion", values="rank")
+        index = pd.MultiIndex.from_product([depths, schemes])
+        ranks = table.reindex(index=index, columns=list(criteria)).to_numpy(float)
+        return average_ranks(ranks.reshape(len(depths), len(schemes), len(criteria)).swapaxes(1, 2)).swapaxes(1, 2)
+
+    def outcome(self, column: str, depths: Sequence[int], schemes: Sequence[str]) -> Numbers:
+        """A column of ``outcomes``, (depths, schemes); NaN where nothing was trained."""
+        table = self.outcomes.pivot(index="depth", columns="scheme", values=column)
+        return table.reindex(index=list(depths), columns=list(schemes)).to_numpy(float)
+
+    @property
+    def trained(self) -> tuple[list[int], list[str]]:
+        """The depths and schemes that have a run."""
+        return sorted(int(depth) for depth in self.runs["depth"].unique()), [str(name) for name in self.runs["scheme"].unique()]
+
+    def trust(self, setting: tuple[Any, ...], criteria: Sequence[str]) -> "Trust | None":
+        """How well criteria of a simulated setting predicted the held-out loss; None where too little was trained to tell."""
+        from normscope.dynamics.evidence import trust
+
+        depths, schemes = self.trained
+        if len(schemes) < _FEWEST:
+            return None
+        return trust(self.ranks(setting, criteria, depths, schemes), self.outcome("loss", depths, schemes))
+
+
+def failed(runs: pd.DataFrame) -> "pd.Series[bool]":
+    """Runs that diverged, or learned less than half of what the best run of their depth learned beyond token frequencies."""
+    best = runs.groupby("depth")["loss"].transform("min")
+    return runs["loss"].isna() | runs["diverged_step"].notna() | (runs["loss"] > (runs["unigram_loss"] + best) / 2)
+
+
+@cache
+def packaged() -> Evidence:
+    """The evidence that comes with the package."""
+    return Evidence(evidence_file(RUNS), evidence_file(PREDICTIONS))
+
+
+@cache
+def _facts() -> tuple[tuple[Scheme, dict[str, str]], ...]:
+    content = tomllib.loads(files("normscope.experiments").joinpath("trained.toml").read_text(encoding="utf-8"))
+    return tuple((find_scheme(fact.pop("scheme")), fact) for fact in content["fact"])
+
+
+def same_blocks(a: Scheme, b: Scheme) -> bool:
+    """Whether two schemes define the same blocks, whatever their names."""
+    compared = [field.name for field in fields(Scheme) if field.compare and field.name not in ("name", "then")]
+    stages = [[[getattr(stage, name) for name in compared] for stage in scheme.stages] for scheme in (a, b)]
+    return stages[0] == stages[1]
+
+
+def trained_table(schemes: Sequence[Scheme]) -> pd.DataFrame:
+    """What models that add integers came to under each scheme; a row that says so where there is nothing."""
+    rows = []
+    for scheme in schemes:
+        facts = [fact for known, fact in _facts() if same_blocks(known, scheme)]
+        rows += [{"scheme": scheme.name, **fact} for fact in facts or [{"what": NOT_TRAINED, "value": "", "source": ""}]]
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the trained language models say about schemes at a depth.
+
+    Attributes:
+        evidence: of all runs.
+        depth: of the model that is asked about.
+        table: a row for each scheme: verdict (``safe``: every run learned; ``fails``: none did; ``fails at some rates``; ``not
+            trained here``), fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
+    """
+
+    evidence: Evidence
+    depth: int
+    table: pd.DataFrame
+
+    @classmethod
+    def of(cls, evidence: Evidence, schemes: Sequence[Scheme], depth: int) -> "Verdicts":
+        """Of schemes at a depth: by the least deep models that are at least as deep, or else by the deepest."""
+        outcomes = evidence.outcomes
+        at = outcomes[outcomes["depth"] == cls._trained_at(evidence, depth)]
+        known = {name: find_scheme(name) for name in at["scheme"]}
+        fast = set(cls._fast(at, evidence.spread))
+        rows = []
+        for scheme in schemes:
+            name = next((name for name, other in known.items() if same_blocks(other, scheme)), None)
+            row = {} if name is None else at[at["scheme"] == name].iloc[0].drop("scheme").to_dict()
+            row |= {"loss": row["loss"] if math.isfinite(row["loss"]) else None} if row else {}
+            rows.append({"scheme": scheme.name, "verdict": _verdict(row), "fast": name in fast, **row})
+        return cls(
+            evidence, depth, pd.DataFrame(rows).reindex(columns=["scheme", "verdict", "fast", *at.columns.drop("scheme")])
+        )
+
+    @staticmethod
+    def _trained_at(evidence: Evidence, depth: int) -> int:
+        depths = evidence.trained[0]
+        return min((trained for trained in depths if trained >= depth), default=max(depths, default=0))
+
+    @staticmethod
+    def _fast(at: pd.DataFrame, spread: float) -> list[str]:
+        """Schemes whose loss is within two standard errors of a difference between seeds of the lowest."""
+        learned = at[np.isfinite(at["loss"])].sort_values("loss")
+        if math.isnan(spread):
+            return list(learned["scheme"].head(_FASTEST))
+        return list(learned[learned["loss"] <= learned["loss"].min() + 2 * math.sqrt(2) * spread]["scheme"])
+
+    def runs(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
+        """All runs of the schemes, at all depths, under their names here."""
+        runs, tables = self.evidence.runs, []
+        known = {name: find_scheme(name) for name in self.evidence.trained[1]}
+        for scheme in schemes:
+            names = [name for name, other in known.items() if same_blocks(other, scheme)]
+            tables.append(runs[runs["scheme"].isin(names)].assign(scheme=scheme.name))
+        return pd.concat(tables, ignore_index=True)
+
+    def named(self, verdict: str) -> list[dict[str, Any]]:
+        """Rows with a verdict, those with the lowest loss first."""
+        return plain_rows(self.table[self.table["verdict"] == verdict].sort_values("loss", kind="stable"))
+
+    def findings(self, trusted: str) -> Iterator[Finding]:
+        """Three lines: which schemes are safe, which are fast, which fail, and how sure that is; ``trusted`` ends the last."""
+        runs = self.evidence.runs
+        depth = self._trained_at(self.evidence, self.depth)
+        at = runs[runs["depth"] == depth]
+        if at.empty:
+            yield Finding(
+                "No language model was trained here, so nothing says which schemes are safe or fail.", title="Untested"
+            )
+            return
+        rates = " and ".join(f"{rate:g}" for rate in sorted(at["rate"].unique()))
+        deeper = f" ({self.depth} layers are deeper than any model trained here)" if depth < self.depth else ""
+        safe = ", ".join(row["scheme"] for row in self.named(SAFE)) or "none"
+        yield Finding(
+            f"Safe at {depth} layers: {safe}. Every run learned, at learning rates {rates}{deeper}.",
+            title="Safe at this depth", severity="ok", weight=6,
+        )  # fmt: skip
+        yield self._fast_finding(depth)
+        shaky = [f"{row['scheme']} ({row['failed']} of {row['runs']} runs)" for row in self.named(SOME)]
+        failing = ", ".join([*(row["scheme"] for row in self.named(FAILS)), *shaky]) or "none"
+        shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(at))
+        seeds = at["seed"].nunique()
+        yield Finding(
+            f"Fails at {depth} layers: {failing}. How sure: {len(at)} language models ({shapes}, "
+            f"{seeds} seed{'s' * (seeds > 1)}). {trusted}",
+            title="Fails at this depth", severity="ok" if failing == "none" else "notice", weight=4,
+        )  # fmt: skip
+
+    def _fast_finding(self, depth: int) -> Finding:
+        table, spread = self.table, self.evidence.spread
+        rows = plain_rows(table[table["fast"]].sort_values("loss"))
+        listed = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows) or "none of these schemes"
+        outcomes = self.evidence.outcomes
+        losses = outcomes[outcomes["depth"] == depth]["loss"]
+        rest = f"the lowest held-out loss is {losses.min():.3f}, the median over {len(losses)} schemes {losses.median():.3f}"
+        sure = "one seed each, so small differences may be chance" if math.isnan(spread) else f"seeds differ by {spread:.3f}"
+        return Finding(
+            f"Fast at {depth} layers: {listed} ({rest}; {sure}).", title="Lowest loss at this depth", severity="ok", weight=5,
+            number=None if not rows else rows[0]["loss"],
+        )  # fmt: skip
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if not row:
+        return NOT_TRAINED
+    return SAFE if not row["failed"] else FAILS if row["failed"] == row["runs"] else SOME
+
+
+def _shapes(runs: pd.DataFrame) -> list[tuple[int, float]]:
+    return [(int(w), float(t)) for w, t in runs[["width", "tokens"]].drop_duplicates().itertuples(index=False)]
+
+
+def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.DataFrame) -> tuple[PageTable, ...]:
+    """What trained models came to at this depth, how well criteria had predicted it, and every run."""
+    at = tuple(
+        (
+            row["scheme"], row["verdict"], shown(row["loss"], ".3f"), "yes" if row["fast"] else "", _rate(row),
+            "–" if row["runs"] is None else f"{row['failed']:.0f} of {row['runs']:.0f}", shown(row["late_share"], ".2f"),
+        )
+        for row in plain_rows(verdicts)
+    )  # fmt: skip
+    judged = tuple(
+        (row["criterion"], _interval(row), shown(row["weight"], ".2f"), "yes" if row["ranks"] else "no")
+        for row in plain_rows(predicted)
+    )
+    columns = ("scheme", "depth", "rate", "seed", "tokens", "loss", "bits_per_byte", "diverged_step", "late_block_cost")
+    every = tuple(tuple(shown(row[name]) for name in columns) for row in plain_rows(runs))
+    return (
+        PageTable(
+            "Trained language models at this depth",
+            ("scheme", "verdict", "held-out loss", "fast", "best learning rate", "failed runs", "relative cost of late blocks"),
+            at,
+        ),
+        PageTable("How well criteria predicted their loss", ("criterion", "rank correlation", "weight", "ranks"), judged),
+        PageTable("Every run of these schemes", columns, every),
+    )  # fmt: skip
+
+
+def _rate(row: dict[str, Any]) -> str:
+    return "–" if row["rate"] is None else f"{row['rate']:g}{' (at the edge)' * bool(row['at_edge'])}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "–" if row["correlation"] is None else f"{row['correlation']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+
+
+def shown(value: Any, form: str = ".4g") -> str:
+    """A value of a plain row for a table; None is what is not known, or no number."""
+    return "–" if value is None else format(value, form) if isinstance(value, float) else str(value)
