@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 import runtime_types
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time

@@ -18,7 +18,7 @@ _counts: list[list[int]] = []  # of calls in this test, one number for each func
 
 
 def check_samples(fn: Any = None, *, typechecker: Callable[..., Any]) -> Any:
-    """What the import hook of jaxtyping decorates with: ``jaxtyped``, on the first calls of a test and a sample of the others."""
+    """``jaxtyped``, with which the import hook decorates, on the first calls of a test and a sample of the others."""
     from torch.compiler import is_compiling  # what only distributes the tests has no need of torch
 
     if fn is None:

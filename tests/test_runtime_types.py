@@ -1,4 +1,4 @@
-"""Tests run under type checks: annotated shapes are true in each test's first calls of a function and in a sample of the others."""
+"""Tests run under type checks: of each test the first calls of every function, and a sample of the others."""
 
 import pytest
 import torch
