@@ -32,7 +32,7 @@ import torch
 
 import normscope as ns
 from normscope.dynamics.evidence import correlation, kendall, spearman
-from normscope.experiments.advise import CRITERIA
+from normscope.experiments.advise import CRITERIA, theory_table
 from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
@@ -40,6 +40,7 @@ from normscope.models import Sample
 from normscope.report.files import save_figure
 from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
+from normscope.schemes import find_scheme
 from normscope.training.recipe import task_of
 
 ROOT = Path(__file__).parent.parent
@@ -95,6 +96,21 @@ def predict(out: Path) -> None:
         tables.append(pd.concat([criteria[columns], order[columns]], ignore_index=True).assign(**used)[[*_USED, *columns]])
         write_tables({out.name: pd.concat(tables, ignore_index=True)}, out.parent)
         print(f"{simulated} depth {depth}: {time.monotonic() - started:.0f} s", flush=True)
+    if all(each["weights"] != "identity" for each in known):
+        write_tables({out.name: pd.concat([*tables, predicted_by_theory(plan)], ignore_index=True)}, out.parent)
+
+
+def predicted_by_theory(plan: Mapping[str, Any]) -> pd.DataFrame:
+    """The criteria that the symmetric reduction has (identity weights, β = 1), at the full context; none where it has none."""
+    shape = {"width": plan["fixed"]["dim"], "heads": plan["fixed"]["heads"], "context": plan["fixed"]["context"]}
+    schemes, tables = [find_scheme(name) for name in plan["grid"]["scheme"]], []
+    for depth in plan["grid"]["layers"]:
+        table = theory_table(schemes, depth, (shape["context"],))
+        for criterion in (criterion for criterion in CRITERIA if criterion.theory):
+            rows = table[["scheme"]].assign(criterion=criterion.key, value=table[criterion.theory].astype(float))
+            about = {"weights": "identity", "causal": False, "feedforward": 0.0, "radius": 1.0, "depth": depth, **shape}
+            tables.append(rows.assign(rank=(-criterion.sign * rows["value"]).rank(), tokens=shape["context"], **about))
+    return pd.concat(tables, ignore_index=True)
 
 
 _USED = (
@@ -135,7 +151,7 @@ def train(arguments: argparse.Namespace) -> None:
         file.write_text(_toml(plan, left), encoding="utf-8")
     log = arguments.out / "sweep.log"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--checkpoint-every", "60"]
+    options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--retry-failed"]
     if arguments.workers:
         options += ["--workers", str(arguments.workers)]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of every run, several of which compile at the same time
@@ -580,7 +596,7 @@ def main() -> None:
     training.add_argument("--done", type=Path, default=PACKAGED / RUNS, help="results whose runs are skipped")
     training.add_argument("--runs", type=Path, default=Path("runs"), help="where the sweep's folder is")
     training.add_argument("--device", default="cuda")
-    training.add_argument("--per-gpu", type=int, default=7)
+    training.add_argument("--per-gpu", type=int, default=6)
     training.add_argument("--workers", type=int, help="runs at a time on a CPU")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a fixed field")
     for field in ("rate", "layers", "seed", "scheme"):
