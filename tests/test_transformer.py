@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from helpers.schemes import names_with
 from normscope import InputError
-from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask
+from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, Scores
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.training import Training, evaluate, read_recipe
 from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
@@ -234,6 +233,79 @@ def test_impossible_text_models_are_refused(wrong: dict[str, Any], message: str)
         TransformerConfig.of({**TransformerConfig(NAMED["pre"], **SMALL).values, **wrong})
 
 
+@pytest.mark.parametrize("scores", ["softmax", "sink(0.5)", "softcap(0.3)", "temperature(1 + log(n))", "sink+softcap(0.2)"])
+def test_attention_has_scores_an_inner_norm_and_a_gate(scores: str) -> None:
+    """By hand: softmax over capped logits and one more, the norm of concatenated heads, and σ(W_G x) before W_O."""
+    model = shaken(model_of(Scheme("mine", Slots(input="norm", scores=scores, inner="norm", gate="sigmoid")), **TEXT))
+    f, x, later = model.decoder[1].attention.f, random(2, 5, 12), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    read, mixed, n = x * f.input_gains()[0], [], torch.arange(1.0, 6.0)[:, None]
+    for head in range(3):
+        q, k, v = (read @ f.W_QKV[:, which, head] for which in range(3))
+        logits = f.score_scale.factor * (q @ k.mT)
+        logits = logits * (1 + n.log()) if "temperature" in scores else logits
+        for cap in (0.3, 0.2):
+            logits = cap * torch.tanh(logits / cap) if f"softcap({cap})" in scores else logits
+        weights = logits.masked_fill(later, -torch.inf).exp()
+        total = weights.sum(-1, keepdim=True) + (f.sink[head].exp() if "sink" in scores else 0)
+        mixed.append(weights / total @ v)
+    assert f.sink is None or f.sink.requires_grad
+    heads = plain_norm(torch.cat(mixed, -1), "rms", f.inner.gain()) * torch.sigmoid(read @ f.W_G)
+    expected = heads @ f.W_O.flatten(0, 1)
+    assert torch.allclose(f(x, CausalMask()), expected, rtol=0, atol=1e-7)  # a temperature is computed in float32
+    g = model.decoder[1].feedforward.f
+    u, v = (x * g.input_gain() @ g.W_in).chunk(2, -1)
+    expected = plain_norm(u * v * torch.sigmoid(v), "rms", g.inner.gain()) @ g.W_out
+    assert torch.allclose(g(x), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ["dyt", "derf"])
+def test_pointwise_maps_learn_a_slope_a_gain_and_a_bias(scheme: str) -> None:
+    model, x = model_of(scheme, **{**TEXT, "final_norm": "layer"}), random(2, 5, 12)
+    norm = model.decoder[0].attention.input
+    assert norm.slope == 0.5
+    assert model.decoder[0].attention.f.input_gains is None
+    shaken(model)
+    shift = 0 if scheme == "dyt" else norm.shift
+    phi = torch.tanh if scheme == "dyt" else torch.erf
+    assert torch.allclose(norm(x), norm.gain.value * phi(norm.slope * x + shift) + norm.bias, rtol=0, atol=1e-12)
+    model(row_of(some_characters())).square().sum().backward()
+    learned = [p for name, p in model.named_parameters() if name.endswith(("slope", "bias", "shift"))]
+    assert len(learned) == 4 * (2 if scheme == "dyt" else 3)
+    assert all((p.grad != 0).any() for p in learned)
+
+
+def test_steps_of_language_models_are_plain_parameters() -> None:
+    """LayerScale's vectors and ReZero's scalars, which may take either sign; nGPT keeps its steps times 1/√d."""
+    for scheme, shape, start in (("layerscale", (12,), 1e-4), ("rezero", (), 0.0)):
+        alpha = model_of(scheme, **TEXT, initial_std=0.02).decoder[0].attention.alpha
+        assert alpha.value.shape == shape
+        assert torch.allclose(alpha.value, torch.full(shape, start, dtype=torch.float64))
+        with torch.no_grad():
+            alpha.value.fill_(-0.25)
+        assert (alpha() == -0.25).all()
+    block = model_of("layerscale", **TEXT, initial_std=0.02).decoder[0]
+    with torch.no_grad():
+        block.attention.alpha.value.fill_(-0.25)
+    assert (block.attention.values()[0] == -0.25).all()
+
+
+def test_initial_weights_have_the_schemes_factor() -> None:
+    plain, scaled = (model_of(Scheme("mine", Slots(stream="norm"), initial=formula)) for formula in ("1", "1/(layer*depth)"))
+    for layer in range(2):
+        for sublayer, names in (("attention", ("W_QKV", "W_O")), ("feedforward", ("W_in", "W_out"))):
+            for name in names:
+                a, b = (getattr(getattr(model.decoder[layer], sublayer).f, name) for model in (plain, scaled))
+                if name == "W_QKV":
+                    assert torch.equal(a[:, :2], b[:, :2])
+                    a, b = a[:, 2], b[:, 2]
+                assert torch.allclose(a / (2 * (layer + 1)), b, rtol=1e-6)
+
+
+def test_scores_of_an_encoder_are_refused() -> None:
+    with pytest.raises(InputError, match="'sink' has scores other than softmax, which need encoder_layers=0"):
+        model_of("sink", encoder_layers=1)
+
+
 def test_q_k_and_v_have_gains_of_their_own_unless_they_share_one() -> None:
     assert model_of("pre").decoder[0].attention.f.input_gains().shape == (3, 12)
     assert model_of("pre", shared_gains=True).decoder[0].attention.f.input_gains().shape == (1, 12)
@@ -259,6 +331,9 @@ class Recording:
         self.asked.append((qkv, scale))
         return self.inner.stacked(qkv, scale)
 
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        return self.inner.scored(q, k, v, scale, scores, sink)
+
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.inner.scores(q, k)
 
@@ -279,15 +354,15 @@ def test_scores_notice_the_length_of_an_embedding_only_without_a_norm(scheme: st
     assert torch.allclose(mask.scaled_scores(0), mask.scaled_scores(1), rtol=0, atol=1e-9) == same
 
 
-@pytest.mark.parametrize("scheme", names_with())
+@pytest.mark.parametrize("scheme", NAMED)
 def test_embeddings_are_normalised_where_any_sublayer_normalises_the_stream(scheme: str) -> None:
     x = shaken(model_of(scheme)).embed(row_of(some_characters()))
     slots = (NAMED[scheme].attention, NAMED[scheme].feedforward)
     normalised = torch.allclose(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(12), dtype=torch.float64))
-    assert normalised == ("norm" in (slots[0].stream, slots[1].stream))
+    assert normalised == ("norm" in (slots[0].stream, slots[1].stream) and not NAMED[scheme].pointwise)
 
 
-@pytest.mark.parametrize("scheme", names_with())
+@pytest.mark.parametrize("scheme", NAMED)
 def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
     """Written out: stream(carry·x + step·scale·output(f(factor·scale·input(x)))) with what each part has learned."""
     model, x = shaken(model_of(scheme)), random(2, 5, 12)
@@ -295,20 +370,25 @@ def test_a_sublayer_is_the_update_with_its_learned_values(scheme: str) -> None:
         step, carry, factor = sublayer.values()
         read = factor * sublayer.read_scale.factor * sublayer.input(x)
         y = sublayer.f(read, CausalMask())
-        expected = sublayer.stream(carry * x + step * sublayer.write_scale.factor * sublayer.output(y))
+        u = sublayer.write_scale.factor * sublayer.output(y)
+        if sublayer.tangent:
+            u = u - (u * x).sum(-1, keepdim=True) * x / x.square().sum(-1, keepdim=True)
+        expected = sublayer.stream(carry * x + step * u)
         assert torch.allclose(sublayer(x, CausalMask()), expected, rtol=0, atol=1e-12)
         if sublayer.alpha is not None:
-            alpha = (sublayer.alpha.value * sublayer.alpha.ratio).abs()
+            alpha = sublayer.alpha.value * sublayer.alpha.ratio
+            alpha = alpha if NAMED[scheme].alpha.text == "0" else alpha.abs()
             assert torch.equal(step, alpha)
             assert carry == 1 if carry.ndim == 0 else torch.equal(carry, 1 - alpha)
 
 
-@pytest.mark.parametrize("scheme", names_with())
+@pytest.mark.parametrize("scheme", NAMED)
 def test_earlier_logits_do_not_know_later_characters(scheme: str) -> None:
     model, characters = shaken(model_of(scheme)), some_characters()
     changed = torch.cat((characters[:, :4], (characters[:, 4:] + 1) % 17), 1)
     before, after = (model(row_of(x)) for x in (characters, changed))
     assert torch.equal(before[:, :4], after[:, :4])
+    before, after = (model.states(row_of(x)) for x in (characters, changed))
     assert not torch.isclose(before[:, 4:], after[:, 4:]).all(-1).any()
 
 
@@ -324,7 +404,7 @@ def fed(feed: PaddedFeed | SplitFeed | PackedFeed, model: Transformer, examples:
     return feed.logits(model, batch)[batch["targets"].flatten() != MASK]
 
 
-@pytest.mark.parametrize("scheme", names_with())
+@pytest.mark.parametrize("scheme", [name for name in NAMED if "scores" not in NAMED[name].features])
 def test_an_example_has_the_same_logits_alone_padded_and_packed(scheme: str) -> None:
     model, (examples, offsets) = shaken(model_of(scheme)), drawn()
     among = fed(PaddedFeed(), model, examples, offsets)

@@ -1,15 +1,21 @@
 """Attention masks: causal, padding, or packed examples in one row; each computes attention over the keys that it allows."""
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from normscope.core.fused_scores import attend_causal
 from normscope.core.head_norm import HeadNorm
 from normscope.core.packed import attend_packed, in_tiles
+from normscope.core.scores import Scores
+from normscope.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 Heads = Float[Tensor, "rows heads tokens head"]
 ByToken = Float[Tensor, "rows tokens 3 heads head"]
@@ -25,6 +31,9 @@ class AttentionMask(Protocol):
 
     def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
         """The same for q, k, v of the same tokens in one tensor, (rows, tokens, 3, heads, head), normalised first."""
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        """The mixed values with other scores than a plain softmax; ``sink`` are the logits of sinks, if they have one."""
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Q kᵀ for pairs that include all that the mask allows, and which of them those are."""
@@ -42,11 +51,23 @@ class _Rectangle:
 
 @dataclass(frozen=True)
 class CausalMask(_Rectangle):
-    """Every query attends to itself and to what is before it in its row; later tokens, such as padding, change nothing."""
+    """Every query attends to itself and to what is before it in its row; later tokens, such as padding, change nothing.
+
+    Attributes:
+        blocks: those of the mask, which a GPU needs to attend with a softcap (``causal_blocks``).
+    """
+
+    blocks: "BlockMask | None" = field(default=None, compare=False)
 
     def __call__(self, q: Heads, k: Heads, v: Heads, scale: Scale) -> Heads:
         """The mixed values."""
         return F.scaled_dot_product_attention(_scaled(q, scale), k, v, is_causal=True, scale=1.0)
+
+    def scored(
+        self, q: Heads, k: Heads, v: Heads, scale: Scale, scores: Scores, sink: Float[Tensor, " heads"] | None = None
+    ) -> Heads:
+        """The mixed values with other scores than a plain softmax; ``sink`` are the logits of sinks, if they have one."""
+        return attend_causal(q, k, v, scale, scores, sink, self.blocks)
 
     def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "rows heads tokens tokens"], Bool[Tensor, "tokens tokens"]]:
         """All scores, and which are not of later keys."""
@@ -59,6 +80,10 @@ class PaddingMask(_Rectangle):
     """Every query attends to all keys that are not padding: in an encoder, or from a decoder to an encoder's tokens."""
 
     keys: Bool[Tensor, "rows keys"]
+
+    def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Scale, scores: Scores, sink: Tensor | None = None) -> Tensor:
+        """Refuse: only causal attention has other scores."""
+        raise InputError("scores other than softmax are for causal attention, not for an encoder")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Scale) -> Tensor:
         """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
@@ -90,6 +115,10 @@ class PackedMask:
     def __call__(self, q: Heads, k: Heads, v: Heads, scale: Scale) -> Heads:
         """The mixed values, for one row."""
         return self.stacked(torch.stack([x.transpose(1, 2) for x in (q, k, v)], 2), scale)
+
+    def scored(self, q: Heads, k: Heads, v: Heads, scale: Scale, scores: Scores, sink: Tensor | None = None) -> Heads:
+        """Refuse: examples with other scores than a softmax have rows of their own."""
+        raise InputError("scores other than softmax need examples in rows of their own, not packed ones")
 
     def stacked(self, qkv: ByToken, scale: Scale, norm: HeadNorm | None = None) -> Heads:
         """The mixed values of q, k, v in one tensor, for one row."""

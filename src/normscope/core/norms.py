@@ -5,7 +5,8 @@ the hyperplane orthogonal to 1 = (1, ..., 1). A gain turns the sphere into an el
 
 Norms, directions and cosines are right for every vector that the precision can represent, whether or not its squares can be:
 where they cannot, x/2ᵏ with 2ᵏ ≤ max|x| < 2ᵏ⁺¹ is squared in its place. A factor of two rounds nothing, so both ways give the
-same bits where both can be taken. The zero vector has norm 0 and no direction: its ``unit`` is NaN.
+same bits where both can be taken. The zero vector has norm 0 and no direction: its ``unit`` is NaN. Compiled ``rms_norm`` and
+``layer_norm``, which train models, square x as it is, as PyTorch's do: a state whose squares overflow is NaN, and stops a run.
 """
 
 import math
@@ -283,7 +284,7 @@ def _on_sphere(x: Tensor, kind: str, eps: float) -> Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # a half-precision square overflows at 256
     seen = visible_part(wide, kind)
     square = seen.square().mean(-1, keepdim=True) + eps
-    if not _ordinary(square, _ORDINARY[wide.dtype] ** 2):
+    if not torch.compiler.is_compiling() and not _ordinary(square, _ORDINARY[wide.dtype] ** 2):
         wide, size = _scaled(wide, -1, math.sqrt(eps))
         seen = visible_part(wide, kind)
         square = seen.square().mean(-1, keepdim=True) + eps / size / size

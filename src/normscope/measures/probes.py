@@ -128,6 +128,8 @@ def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated:
     ``rotated`` rotates the inputs and the outputs of the heads.
     """
     weights = model.projections(layer)
+    if changed := model.changes_mixed(layer):
+        raise InputError(f"layer {layer} of '{model.name}' has no updates by head: {changed}")
     states, read = reader(model, layer)(model.embeddings[tokens])
     rotate_input, rotate_output = (None, None) if rotated is None else rotated
     (v,) = model.heads_of(layer, _rotated(read, rotate_input)[None], None, "v")

@@ -1,10 +1,10 @@
 """The slot ``scores``: parts such as ``softcap(50)+sink``, read as text and turned into what ``core.scores`` computes."""
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
 from normscope.schemes.expressions import Expression, finite_value
@@ -24,10 +24,14 @@ class Temperature:
     """A factor on the logits of a query that sees n keys: a formula of n."""
 
     formula: Expression
+    function: "Callable[[Mapping[str, Any]], Any]" = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", self.formula.function)  # which a compiler can look through
 
     def __call__(self, seen: "Tensor") -> "Tensor":
         """The factors, for the numbers of keys that queries see."""
-        factors: Tensor = seen.new_ones(seen.shape) * self.formula({_KEYS: seen})
+        factors: Tensor = seen.new_ones(seen.shape) * self.function({_KEYS: seen})
         return factors
 
 

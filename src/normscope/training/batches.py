@@ -4,6 +4,7 @@ A ``Feed`` arranges several batches at once, and says how one of them enters the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from normscope.training.tasks import MASK, Addition, Examples
 from normscope.transformer import Row, Transformer
 
 Batches = dict[str, Tensor]
+Reads = Callable[..., Tensor]  # a Transformer, or its ``states``
 _SAMPLE = 20_000
 _MARGIN = 3.0  # standard deviations: one batch in a thousand is longer
 _ROUND = 64
@@ -30,8 +32,8 @@ class Feed(Protocol):
     def trimmed(self, batch: Batches) -> Batches:
         """A batch without what all its rows leave empty; asks the device, so for the CPU alone."""
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
-        """The model's logits, a row for each of ``batch["targets"].flatten()``."""
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
+        """What the model returns, logits or its last hidden states, a row for each of ``batch["targets"].flatten()``."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class PaddedFeed:
         used = int((batch["targets"] != MASK).any(0).nonzero().max()) + 1
         return {name: values[:, :used] for name, values in batch.items()}
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place."""
         logits: Tensor = model(Row(batch["characters"], batch["positions"], CausalMask()))
         return logits.flatten(0, 1)
@@ -87,7 +89,7 @@ class SplitFeed:
         """The batch as it is."""
         return batch
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place of the decoder."""
         seen = PaddingMask(batch["question_there"])
         source = Row(batch["question"], batch["positions"], seen)
@@ -152,7 +154,7 @@ class PackedFeed:
         """The batch as it is."""
         return batch
 
-    def logits(self, model: Transformer, batch: Batches) -> Tensor:
+    def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of the places that predict an answer."""
         logits: Tensor = model(self.row(batch), logits_to_keep=batch["places"])
         return logits
@@ -168,7 +170,8 @@ def feed_for(task: Addition, model: Transformer, batch: int, device: torch.devic
     if model.config.encoder_layers:
         return SplitFeed(task.longest_answer)
     tile = tile_for(task.longest - 1)
-    if tile is not None and has_kernel(device, precision, model.config.head):
+    plain = "scores" not in model.config.scheme.features
+    if plain and tile is not None and has_kernel(device, precision, model.config.head):
         return PackedFeed.of(task, batch, tile)
     return PaddedFeed()
 

@@ -197,7 +197,7 @@ class Training:
 
         tile = tile_for(task.longest - 1)
         with calibrating(model):
-            if recipe.encoder_layers or tile is None:
+            if recipe.encoder_layers or tile is None or "scores" in model.config.scheme.features:
                 feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
                 feed.logits(model, feed.trimmed(first(feed)))
             else:

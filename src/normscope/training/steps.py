@@ -1,12 +1,20 @@
-"""Training steps: many at a time, one by one, alone or with other processes, or as a graph that a GPU replays by itself."""
+"""Training steps: many at a time, one by one, alone or with other processes, or as a graph that a GPU replays by itself.
+
+On a GPU one compiled block serves all layers of the same structure, and the readout and the loss are another compiled piece, so
+that compiling takes as long at depth 48 as at depth 12. The pieces are called by the step alone: the model itself stays eager,
+and hooks on its modules see every other forward pass.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
 from normscope.training.batches import Batches, Feed, one_batch
@@ -14,8 +22,15 @@ from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
 from normscope.training.tasks import MASK
 from normscope.transformer import Transformer
+from normscope.transformer.model import Run, call
 
 _WARMUPS = 3
+_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,  # the fastest on Hopper
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @runtime_checkable
@@ -61,32 +76,55 @@ def restore_optimiser(model: Transformer, optimiser: torch.optim.AdamW, saved: d
                 state[what] = value.to(parameter.device).clone()
 
 
+def next_token_loss(
+    readout: nn.Module,
+    states: Float[Tensor, "positions dim"],
+    unembedding: Float[Tensor, "last vocabulary"],
+    targets: Int[Tensor, " positions"],
+    ignored: int,
+    characters: Float[Tensor, ""] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " 3"]]:
+    """The loss of the last hidden states, and (loss, right, all); in float32 whatever the precision of the logits."""
+    logits = readout(states, unembedding).float()
+    if characters is None:
+        loss = F.cross_entropy(logits, targets, ignore_index=ignored)
+    else:
+        loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum") / characters
+    wanted = targets != ignored
+    right = (logits.argmax(-1) == targets) & wanted
+    return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
+
+
 @dataclass
 class _Step:
-    """One step: the loss of a batch, its gradient, the optimiser, and the norms of the weights."""
+    """One step: the loss of a batch, its gradient, the optimiser, and the norms of the weights.
+
+    ``run`` calls the embedding and the blocks, and ``loss`` the readout and the loss, as they are or compiled.
+    """
 
     model: Transformer
     feed: Feed
     optimiser: torch.optim.AdamW
     recipe: Recipe
     precision: torch.dtype
+    run: Run = call
+    loss: Callable[..., tuple[Tensor, Tensor]] = next_token_loss
+
+    @property
+    def compiled(self) -> "_Step":
+        """The same with its two pieces compiled; each is compiled once for every structure of blocks."""
+        compiled = partial(torch.compile, fullgraph=True, dynamic=False)
+        return replace(self, run=compiled(call), loss=compiled(next_token_loss))
 
     def measures(self, batch: Batches, characters: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss, mean cross-entropy of the characters to predict, and (loss, right, all).
 
         Given a number of ``characters``, the loss is the sum divided by it, whatever their number in this batch.
         """
-        targets = batch["targets"].flatten()
+        targets, model = batch["targets"].flatten(), self.model
         with torch.autocast(targets.device.type, self.precision, enabled=self.precision != torch.float32):
-            logits = self.feed.logits(self.model, batch)
-        logits = logits.float()
-        if characters is None:
-            loss = F.cross_entropy(logits, targets, ignore_index=MASK)
-        else:
-            loss = F.cross_entropy(logits, targets, ignore_index=MASK, reduction="sum") / characters
-        wanted = targets != MASK
-        right = (logits.argmax(-1) == targets) & wanted
-        return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
+            states = self.feed.logits(partial(model.states, run=self.run), batch)
+            return self.loss(model.readout, states, model.unembedding, targets, MASK, characters)
 
     def update(self) -> None:
         """Follow the gradient."""
@@ -152,14 +190,14 @@ class CapturedStepper:
     """The whole step, data to weights, as one graph of fused kernels; the host only says go."""
 
     def __init__(self, step: _Step, batches: Batches) -> None:
-        self.step = step
+        self.step = step.compiled
         self.batches = {name: values.clone() for name, values in batches.items()}
         steps, device = len(batches["targets"]), batches["targets"].device
         self.index = torch.zeros(1, dtype=torch.long, device=device)
         self.rates = torch.zeros(steps, device=device)
         self.rows = torch.zeros(steps, 3, device=device)
-        self.measures = torch.compile(step.measures, fullgraph=True, dynamic=False)
-        with torch.cuda.device(device):  # streams and graphs belong to the current GPU, which need not be this one
+        # streams and graphs belong to the current GPU, which need not be this one
+        with torch.cuda.device(device), sdpa_kernel(_KERNELS, set_priority=True):
             self.graph = self._capture()
 
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
@@ -179,7 +217,7 @@ class CapturedStepper:
         rate = self.rates.index_select(0, self.index).squeeze(0)
         for group in step.optimiser.param_groups:
             group["lr"].copy_(rate)
-        loss, row = self.measures(batch)
+        loss, row = step.measures(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         step.update()
         self.rows.index_copy_(0, self.index, row[None])

@@ -62,7 +62,6 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         validate(self)
-        self.scheme.require_plain("training")
         for depth in (self.layers, self.encoder_layers):
             if depth:
                 self.scheme.check(depth)
@@ -73,6 +72,8 @@ class TransformerConfig:
                 f"positions='rope' rotates pairs of components in a decoder: head even and encoder_layers=0, "
                 f"not head={self.head}, encoder_layers={self.encoder_layers}"
             )
+        if self.encoder_layers and "scores" in self.scheme.features:
+            raise InputError(f"scheme '{self.scheme.name}' has scores other than softmax, which need encoder_layers=0")
         if self.tied and self.readout:
             raise InputError(f"tied=True needs readout=(): hidden layers of widths {list(self.readout)} change the dimension")
         if self.positions == "cyclic" and 2 * self.frequencies > self.dim:
@@ -81,10 +82,16 @@ class TransformerConfig:
             )
 
     @property
+    def has_softcap(self) -> bool:
+        """Whether attention in any layer caps its logits."""
+        return any(stage.attention.score_rule.cap is not None for stage in self.scheme.stages)
+
+    @property
     def parameters(self) -> int:
         """The number of weights in matrices, without building the model: gains, biases and scales are few beside them."""
         matrices = 3 if self.activation == "swiglu" else 2
-        attention, feedforward = 4 * self.dim * self.heads * self.head, matrices * self.dim * self.feedforward
+        gated = "gate" in self.scheme.features
+        attention, feedforward = (4 + gated) * self.dim * self.heads * self.head, matrices * self.dim * self.feedforward
         blocks = (self.layers + self.encoder_layers) * (attention + feedforward)
         crossed = self.layers * attention if self.encoder_layers else 0
         widths = (self.dim, *self.readout, self.vocabulary)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, HeadNorm, unproject
-from normscope.core.norms import EPSILON, NORMS
+from normscope.core import AttentionMask, HeadNorm
+from normscope.core.norms import EPSILON, NORMS, POINTWISE, SLOPE, pointwise
 from normscope.schemes import Scheme
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
@@ -23,9 +23,12 @@ Rotation = tuple[Float[Tensor, "#rows tokens half"], Float[Tensor, "#rows tokens
 
 
 class Attention(nn.Module):
-    """Σ_heads softmax(scale·q kᵀ) v W_O; W_Q, W_K and W_V are one matrix, read in one product."""
+    """(gate ⊙ inner(scores(scale·q kᵀ) v)) W_O over all heads, gate = σ(x W_G); W_Q, W_K and W_V are one matrix.
 
-    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
+    ``initial`` is a factor on W_V and W_O at the start.
+    """
+
+    def __init__(self, config: TransformerConfig, stage: Scheme, initial: float = 1.0) -> None:
         super().__init__()
         heads, dim, head, slots = config.heads, config.dim, config.head, stage.attention
         self.free = free = stage.weights == "free"
@@ -33,25 +36,33 @@ class Attention(nn.Module):
         most = torch.tensor([like_scores, like_scores, math.sqrt(3 / head)])[:, None, None]
         self.W_QKV = drawn(config.initial_std, most, dim, 3, heads, head)
         self.W_O = drawn(config.initial_std, math.sqrt(3 / (heads * head)), heads, head, dim)
-        self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if slots.reads_norm and free else None
+        with torch.no_grad():
+            self.W_QKV[:, 2].mul_(initial)
+            self.W_O.mul_(initial)
+        folded = slots.reads_norm and free and not stage.pointwise
+        self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if folded else None
         letters = [] if slots.heads == "none" else list(slots.heads)
-        self.kind = stage.norm
-        self.norms = nn.ModuleDict(
-            {letter: Norm(stage.norm, LearnedScale(heads, head) if free else None) for letter in letters}
-        )
+        self.kind = stage.head_kind
+        self.norms = nn.ModuleDict({letter: Norm(self.kind, LearnedScale(heads, head) if free else None) for letter in letters})
+        self.scores = None if slots.score_rule.plain else slots.score_rule
+        sink = slots.score_rule.sink
+        self.sink = None if sink is None else nn.Parameter(torch.full((heads,), sink))
+        self.inner = norm_in(slots.inner, stage.norm, heads * head, free)
+        self.W_G = glorot(config.initial_std, dim, heads * head) if slots.gate == "sigmoid" else None
         self.score_gain = None if free else LearnedScale(heads, head, base=dim**-0.5)  # one for q and k, as nGPT has it
         self.score_scale = Calibrated(0.1 if free else None, start=head**-0.5)
 
     def matrices(self) -> Matrices:
-        """W_Q, W_K and W_V in one, and W_O."""
-        return [(self.W_QKV, 0), (self.W_O, -1)]
+        """W_Q, W_K and W_V in one, W_O, and W_G if there is a gate."""
+        gate: Matrices = [] if self.W_G is None else [(self.W_G, 0)]
+        return [(self.W_QKV, 0), (self.W_O, -1), *gate]
 
     def forward(self, x: States, mask: AttentionMask, memory: Tensor | None = None, rotation: Rotation | None = None) -> States:
         """Queries from x; keys and values from ``memory`` if it is given, else from x; q and k by their positions' rotation."""
         weights, norm, scale = self.W_QKV, self.head_norm, self.score_scale
         if self.input_gains is not None:
             weights = weights * self.input_gains().T[:, :, None, None]
-        if memory is None and rotation is None:  # q, k and v stay in one tensor, which packed rows have a kernel for
+        if memory is None and rotation is None and self.scores is None:  # in one tensor, which packed rows have a kernel for
             qkv = _by_token(x, weights)
             if scale.measuring:
                 self._calibrate(mask, *(qkv if norm is None else norm(qkv)).unbind(2)[:2])
@@ -64,8 +75,24 @@ class Attention(nn.Module):
                 q, k, v = self.positioned((_by_token(x, weights[:, 0]), *kv.unbind(2)), norm, None)
             if scale.measuring:
                 self._calibrate(mask, q, k)
-            mixed = mask(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale.factor)
-        return unproject(mixed, self.W_O)
+            mixed = self._mixed(mask, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        heads: Tensor = self.inner(mixed.transpose(1, 2).flatten(2))
+        if self.W_G is not None:
+            heads = heads * torch.sigmoid(x @ self.gate_weights)
+        return heads @ self.W_O.flatten(0, 1)
+
+    @property
+    def gate_weights(self) -> Float[Tensor, "dim heads_head"]:
+        """W_G with the gain of its input, which is that of q."""
+        assert self.W_G is not None
+        return self.W_G if self.input_gains is None else self.W_G * self.input_gains()[0][:, None]
+
+    def _mixed(self, mask: AttentionMask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The values that heads mix, (rows, heads, tokens, head)."""
+        factor = self.score_scale.factor
+        if self.scores is None:
+            return mask(q, k, v, factor)
+        return mask.scored(q, k, v, factor, self.scores, self.sink)
 
     def positioned(
         self, qkv: tuple[Tensor, ...], norm: HeadNorm | None, rotation: Rotation | None
@@ -103,21 +130,26 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """φ(x W_in + b_in) W_out + b_out with φ relu or gelu; swiglu: (u ⊙ silu(v)) W_out with u, v the two halves of x W_in.
+    """inner(φ(x W_in + b_in)) W_out + b_out with φ relu or gelu; swiglu: φ = u ⊙ silu(v), u and v the halves of x W_in.
 
     Normalised weights have a learned scale for each hidden unit in place of the biases. nGPT also multiplies v by √d, which
-    norms of radius √d have done already.
+    norms of radius √d have done already. ``initial`` is a factor on both matrices at the start.
     """
 
-    def __init__(self, config: TransformerConfig, stage: Scheme) -> None:
+    def __init__(self, config: TransformerConfig, stage: Scheme, initial: float = 1.0) -> None:
         super().__init__()
         dim, hidden, self.activation = config.dim, config.feedforward, config.activation
         wide = 2 * hidden if self.activation == "swiglu" else hidden
         self.free = free = stage.weights == "free"
         self.W_in, self.W_out = glorot(config.initial_std, dim, wide), glorot(config.initial_std, hidden, dim)
+        with torch.no_grad():
+            self.W_in.mul_(initial)
+            self.W_out.mul_(initial)
         biased = free and config.biases
         self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if biased else None for n in (wide, dim))
-        self.input_gain = LearnedScale(dim) if stage.feedforward.reads_norm and free else None
+        folded = stage.feedforward.reads_norm and free and (config.feedforward_norm or stage.norm) not in POINTWISE
+        self.input_gain = LearnedScale(dim) if folded else None
+        self.inner = norm_in(stage.feedforward.inner, stage.norm, hidden, free)
         self.hidden_scale = None if free else LearnedScale(wide)
 
     def matrices(self) -> Matrices:
@@ -132,7 +164,7 @@ class FeedForward(nn.Module):
         hidden = F.linear(x, W_in.T, self.b_in)
         if self.hidden_scale is not None:
             hidden = hidden * self.hidden_scale()
-        return F.linear(self._activated(hidden), self.W_out.T, self.b_out)
+        return F.linear(self.inner(self._activated(hidden)), self.W_out.T, self.b_out)
 
     def _activated(self, hidden: Tensor) -> Tensor:
         if self.activation == "swiglu":
@@ -142,16 +174,32 @@ class FeedForward(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the last dimension, with a gain or without."""
+    """RMSNorm or LayerNorm over the last dimension, with a gain or without; or a pointwise map in its place.
+
+    A map φ(a·x + s) learns the number a, with erf also s, and where it has a gain also a bias.
+    """
 
     def __init__(self, kind: str, gain: "LearnedScale | None" = None) -> None:
         super().__init__()
         self.kind, self.gain = kind, gain
+        self.slope = nn.Parameter(torch.tensor(SLOPE)) if kind in POINTWISE else None
+        self.shift = nn.Parameter(torch.tensor(0.0)) if kind == "erf" else None
+        self.bias = nn.Parameter(torch.zeros_like(gain.value)) if gain is not None and kind in POINTWISE else None
 
     def forward(self, x: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
-        """Gain · √d · x/|x|, with LayerNorm of the centred x."""
-        normalised = NORMS[self.kind](x, eps=EPSILON)
-        return normalised if self.gain is None else normalised * self.gain().to(x.dtype)
+        """Gain · √d · x/|x|, with LayerNorm of the centred x; gain · φ(a·x + s) + bias."""
+        if self.slope is None:
+            normalised = NORMS[self.kind](x, eps=EPSILON)
+        else:
+            normalised = pointwise(x, self.kind, self.slope, 0.0 if self.shift is None else self.shift)
+        if self.gain is not None:
+            normalised = normalised * self.gain().to(x.dtype)
+        return normalised if self.bias is None else normalised + self.bias.to(x.dtype)
+
+
+def norm_in(slot: str, kind: str, width: int, gain: bool) -> nn.Module:
+    """The norm of a slot, with a gain or without; the identity where the slot has none."""
+    return Norm(kind, LearnedScale(width) if gain else None) if slot == "norm" else nn.Identity()
 
 
 class LearnedScale(nn.Module):

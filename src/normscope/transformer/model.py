@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask
-from normscope.core.norms import unit
+from normscope.core import AttentionMask, CausalMask
+from normscope.core.fused_scores import causal_blocks
+from normscope.core.norms import POINTWISE, unit
 from normscope.errors import InputError
-from normscope.schemes import At, Slots
+from normscope.schemes import At, Scheme, Slots
 from normscope.schemes.update import Update
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
@@ -31,6 +32,7 @@ from normscope.transformer.layers import (
     Rotation,
     States,
     glorot,
+    norm_in,
     number,
     rope_angles,
 )
@@ -83,10 +85,10 @@ class Transformer(nn.Module):
         row: Row,
         source: Row | None = None,
         memory_mask: AttentionMask | None = None,
-        keep: Int[Tensor, " positions"] | None = None,
+        logits_to_keep: Int[Tensor, " positions"] | None = None,
         run: Run = call,
     ) -> Float[Tensor, "*positions dim"]:
-        """The last hidden states, which the readout turns into logits, of every position or of those to ``keep``.
+        """The last hidden states, which the readout turns into logits, of every position or of those to keep.
 
         After the last attention positions no longer interact, so the rest is computed for those positions alone.
         An encoder-decoder also takes the ``source`` that its encoder reads, and the mask of the decoder's attention to it.
@@ -100,13 +102,18 @@ class Transformer(nn.Module):
             memory = run(self.embed, source)
             for block in self.encoder:
                 memory = run(block, memory, source.mask)
-        rotation = self.rotation(row)
+        rotation, mask = self.rotation(row), self._mask(row)
         x = run(self.embed, row)
-        *blocks, last = self.decoder
-        for block in blocks:
-            x = run(block, x, row.mask, memory, memory_mask, rotation)
-        x = run(last, x, row.mask, memory, memory_mask, rotation, keep)
-        return x if keep is None else x[0]
+        last = self.decoder[-1]
+        for block in self.decoder:
+            x = run(block, x, mask, memory, memory_mask, rotation, logits_to_keep if block is last else None)
+        return x if logits_to_keep is None else x[0]
+
+    def _mask(self, row: Row) -> AttentionMask:
+        """The attention mask, with the blocks that a softcap needs on a GPU, made here once for all layers."""
+        if not row.characters.is_cuda or not isinstance(row.mask, CausalMask) or not self.config.has_softcap:
+            return row.mask
+        return CausalMask(causal_blocks(row.characters.shape[1], row.characters.device))
 
     def rotation(self, row: Row) -> Rotation | None:
         """The angles by which RoPE rotates q and k; None for positions of another kind."""
@@ -124,7 +131,7 @@ class Transformer(nn.Module):
         for module in self.modules_with_matrices():
             if not module.free:
                 for weight, axis in module.matrices():
-                    weight.copy_(unit(weight, axis))
+                    weight.copy_(unit(weight, axis, quick=weight.is_cuda))
 
     def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
         """Every module that has matrices of its own."""
@@ -175,15 +182,16 @@ class Block(nn.Module):
     def __init__(self, config: TransformerConfig, t: int, depth: int, crossed: bool) -> None:
         super().__init__()
         stage = config.scheme.at(t, depth)
-        at = stage.place(t, depth)
+        initial = stage.initial_factor(t, depth)
 
         def attention() -> Sublayer:
-            return Sublayer(Attention(config, stage), stage.attention, stage.norm, stage.norm, at, config.dim)
+            return Sublayer(Attention(config, stage, initial), config, stage, stage.attention, stage.place(t, depth))
 
         self.attention = attention()
         self.cross = attention() if crossed else None
-        kind = config.feedforward_norm or stage.norm
-        self.feedforward = Sublayer(FeedForward(config, stage), stage.feedforward, stage.norm, kind, at, config.dim)
+        feedforward = FeedForward(config, stage, initial)
+        kind = config.feedforward_norm
+        self.feedforward = Sublayer(feedforward, config, stage, stage.feedforward, stage.place(t, depth), kind)
 
     def forward(
         self,
@@ -205,28 +213,41 @@ class Block(nn.Module):
 class Sublayer(nn.Module):
     """One residual sublayer: f (attention or feed-forward) within the ``Update`` of its slots at one depth."""
 
-    def __init__(self, f: Attention | FeedForward, slots: Slots, kind: str, input_kind: str, at: At, dim: int) -> None:
+    def __init__(
+        self,
+        f: Attention | FeedForward,
+        config: TransformerConfig,
+        stage: Scheme,
+        slots: Slots,
+        at: At,
+        input_kind: str | None = None,
+    ) -> None:
         super().__init__()
-        free = f.free  # normalised matrices have a fixed scale: nothing to calibrate, and no gains
-
-        def norm(slot: str) -> nn.Module:
-            return nn.Identity() if slot == "none" else Norm(kind, LearnedScale(dim) if free else None)
-
+        free, dim = f.free, config.dim  # normalised matrices have a fixed scale: nothing to calibrate, and no gains
+        kind = input_kind or stage.norm
         self.f = f
-        self.input = Norm(input_kind) if slots.reads_norm else nn.Identity()  # its gain is folded into the matrices of f
-        self.output, self.stream = norm(slots.output), norm(slots.stream)
+        # the gain of a norm of the input is folded into the matrices of f, a pointwise map has its own
+        self.input = norm_in("norm" if slots.reads_norm else "none", kind, dim, free and kind in POINTWISE)
+        self.output = norm_in(slots.output, stage.norm, dim, free)
+        self.stream = norm_in(slots.stream, stage.norm, dim, free)
+        self.tangent = slots.output == "tangent"
         self.learned = {}  # formulas of alpha; the values of the others are fixed
         for slot, formula in slots.named_formulas.items():
             if "alpha" in formula.names:
                 self.learned[slot] = formula.function
             else:
                 self.register_buffer(f"{slot}_value", number(slots.number(slot, at)), persistent=False)
-        self.depth, self.signed = at.depth, at.alpha == 0
+        self.depth = at.depth
         self.register_buffer("t", number(at.t), persistent=False)
         # saved models know the calibrated factor of the encoder's states by the name sender_scale
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
-        self.alpha = LearnedScale(dim, start=float(at.alpha), base=dim**-0.5) if slots.learns_alpha else None
+        # nGPT keeps its steps times 1/√d; those of a language model with a free stream are plain, as LayerScale's are
+        plain = config.initial_std is not None and free and slots.stream == "none" and "input" not in self.learned
+        start, shape = float(at.alpha), () if stage.learned == "scalar" else (dim,)
+        self.signed = plain or start == 0
+        base = (start or 1.0) if plain else dim**-0.5
+        self.alpha = LearnedScale(*shape, start=start, base=base) if slots.learns_alpha else None
 
     def forward(
         self,
@@ -244,12 +265,12 @@ class Sublayer(nn.Module):
     def update(self) -> Update:
         """The residual update with what has been learned so far: step, carry and factor, gains, calibrated factors."""
         step, carry, factor = self.values()
-        return Update(self._input, self._output, self.stream, factor, step, carry)
+        return Update(self._input, self._output, self.stream, factor, step, carry, self.tangent)
 
     def values(self) -> tuple[Tensor, Tensor, Tensor]:
         """Step, carry and the factor on the input, with the learned alpha: one number each, or one for each component.
 
-        An alpha that starts at 0 may take either sign, any other stays positive.
+        A plain alpha, or one that starts at 0, may take either sign; any other stays positive.
         """
         variables: dict[str, Any] = {"t": self.t, "depth": self.depth}
         if self.alpha is not None:
