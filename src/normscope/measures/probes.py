@@ -44,6 +44,8 @@ class LinearNorm:
     @classmethod
     def at(cls, norm: BlockNorm, u: Float[Tensor, "words dim"]) -> "LinearNorm":
         """The norm at an input."""
+        if norm.pointwise:
+            raise InputError(f"the output norm is {norm.kind}, of which heads have no shares")
         rms = torch.hypot(length(visible_part(u, norm.kind)) / math.sqrt(u.shape[-1]), u.new_tensor(math.sqrt(norm.eps)))
         bias = torch.zeros_like(norm.gain) if norm.bias is None else norm.bias
         return cls(norm.kind, norm.gain / rms, bias)

@@ -74,14 +74,14 @@ def theory_of(
     """The median of s by the slots of the layer's scheme, with the step and carry of now where they are learned.
 
     Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update (``written``);
-    tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, models
-    after it.
+    tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, a sink and
+    a norm before W_O, models after them.
     """
     scheme = model.schemes[layer]
     if scheme is None:
         return None
     stage = scheme.at(layer, model.layers)
-    slots, values = stage.attention, stage.place(layer, model.layers).values
+    slots, values = replace(stage.attention, scores="softmax", inner="none"), stage.place(layer, model.layers).values
     if slots.learns_alpha or model.learned_scales[layer]:
         slots = replace(slots, step=float(step.mean()), carry=float(carry.mean()))
     law = stage.law_of(slots)
