@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -36,6 +37,8 @@ from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
 from normscope.models import Sample
+from normscope.report.files import save_figure
+from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
 from normscope.training.recipe import task_of
 
@@ -48,9 +51,9 @@ PUBLISHED = "language-models-published.csv"
 OVERALL = "overall"  # the mean of the ranks in all criteria, with equal weights
 SIMULATED: tuple[dict[str, Any], ...] = (
     {"weights": "kaiming"},
-    {"weights": "gaussian"},
+    {"weights": "gaussian", "runs": 4},
     # as the models begin: embeddings of standard deviation 0.02, a causal mask, a feed-forward layer in every block
-    {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02},
+    {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02, "runs": 4, "simulated_width": 128},
 )
 OUTCOMES = {  # column of the outcomes: the factor that makes small values good
     "loss": 1.0,
@@ -61,7 +64,7 @@ OUTCOMES = {  # column of the outcomes: the factor that makes small values good
 }
 _SKIPPED_ON = 4096  # held-out tokens that every block is skipped on
 _CURVE_POINTS, _PROBES = 60, 6  # of a run, in the files
-_GRACE = 40.0  # seconds that a sweep has to end
+_GRACE = 20.0  # seconds that a sweep has to end
 
 
 def the_plan() -> dict[str, Any]:
@@ -77,7 +80,7 @@ def predict(out: Path) -> None:
     for simulated, depth in product(SIMULATED, plan["grid"]["layers"]):
         started = time.monotonic()
         advice = ns.advise(
-            depth=depth, **shape, **simulated, schemes=",".join(plan["grid"]["scheme"]), simulated_width=shape["width"],
+            depth=depth, **shape, **{"simulated_width": shape["width"], **simulated}, schemes=",".join(plan["grid"]["scheme"]),
             rank_by=[criterion.name for criterion in CRITERIA], device="cpu", progress=False,
         )  # fmt: skip
         criteria = advice.tables["criteria"].rename(columns={"mean": "value"})
@@ -86,8 +89,8 @@ def predict(out: Path) -> None:
         columns = ["scheme", "criterion", "value", "low", "high", "rank"]
         used = {name: advice.configuration[name] for name in _USED}
         tables.append(pd.concat([criteria[columns], order[columns]], ignore_index=True).assign(**used)[[*_USED, *columns]])
+        write_tables({out.name: pd.concat(tables, ignore_index=True)}, out.parent)
         print(f"{simulated} depth {depth}: {time.monotonic() - started:.0f} s", flush=True)
-    pd.concat(tables, ignore_index=True).to_csv(out, index=False, float_format="%.6g")
 
 
 _USED = (
@@ -131,11 +134,13 @@ def train(arguments: argparse.Namespace) -> None:
     options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--checkpoint-every", "60"]
     if arguments.workers:
         options += ["--workers", str(arguments.workers)]
+    threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of every run, several of which compile at the same time
     with log.open("a") as output:
         sweep = subprocess.Popen(
             [sys.executable, "-m", "normscope", "sweep", str(file), "--out", str(folder), *options],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=threads | os.environ,
         )
         collector = Collector(folder, arguments.out, arguments.device)
         try:
@@ -149,6 +154,7 @@ def train(arguments: argparse.Namespace) -> None:
                     sweep.wait(_GRACE / 2)
                 except subprocess.TimeoutExpired:
                     sweep.kill()
+                    sweep.wait()
             collector.collect()
     status = ns.sweep("status", folder, progress=False)
     print(status.tables["status"].to_string())
@@ -322,15 +328,24 @@ def _watched(path: Path) -> pd.DataFrame:
     return kept.astype(dict.fromkeys(numbers, "float32"))
 
 
-def compare(out: Path | None) -> None:
+def compare(out: Path | None, figures: Path | None) -> None:
     """Print what training came to, and how well everything that was predicted agrees with it."""
     evidence = Evidence(pd.read_csv(PACKAGED / RUNS), pd.read_csv(PACKAGED / PREDICTIONS))
     tables = dict(comparison(evidence, the_plan()))
+    watched = pd.read_parquet(DATA / WATCHED) if (DATA / WATCHED).exists() else pd.DataFrame()
+    if len(watched):
+        watched = best_runs(watched, evidence)
+        tables["watched: the models that were trained, at their last probe"] = watched_models(watched)
+        tables["geometry: what was simulated, and what trained models do"] = geometry(evidence, watched)
     for title, table in tables.items():
         print(f"\n## {title}\n\n{markdown(table)}")
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             table.to_csv(out / f"{title.partition(':')[0].replace(' ', '-')}.csv", index=False)
+    if figures is not None:
+        blocks, curves = (best_runs(pd.read_csv(DATA / name), evidence) for name in (BLOCKS, CURVES))
+        for name, chart in charts(curves, blocks, watched).items():
+            save_figure(chart, figures / f"language-models-{name}.png")
 
 
 def comparison(evidence: Evidence, plan: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -447,6 +462,85 @@ def published(evidence: Evidence) -> pd.DataFrame:
 _STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
 
 
+def best_runs(table: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
+    """The rows of the run at each scheme's best rate, with the first seed."""
+    best = evidence.outcomes[["scheme", "depth", "rate"]]
+    chosen = table.merge(best, on=["scheme", "depth", "rate"])
+    return chosen[chosen["seed"] == chosen.groupby(["scheme", "depth"])["seed"].transform("min")]
+
+
+def _thirds(run: pd.DataFrame, column: str) -> dict[str, float]:
+    """Mean of a column over the first and the last third of the layers of a probe."""
+    values = run[run["layer"] < run["layer"].max()][column].to_numpy(float)
+    third = max(1, len(values) // 3)
+    return {"early": float(values[:third].mean()), "late": float(values[-third:].mean())}
+
+
+def watched_models(watched: pd.DataFrame) -> pd.DataFrame:
+    """Residual growth, rotation, rank and collapse of every trained model, at its last probe."""
+    rows = []
+    for key, run in watched.groupby(["depth", "scheme"]):
+        last = run[run["step"] == run["step"].max()].sort_values("layer")
+        rotation, end = _thirds(last, "rotation"), last.iloc[-1]
+        rows.append(
+            {
+                **dict(zip(("depth", "scheme"), key, strict=True)), "step": int(end["step"]),
+                "growth": float(end["norm"] / last["norm"].iloc[0]), "early_rotation": rotation["early"],
+                "late_rotation": rotation["late"], "cosine": float(end["cosine"]), "rank": float(end["rank"]),
+                "collapse": float(last["collapse"].max()),
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def geometry(evidence: Evidence, watched: pd.DataFrame) -> pd.DataFrame:
+    """Rank correlations of simulated criteria with the same quantities of the models, at the first step and at the last.
+
+    Rotation here includes what is common to all tokens, which the simulated one leaves out.
+    """
+    depths, schemes = evidence.trained
+    measured: dict[str, dict[str, dict[tuple[Any, ...], float]]] = {"first": {}, "last": {}}
+    for key, run in watched.groupby(["depth", "scheme"]):
+        for moment, step in (("first", run["step"].min()), ("last", run["step"].max())):
+            at = run[run["step"] == step].sort_values("layer")
+            gradient = at["gradient"].dropna().to_numpy(float)
+            values = _thirds(at, "rotation") | {"collapse": 1 - float(at["cosine"].iloc[-1])}
+            if len(gradient) and gradient.min() > 0:
+                values["gradient"] = -abs(float(np.log10(gradient[0] / gradient[-1])))
+            for name, value in values.items():
+                measured[moment].setdefault(name, {})[key] = value
+    rows = []
+    for setting, moment in product(evidence.settings(), measured):
+        for name, by_model in measured[moment].items():
+            ranks = evidence.ranks(setting, [name], depths, schemes)[..., 0]
+            of_models = np.array([[by_model.get((depth, scheme), math.nan) for scheme in schemes] for depth in depths])
+            each = correlation(-ranks, of_models)
+            about = {"setting": " ".join(map(str, setting)), "criterion": name, "probe": moment}
+            rows.append({**about, **_interval("spearman", each), "schemes": each.schemes})
+    return pd.DataFrame(rows)
+
+
+def charts(curves: pd.DataFrame, blocks: pd.DataFrame, watched: pd.DataFrame) -> dict[str, Chart]:
+    """Loss by step, cost of a block by layer, and residual norm by layer, at each depth."""
+    shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, bool]] = {
+        "loss": (curves, "step", "loss", "Training loss", "step", "Each scheme at the best of its rates.", False),
+        "blocks": (
+            blocks, "layer", "loss_change", "Loss without a block", "block that is skipped",
+            "On held-out text; blocks near 0 are hardly needed.", False,
+        ),
+    }  # fmt: skip
+    if len(watched):
+        last = watched[watched["step"] == watched.groupby(["scheme", "depth"])["step"].transform("max")]
+        caption = "At the last probe, before each layer and after the last."
+        shown["norms"] = (last, "layer", "norm", "Residual stream norm", "layer", caption, True)
+    drawn = {}
+    for name, (table, x, y, title, label, caption, log) in shown.items():
+        for depth, at in table.groupby("depth"):
+            lines = tuple(Line(str(scheme), list(rows[x]), list(rows[y])) for scheme, rows in at.groupby("scheme"))
+            drawn[f"{name}-{depth}"] = Chart(f"{title}, {depth} layers", label, y, lines, caption, "", log_y=log)
+    return drawn
+
+
 def markdown(table: pd.DataFrame) -> str:
     """A table for a document."""
     shown = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
@@ -479,6 +573,7 @@ def main() -> None:
     merging.add_argument("folders", type=Path, nargs="+")
     comparing = commands.add_parser("compare")
     comparing.add_argument("--out", type=Path, help="also write the tables there")
+    comparing.add_argument("--figures", type=Path, help="draw figures into this folder")
     arguments = parser.parse_args()
     match arguments.command:
         case "predict":
@@ -488,7 +583,7 @@ def main() -> None:
         case "merge":
             merge(arguments.folders)
         case "compare":
-            compare(arguments.out)
+            compare(arguments.out, arguments.figures)
 
 
 if __name__ == "__main__":

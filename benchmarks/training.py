@@ -15,7 +15,7 @@ import time
 import torch
 
 from normscope.training import Recipe, Training, read_recipe
-from normscope.training.tasks import MASK
+from normscope.training.tasks import MASK, AdditionTask
 from peers import PEERS, Shape, train_rate
 
 _LENGTH = 32
@@ -23,7 +23,7 @@ _LENGTH = 32
 
 def padded_batch(recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch of the task as a peer reads it: characters and targets of the first 32 places."""
-    drawn = recipe.task.train.draw(recipe.batch, torch.Generator("cuda").manual_seed(0))
+    drawn = AdditionTask.from_values(recipe.values).train.draw(recipe.batch, torch.Generator("cuda").manual_seed(0))
     targets = drawn.targets[:, :_LENGTH]
     return drawn.inputs[:, :_LENGTH].contiguous(), torch.where(targets == MASK, -100, targets).contiguous()
 

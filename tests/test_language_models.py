@@ -103,3 +103,31 @@ def test_tables_are_thinned_to_their_ends(benchmark: ModuleType) -> None:
     assert (thin.iloc[0], thin.iloc[-1], len(thin)) == (0, 999, 7)
     assert len(benchmark._thinned(pd.DataFrame({"step": [1, 2]}), 7)) == 2
     assert SCHEMES[0] == "pre"
+
+
+def watched() -> pd.DataFrame:
+    """Models whose late rotation falls with the scheme's place in the list at the last step, and rises at the first."""
+    rows = []
+    for depth in DEPTHS:
+        for place, scheme in enumerate(SCHEMES):
+            for step, late in ((1, 1.0 + place), (1500, 20.0 - place)):
+                rotation = [30.0] * (2 * depth // 3) + [late] * (depth - 2 * depth // 3) + [np.nan]
+                rows += [
+                    {"scheme": scheme, "depth": depth, "rate": 3e-3, "seed": 100, "step": step, "layer": layer,
+                     "norm": 1.0 + layer, "rotation": angle, "cosine": 0.5, "rank": 9.0, "gradient": np.nan, "collapse": 0.1}
+                    for layer, angle in enumerate(rotation)
+                ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_simulated_geometry_is_compared_with_that_of_the_models(benchmark: ModuleType) -> None:
+    chosen = benchmark.best_runs(watched(), KNOWN)
+    models = benchmark.watched_models(chosen).set_index(["depth", "scheme"])
+    assert models.loc[(24, "pre"), "late_rotation"] == 20
+    assert models.loc[(24, "pre"), "growth"] == 25
+    assert (24, "sqrt-scaling") not in models.index  # its best rate is the other one
+    table = benchmark.geometry(KNOWN, chosen).set_index(["criterion", "probe"])["spearman"]
+    assert table["late", "last"] > 0.95
+    assert table["late", "first"] < -0.95
+    drawn = benchmark.charts(chosen.assign(loss=4.0), chosen.assign(loss_change=0.1), chosen)
+    assert set(drawn) == {f"{name}-{depth}" for name in ("loss", "blocks", "norms") for depth in DEPTHS}

@@ -4,13 +4,16 @@ import math
 from collections.abc import Callable
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 
 from normscope import InputError
 from normscope.core.norms import (
+    SphereNorm,
     centre,
     cosine,
     factor_between,
@@ -18,10 +21,13 @@ from normscope.core.norms import (
     layer_ellipsoid,
     layer_norm,
     length,
+    orthogonal_part,
     participation_ratio,
+    pointwise,
     rms_ellipsoid,
     rms_norm,
     tangent,
+    theory_norm,
     unit,
 )
 
@@ -104,6 +110,27 @@ def test_tangent_is_the_derivative_of_unit() -> None:
     theta, velocity = unit(random(8, 5)), random(8, 5, seed=1)
     _, expected = torch.func.jvp(unit, (theta,), (velocity,))
     assert torch.allclose(tangent(theta, velocity), expected, atol=1e-14)
+
+
+@pytest.mark.parametrize(("kind", "phi"), [("tanh", np.tanh), ("erf", special.erf)])
+def test_pointwise_maps_are_those_of_scipy_and_theory_has_them_for_states_of_norm_1(kind: str, phi: np.ufunc) -> None:
+    x, gain, bias = random(5, 16), random(16, seed=1), random(16, seed=2)
+    expected = gain.numpy() * phi(0.7 * x.numpy() + 0.2) + bias.numpy()
+    assert np.allclose(pointwise(x, kind, 0.7, 0.2, gain, bias).numpy(), expected, atol=1e-14)
+    assert torch.allclose(theory_norm(kind)(x / 4), pointwise(x, kind) / 4, atol=1e-15)
+    assert theory_norm("layer", quick=True) == SphereNorm("layer", quick=True)
+
+
+def test_the_orthogonal_part_is_that_of_a_projection_and_all_of_u_where_x_is_zero() -> None:
+    u, x = random(6, 5), random(6, 5, seed=1)
+    expected = torch.stack([a - b * (a @ b) / (b @ b) for a, b in zip(u, x, strict=True)])
+    for size in (1.0, 1e-12, 1e200):
+        assert torch.allclose(orthogonal_part(u, size * x), expected, atol=1e-14)
+    x[0] = 0
+    x.requires_grad_()
+    found = orthogonal_part(u, x)
+    assert torch.equal(found[0], u[0])
+    assert torch.isfinite(torch.autograd.grad(found.sum(), x)[0]).all()
 
 
 def test_layer_norm_needs_two_dimensions() -> None:

@@ -21,11 +21,11 @@ from helpers.cli import run
 from normscope.core import tile_for
 from normscope.errors import InputError
 from normscope.runs import open_run
-from normscope.training import Checkpoints, DivergedError, Training, loop, parallel, read_recipe
-from normscope.training.batches import PackedFeed, PaddedFeed, draw_batches
+from normscope.training import Checkpoints, DivergedError, Training, parallel, read_recipe
 from normscope.training.parallel import Team, check_devices
 from normscope.training.steps import stepper_for
-from normscope.training.tasks import MASK
+from normscope.training.tasks import MASK, AdditionTask
+from normscope.training.tasks.addition.feeds import PackedFeed, PaddedFeed, draw_batches
 
 SHORT = {
     "examples": 20 * 32,
@@ -54,17 +54,19 @@ def short(**changes):
 
 
 def packed_feed(task, model, batch, device, precision):
-    return PackedFeed.of(task, batch, tile_for(task.longest - 1))
+    return PackedFeed.of(task.train, batch, tile_for(task.longest - 1))
 
 
 def trained(case, team=None):
     """Metrics and weights of a case; packed rows are what a GPU gets, computed here by a CPU."""
-    usual, loop.feed_for = loop.feed_for, packed_feed if case == "packed" else loop.feed_for
+    usual = AdditionTask.feed
+    if case == "packed":
+        AdditionTask.feed = packed_feed
     try:
         training = Training(short(**CASES[case]), "cpu", team)
         return [asdict(row) for row in training.run()], training.model.state_dict()
     finally:
-        loop.feed_for = usual
+        AdditionTask.feed = usual
 
 
 @cache
@@ -177,7 +179,7 @@ def test_each_process_reads_its_rows_alone(together):
 
 
 def test_shares_are_the_whole_batch():
-    task, cpu = short().task.train, torch.device("cpu")
+    task, cpu = short().data.train, torch.device("cpu")
 
     def drawn(rows):
         return draw_batches(task, PaddedFeed(), 3, 7, 50, 1, cpu, rows)
@@ -192,7 +194,7 @@ def test_shares_are_the_whole_batch():
 
 def test_a_share_without_characters_adds_nothing():
     training = Training(short(batch=2))
-    batches = draw_batches(training.recipe.task.train, PaddedFeed(), 1, 2, 0, 1, training.device)
+    batches = draw_batches(training.task.train, PaddedFeed(), 1, 2, 0, 1, training.device)
     stepper = stepper_for(training.model, PaddedFeed(), training.optimiser, training.recipe, torch.float32, batches)
     batch = {name: values[0] for name, values in batches.items()}
     loss, row = stepper.step.measures({**batch, "targets": torch.full_like(batch["targets"], MASK)}, torch.tensor(5.0))

@@ -1,11 +1,13 @@
 """Schemes by name and by path: what a user may write, and what happens when it is wrong."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from normscope import InputError
-from normscope.schemes import NAMED, find_scheme, scheme_record
+from normscope.schemes import NAMED, Scheme, Slots, find_scheme, scheme_from, scheme_record, scheme_values
 
 MIX = """
 until = 0.25
@@ -13,6 +15,20 @@ then = "pre"
 
 [attention]
 stream = "norm"
+"""
+SLOTS = """
+norm = "tanh"
+alpha = "1/layer"
+learned = "scalar"
+initial = "depth**(-1/2)"
+
+[attention]
+input = "norm"
+scores = "sink(-1) + softcap(30)"
+inner = "norm"
+gate = "sigmoid"
+output = "tangent"
+step = "alpha"
 """
 LERP = """
 name = "mine"
@@ -45,6 +61,20 @@ def test_a_file_says_the_same_as_python(tmp_path: Path) -> None:
     assert scheme.place(0.0, 12.0).alpha == 0.05
 
 
+def test_a_file_has_every_slot_and_its_values_make_the_same_scheme(tmp_path: Path) -> None:
+    scheme = find_scheme(write(tmp_path, SLOTS))
+    inside = Slots(input="norm", inner="norm", output="tangent", step="alpha")
+    attention = replace(inside, scores="softcap(30)+sink(-1)", gate="sigmoid")
+    assert scheme == Scheme("mine", attention, norm="tanh", alpha="1/layer", learned="scalar", initial="depth**(-1/2)")
+    assert scheme.feedforward == inside
+    assert scheme_from(json.loads(json.dumps(scheme_values(scheme)))) == scheme
+    record = scheme_record(scheme)
+    assert (record["norm"], record["scores"], record["learned"], record["initial"]) == (
+        "tanh", "softcap(30) + sink(−1)", "scalar", "T^(−1/2)",
+    )  # fmt: skip
+    assert "inner acts on every component alone" in record["statement"]
+
+
 def test_a_file_may_change_with_depth_and_takes_its_name_from_the_path(tmp_path: Path) -> None:
     scheme = find_scheme(write(tmp_path, MIX, "early-post.toml"))
     assert scheme.name == "early-post"
@@ -75,6 +105,10 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("norm = 'rms'", "needs the table [attention]"),
         ("attention = 3", "[attention] is a table of slots"),
         ("[attention]\ninput = true", "slot 'input' in [attention] is a text"),
+        ("[attention]\ngate = true", "slot 'gate' in [attention] is a text"),
+        ("[attention]\nscores = 'sinc'", "slot 'scores' is 'softmax', or some of temperature(log(n)), softcap(50) and sink"),
+        ("learned = 1\n[attention]", "'learned' is a text, not 1"),
+        ("initial = 'x'\n[attention]", "unknown name 'x' in 'x'"),
         ("[attention]\nstep = true", "a formula is a number or a text"),
         ("[attention]\nstep = nan", "nan"),
         ("[attention]\nstep = inf", "inf"),

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helpers.schemes import names_with
 from normscope.core import CausalMask
 from normscope.schemes import NAMED
 from normscope.transformer.calibration import Calibrated
@@ -28,14 +27,24 @@ EPS = 1e-12
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm layer with a gain, RMSNorm or LayerNorm without bias."""
+    """A norm layer with a gain, RMSNorm or LayerNorm without bias; or a map of Zhu et al. and Chen et al. 2025 in its place."""
 
     kind: str
     gain: Tensor
+    slope: Tensor | None = None
+    shift: Tensor | None = None
+    bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         width = (x.shape[-1],)
-        return (F.rms_norm(x, width, eps=EPS) if self.kind == "rms" else F.layer_norm(x, width, eps=EPS)) * self.gain
+        match self.kind:
+            case "rms":
+                return F.rms_norm(x, width, eps=EPS) * self.gain
+            case "layer":
+                return F.layer_norm(x, width, eps=EPS) * self.gain
+            case "tanh":  # DyT(x) = γ tanh(αx) + β
+                return self.gain * torch.tanh(self.slope * x) + self.bias
+        return self.gain * torch.erf(self.slope * x + self.shift) + self.bias  # Derf(x) = γ erf(αx + s) + β
 
 
 @dataclass(frozen=True)
@@ -55,19 +64,43 @@ class Block:
     down_bias: Tensor
     norms: dict[str, Norm]
     alpha: dict[str, Tensor]
+    sinks: Tensor | None = None
+    gate: Tensor | None = None
 
-    def attention(self, x: Tensor, normed: str = "") -> Tensor:
-        """Causal attention of one sequence (tokens, dim), with norms on some of q, k and v of every head."""
+    def heads(self, x: Tensor, normed: str = "") -> list[Tensor]:
+        """Q, k and v of one sequence (tokens, dim) as (heads, tokens, head), some of them normalised."""
         heads = []
         for letter, weight in (("q", self.q), ("k", self.k), ("v", self.v)):
             y = (x @ weight).view(-1, HEADS, HEAD)
             y = self.norms[letter](y) if letter in normed else y
-            heads.append(y.transpose(0, 1)[None])
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, scale=float(self.temperature))
-        return mixed[0].transpose(0, 1).flatten(1) @ self.o
+            heads.append(y.transpose(0, 1))
+        return heads
+
+    def mixed(self, x: Tensor, normed: str = "") -> Tensor:
+        """What the heads of causal attention mix, concatenated."""
+        q, k, v = (y[None] for y in self.heads(x, normed))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=float(self.temperature))
+        return mixed[0].transpose(0, 1).flatten(1)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The scaled products of queries and keys (heads, tokens, tokens)."""
+        q, k, _ = self.heads(x)
+        return self.temperature * q @ k.transpose(1, 2)
+
+    def weighted(self, x: Tensor, probabilities: Tensor) -> Tensor:
+        """The concatenated heads for given attention weights."""
+        return (probabilities @ self.heads(x)[2]).transpose(0, 1).flatten(1)
+
+    def attention(self, x: Tensor, normed: str = "") -> Tensor:
+        """Causal attention of one sequence, with norms on some of q, k and v of every head."""
+        return self.mixed(x, normed) @ self.o
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The hidden activation of the MLP."""
+        return torch.relu(x @ self.up + self.up_bias)
 
     def mlp(self, x: Tensor) -> Tensor:
-        return torch.relu(x @ self.up + self.up_bias) @ self.down + self.down_bias
+        return self.hidden(x) @ self.down + self.down_bias
 
     def norm(self, place: str) -> Norm:
         return self.norms[place]
@@ -185,11 +218,56 @@ def layerscale(b: Block, x: Tensor) -> Tensor:  # Touvron et al. 2021: x + diag(
     return x + b.alpha["mlp"] * b.mlp(b.norm("mlp.input")(x))
 
 
+def rezero(b: Block, x: Tensor) -> Tensor:  # Bachlechner et al. 2020: x + α Sublayer(x), one α for each sublayer, no norms
+    x = x + b.alpha["attention"] * b.attention(x)
+    return x + b.alpha["mlp"] * b.mlp(x)
+
+
+def sub_ln(b: Block, x: Tensor) -> Tensor:
+    """Wang et al. 2022: LN before q, k, v and again before W_O; LN before W_in and again before W_out."""
+    x = x + b.norm("attention.inner")(b.mixed(b.norm("attention.input")(x))) @ b.o
+    return x + b.norm("mlp.inner")(b.hidden(b.norm("mlp.input")(x))) @ b.down + b.down_bias
+
+
+def gated(b: Block, x: Tensor) -> Tensor:  # Qiu et al. 2025, position G1: SDPA(x) ⊙ σ(x W_θ), then W_O
+    n = b.norm("attention.input")(x)
+    x = x + (b.mixed(n) * torch.sigmoid(n @ b.gate)) @ b.o
+    return x + b.mlp(b.norm("mlp.input")(x))
+
+
+def causal(logits: Tensor) -> Tensor:
+    return logits.masked_fill(torch.ones(logits.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+
+
+def sink(b: Block, x: Tensor) -> Tensor:  # gpt-oss: a learned logit for each head in the softmax, dropped after it
+    n = b.norm("attention.input")(x)
+    logits = causal(b.logits(n))
+    with_sinks = torch.cat([logits, b.sinks.view(-1, 1, 1).expand(-1, len(x), 1)], -1)
+    x = x + b.weighted(n, with_sinks.softmax(-1)[..., :-1]) @ b.o
+    return x + b.mlp(b.norm("mlp.input")(x))
+
+
+def softcap(b: Block, x: Tensor) -> Tensor:  # Gemma 2: logits ← cap · tanh(logits / cap), cap = 50
+    n = b.norm("attention.input")(x)
+    x = x + b.weighted(n, causal(50.0 * torch.tanh(b.logits(n) / 50.0)).softmax(-1)) @ b.o
+    return x + b.mlp(b.norm("mlp.input")(x))
+
+
+def orthogonal(f: Tensor, x: Tensor) -> Tensor:  # Oh et al. 2025: f⊥ = f − ⟨x, f⟩/⟨x, x⟩ · x
+    return f - ((x * f).sum(-1) / (x * x).sum(-1))[:, None] * x
+
+
+def tangent(b: Block, x: Tensor) -> Tensor:
+    x = x + orthogonal(b.attention(b.norm("attention.input")(x)), x)
+    return x + orthogonal(b.mlp(b.norm("mlp.input")(x)), x)
+
+
 REFERENCES: dict[str, Callable[[Block, Tensor], Tensor]] = {
     "none": none, "post": post, "pre": pre, "mix": mix, "peri": peri, "ngpt": ngpt, "ngpt-lerp": ngpt_lerp,
     "sqrt-scaling": sqrt_scaling, "ln-scaling": ln_scaling, "qk": qk, "qkv": qkv, "pre-qkv": pre_qkv, "res-post": res_post,
     "deepnorm": deepnorm, "hybrid": hybrid, "hybrid-star": hybrid_star, "keel": keel, "minimax": deepnorm,
-    "depth-scaled": depth_scaled, "depth-scaled-linear": depth_scaled_linear, "layerscale": layerscale,
+    "depth-scaled": depth_scaled, "depth-scaled-linear": depth_scaled_linear, "layerscale": layerscale, "rezero": rezero,
+    "dyt": pre, "derf": pre, "sub-ln": sub_ln, "gated": gated, "sink": sink, "softcap": softcap, "tangent": tangent,
 }  # fmt: skip
 
 
@@ -220,6 +298,19 @@ def folded(sublayer: Sublayer, kind: str) -> tuple[Tensor, Tensor, dict[str, Nor
     return read, torch.ones(()), {**norms, "output": Norm(kind, norms["output"].gain * added)}
 
 
+def input_norm(sublayer: Sublayer, kind: str, gain: Tensor | None) -> Norm:
+    """The norm of what a sublayer reads: with the gain folded into its matrices, or the map's own parameters."""
+    norm = sublayer.input
+    if kind not in ("tanh", "erf"):
+        return Norm(kind, torch.ones(DIM, dtype=torch.float64) if gain is None else gain)
+    return Norm(kind, norm.gain(), norm.slope, norm.shift, norm.bias)
+
+
+def inner_norm(inner: torch.nn.Module, kind: str) -> Norm:
+    """The norm inside a sublayer."""
+    return Norm(kind, torch.ones(()) if isinstance(inner, torch.nn.Identity) else inner.gain())
+
+
 def _gain(norm: torch.nn.Module) -> Tensor:
     gain = getattr(norm, "gain", None)
     return gain() if isinstance(gain, LearnedScale) else torch.ones(DIM, dtype=torch.float64)
@@ -232,7 +323,7 @@ def block_of(model: Transformer, layer: int, kind: str) -> Block:
     read, added, first = folded(block.attention, kind)
     mlp_read, mlp_added, second = folded(block.feedforward, kind)
     q, k, v = (W.flatten(1) * read for W in attention.W_QKV.unbind(1))
-    ones, head_ones = torch.ones(DIM, dtype=torch.float64), torch.ones(HEADS, HEAD, dtype=torch.float64)
+    head_ones = torch.ones(HEADS, HEAD, dtype=torch.float64)
     gains = head_ones if attention.score_gain is None else attention.score_gain()
     of_heads = {letter: attention.norms[letter].gain for letter in attention.norms}
     hidden = torch.ones(HIDDEN, dtype=torch.float64) if mlp.hidden_scale is None else mlp.hidden_scale()
@@ -245,11 +336,15 @@ def block_of(model: Transformer, layer: int, kind: str) -> Block:
             **{f"attention.{slot}": norm for slot, norm in first.items()},
             **{f"mlp.{slot}": norm for slot, norm in second.items()},
             **{letter: Norm(kind, gains if of_heads.get(letter) is None else of_heads[letter]()) for letter in "qkv"},
-            "attention.input": Norm(kind, ones if attention.input_gains is None else attention.input_gains()[0]),
-            "mlp.input": Norm(kind, ones if mlp.input_gain is None else mlp.input_gain()),
+            "attention.input": input_norm(block.attention, kind, attention.input_gains and attention.input_gains()[0]),
+            "mlp.input": input_norm(block.feedforward, kind, mlp.input_gain and mlp.input_gain()),
+            "attention.inner": inner_norm(attention.inner, kind),
+            "mlp.inner": inner_norm(mlp.inner, kind),
         },
+        sinks=attention.sink,
+        gate=None if attention.W_G is None else attention.W_G * read,
         alpha={
-            name: sublayer.alpha().abs()
+            name: sublayer.alpha() if sublayer.signed else sublayer.alpha().abs()
             for name, sublayer in (("attention", block.attention), ("mlp", block.feedforward)) if sublayer.alpha is not None
         },
     )  # fmt: skip
@@ -265,14 +360,17 @@ def readout(model: Transformer, x: Tensor) -> Tensor:
 
 
 def test_every_named_scheme_has_a_reference() -> None:
-    assert set(REFERENCES) == set(names_with())
+    assert set(REFERENCES) == set(NAMED)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n in names_with() for k in ("rms", "layer") if (n, k) != ("ngpt-lerp", "layer")]
-)
+def cases() -> list[tuple[str, str]]:
+    """Every scheme with both norms, except nGPT, which is defined on the sphere, and schemes that have a map in their place."""
+    norms = [(name, kind) for name, scheme in NAMED.items() if not scheme.pointwise for kind in ("rms", "layer")]
+    return [pair for pair in norms if pair != ("ngpt-lerp", "layer")] + [("dyt", "tanh"), ("derf", "erf")]
+
+
+@pytest.mark.parametrize(("name", "kind"), cases())
 def test_a_model_is_the_block_of_the_paper(name: str, kind: str) -> None:
-    """nGPT is defined on the sphere: it has no LayerNorm."""
     layers = 4 if name == "mix" else 3
     model = drawn(name, kind, layers)
     characters = torch.randint(7, (1, 6), generator=torch.Generator().manual_seed(2))
@@ -287,3 +385,25 @@ def test_a_model_is_the_block_of_the_paper(name: str, kind: str) -> None:
             assert float((before - after).norm()) > 1e-3  # every block matters
         expected, found = readout(model, x), model(row)[0]
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12), float((found - expected).abs().max())
+
+
+def test_minimax_is_the_code_of_its_release() -> None:
+    """MiniMax-01 as transformers has it: h ← Norm(h); h ← α·h + f(h) in every sublayer, a norm after the last."""
+    model = drawn("minimax", "rms", 3)
+    assert NAMED["minimax"].attention.number("carry", NAMED["minimax"].place(0, 80)) == pytest.approx(
+        3.5565588200778455, rel=1e-15
+    )
+    embed, alpha = model.embed, 6**0.25
+    row = Row(torch.randint(7, (1, 6), generator=torch.Generator().manual_seed(2)), torch.arange(6)[None], CausalMask())
+    norms = [Norm("rms", torch.ones(DIM, dtype=torch.float64))]  # of the embeddings: the first norm of the first block
+    with torch.no_grad():
+        kept, embed.norm = embed.norm, torch.nn.Identity()
+        h = embed(row)[0]
+        embed.norm = kept
+        for layer in range(3):
+            b = block_of(model, layer, "rms")
+            for f, stream in ((b.attention, "attention.stream"), (b.mlp, "mlp.stream")):
+                residual = norms[-1](h)
+                h = alpha * residual + f(residual)
+                norms.append(b.norm(stream))
+        assert torch.allclose(model(row)[0], readout(model, norms[-1](h)), rtol=1e-12, atol=1e-12)

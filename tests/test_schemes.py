@@ -244,6 +244,37 @@ def test_norm_is_a_parameter_of_every_stage() -> None:
         NAMED["mix"].with_norm("batch")
 
 
+def test_a_map_of_the_stream_has_layers_but_no_flow() -> None:
+    """Norm(x) is x on the sphere; tanh(x) is not, so that a layer without any update still changes x."""
+    scheme = NAMED["post"].with_norm("tanh")
+    update = Update.of(scheme.attention, scheme.place(0.0, 2.0), theory_norm("tanh"))
+    x, y = (torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    assert torch.allclose(update.state(x, y), torch.tanh(x + y) / 2, atol=1e-15)  # √d/2 = 1
+    assert scheme.flow == "–"
+    assert not scheme.on_sphere()
+    with pytest.raises(InputError, match="a stream through tanh has no flow"):
+        update.velocity(x, y)
+    with pytest.raises(InputError, match="norm = 'tanh' puts nothing on a sphere"):
+        SphereNorm("tanh")
+
+
+def test_a_scheme_with_more_than_somebody_treats_is_refused_in_one_line() -> None:
+    late = Scheme("late", NAMED["pre"].attention, until=0.5, then=Scheme("both", Slots(inner="norm", gate="sigmoid")))
+    assert late.features == {"inner", "gate"}
+    late.require_plain("the oracle", "inner", "gate", "scores")
+    with pytest.raises(InputError, match=r"^the oracle cannot treat gate of scheme 'late'$"):
+        late.require_plain("the oracle", "inner")
+    assert {name for name, scheme in NAMED.items() if scheme.features} == {
+        "rezero", "dyt", "derf", "sub-ln", "gated", "sink", "softcap", "tangent",
+    }  # fmt: skip
+
+
+def test_initial_weights_of_deepnorm_and_sub_ln_are_those_of_their_papers() -> None:
+    assert NAMED["deepnorm"].initial_factor(3, 2) == pytest.approx(0.5)  # (8·2)^(-1/4)
+    assert NAMED["sub-ln"].initial_factor(0, 24) == pytest.approx(math.log(48) ** 0.5)
+    assert NAMED["pre"].initial_factor(0, 24) == 1
+
+
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 def test_drawing_shows_every_slot_that_is_filled(scheme: Scheme) -> None:
     for stage in scheme.stages:
@@ -309,6 +340,19 @@ def test_schemes_need_no_torch() -> None:
         (lambda: Slots(input="norm*(norm + 1)"), "slot 'input'"),
         (lambda: Slots(heads="kq"), "slot 'heads'"),
         (lambda: Slots(output="yes"), "slot 'output' is one of none, norm"),
+        (lambda: Slots(output="tangnt"), "slot 'output' is one of none, norm, tangent, not 'tangnt'; did you mean 'tangent'?"),
+        (lambda: Slots(inner="layer"), "slot 'inner' is one of none, norm"),
+        (lambda: Slots(gate="relu"), "slot 'gate' is one of none, sigmoid"),
+        (lambda: Scheme("a", Slots(), norm="tan"), "norm is one of rms, layer, tanh, erf, not 'tan'"),  # type: ignore[arg-type]
+        (lambda: Scheme("a", Slots(), learned="matrix"), "learned is one of vector, scalar"),
+        (lambda: Scheme("a", Slots(), initial="alpha"), "initial is a number or a formula in t, layer and depth"),
+        (lambda: Scheme("a", Slots(), initial=0), "initial = '0' is not a positive number"),
+        (
+            lambda: Scheme("a", Slots(), initial="1/t").check(3),
+            "initial = '1/t' is not a positive number at t = 0, layer 0 of 3",
+        ),
+        (lambda: Scheme("a", Slots(), feedforward=Slots(scores="sink")), "no q, k, v: its slot 'scores' is 'softmax'"),
+        (lambda: Scheme("a", Slots(), feedforward=Slots(gate="sigmoid")), "no q, k, v: its slot 'gate' is 'none'"),
         (lambda: Scheme("a", Slots(step=float("nan"))), "nan"),
         (lambda: Scheme("a", Slots(), alpha="sqrt(0 - 1)"), "alpha = '√(0−1)' is not a finite number"),
         (lambda: Scheme("a", Slots(step="1/(alpha - 2)"), alpha=2), "step = '1/(α_t−2)' is not a finite number"),

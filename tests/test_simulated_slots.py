@@ -222,6 +222,14 @@ def test_a_gate_leaves_other_schemes_of_advice_alone() -> None:
     assert (beside.turned[2] != beside.turned[0]).all()
 
 
+def test_gaussian_weights_of_advice_are_those_of_all_matrices() -> None:
+    stack = Stack(depth=1, width=64, heads=2, tokens=4, hidden=256, weights="gaussian", scale=0.03)
+    block = RandomLayers(stack, 0).blocks(0, [NAMED["gated"]]).popitem()[1]
+    assert block.feedforward is not None
+    for weight in (*vars(block.attention.weights).values(), block.feedforward.W_in, block.feedforward.W_out):
+        assert float(weight.std()) == pytest.approx(0.03, rel=0.05)
+
+
 def test_advice_shrinks_initial_weights_as_the_scheme_says() -> None:
     """DeepNorm's factor (8·depth)^(−1/4) on W_V, W_O and the feed-forward layer, and on nothing else."""
     stack = Stack(depth=6, width=16, heads=2, tokens=6, hidden=32, dtype=torch.float64)

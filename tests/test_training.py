@@ -13,14 +13,16 @@ import torch
 
 from normscope.errors import InputError
 from normscope.schemes import NAMED
-from normscope.training import PRESETS, Checkpoints, DivergedError, Training, evaluate, read_recipe, recipe_from
-from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, draw_batches, one_batch
-from normscope.training.evaluation import Tally
+from normscope.training import PRESETS, Checkpoints, DivergedError, Training, read_recipe, recipe_from
+from normscope.training.batches import one_batch
 from normscope.training.loop import Metrics, epoch_losses, plateaus
 from normscope.training.recipe import parse_change, task_of
 from normscope.training.tasks import MASK, AdditionTask, encode
+from normscope.training.tasks.addition.evaluation import Tally
+from normscope.training.tasks.addition.feeds import PackedFeed, PaddedFeed, SplitFeed, draw_batches
 
 CPU = torch.device("cpu")
+ALL_PRESETS = [(task, preset) for task, presets in PRESETS.items() for preset in presets]
 SHORT = {"examples": 20 * 32, "batch": 32, "epoch": 10, "layers": 2, "dim": 32, "head": 8, "test_examples": 64}
 
 
@@ -37,9 +39,9 @@ def same(one, other):
 
 
 class TestRecipe:
-    @pytest.mark.parametrize("preset", PRESETS)
-    def test_a_preset_survives_being_written_and_read(self, preset, tmp_path):
-        recipe = read_recipe(preset)
+    @pytest.mark.parametrize(("task", "preset"), ALL_PRESETS)
+    def test_a_preset_survives_being_written_and_read(self, task, preset, tmp_path):
+        recipe = read_recipe(preset, {"task": task})
         file = tmp_path / "recipe.toml"
         file.write_text(recipe.toml)
         assert read_recipe(str(file)) == recipe
@@ -123,10 +125,10 @@ class TestRecipe:
         (tmp_path / "elsewhere" / "again.toml").write_text(recipe.toml)
         assert read_recipe(str(tmp_path / "elsewhere" / "again.toml")) == recipe
 
-    @pytest.mark.parametrize("preset", PRESETS)
-    def test_a_preset_leaves_a_scheme_its_own_norm(self, preset, tmp_path):
+    @pytest.mark.parametrize(("task", "preset"), ALL_PRESETS)
+    def test_a_preset_leaves_a_scheme_its_own_norm(self, task, preset, tmp_path):
         (tmp_path / "mine.toml").write_text('norm = "layer"\n[attention]\ninput = "norm"\n')
-        assert read_recipe(preset, {"scheme": str(tmp_path / "mine.toml")}).model.scheme.norm == "layer"
+        assert read_recipe(preset, {"task": task, "scheme": str(tmp_path / "mine.toml")}).model.scheme.norm == "layer"
 
     def test_rates_follow_their_schedule(self):
         recipe = short(schedule="cosine", warmup=5, rate=1.0)
@@ -143,7 +145,7 @@ class TestRecipe:
         assert plateaus([1.0, 1.1, 1.2], patience=3) == 0
         assert plateaus([1.0, 1.1, 1.2, 1.0], patience=3) == 1
         assert plateaus([1.0, *[2.0] * 6], patience=3) == 2
-        rows = [Metrics(2, 0, 0, 4.0, 0, 0), Metrics(3, 0, 0, 1.0, 0, 0), Metrics(6, 0, 0, 2.0, 0, 0)]
+        rows = [Metrics(2, 0, 0, 0, 4.0, 0, 0), Metrics(3, 0, 0, 0, 1.0, 0, 0), Metrics(6, 0, 0, 0, 2.0, 0, 0)]
         assert epoch_losses(rows, 3) == pytest.approx([3.0, 2.0])
 
 
@@ -343,13 +345,13 @@ class TestEvaluation:
         training = Training(short(encoder_layers=encoder_layers))
         task = AdditionTask.of((1, 2), (1,), (3,), tuple(range(1, 10)))
         splits = list(task.splits)
-        by_chance = evaluate(training.model, task, splits, 2000, worked=2)
+        by_chance = task.evaluate(training.model, splits, 2000, worked=2)
         assert (by_chance.accuracy["accuracy"] < 0.5).all()
         assert len(by_chance.worked) == 6
         monkeypatch.setattr(
             feed, "logits", lambda self, model, batch: torch.nn.functional.one_hot(batch["targets"].flatten(), 17).float()
         )
-        known = evaluate(training.model, task, splits, 2000, worked=2)
+        known = task.evaluate(training.model, splits, 2000, worked=2)
         assert list(known.accuracy["split"]) == splits
         assert (known.accuracy[["accuracy", "exact"]] == 1.0).all(axis=None)
         assert (known.accuracy["examples"] == 2000).all()
@@ -360,11 +362,11 @@ class TestEvaluation:
     @pytest.mark.parametrize("encoder_layers", [0, 1])
     def test_it_does_not_depend_on_how_rows_are_grouped(self, encoder_layers, monkeypatch):
         training = Training(short(encoder_layers=encoder_layers))
-        task = training.recipe.task
-        whole = evaluate(training.model, task, ["in-distribution"], 300, worked=0)
-        monkeypatch.setattr("normscope.training.evaluation.TESTED_AT_A_TIME", {"cpu": 7})
+        task = training.task
+        whole = task.evaluate(training.model, ["in-distribution"], 300, worked=0)
+        monkeypatch.setattr("normscope.training.tasks.addition.evaluation.TESTED_AT_A_TIME", {"cpu": 7})
         pd.testing.assert_frame_equal(
-            whole.accuracy, evaluate(training.model, task, ["in-distribution"], 300, worked=0).accuracy
+            whole.accuracy, task.evaluate(training.model, ["in-distribution"], 300, worked=0).accuracy
         )
 
     def test_the_builtin_models_add(self):
@@ -372,7 +374,7 @@ class TestEvaluation:
 
         for name in BUILTIN:
             saved = load_model(f"builtin:{name}")
-            result = evaluate(saved.model, task_of(saved.about["recipe"])[0], ["in-distribution"], 500, worked=3)
+            result = task_of(saved.about["recipe"]).evaluate(saved.model, ["in-distribution"], 500, worked=3)
             (row,) = result.accuracy.to_dict("records")
             (noted,) = [one for one in saved.about["accuracy"] if one["split"] == "in-distribution"]
             assert row["accuracy"] > 0.95
@@ -383,7 +385,8 @@ class TestEvaluation:
         with pytest.raises(InputError, match="no task"):
             task_of({"digits": [1]})
         recipe = recipe_from({"integers": (2,), "offsets": 7})
-        assert task_of(recipe.values) == (recipe.task, 7)
+        assert task_of(recipe.values) == recipe.data
+        assert recipe.data.offsets == 7
 
 
 @pytest.mark.slow
@@ -392,13 +395,14 @@ def test_a_compiler_sees_the_whole_step():
     code = """
 import torch
 from normscope.training import Training, read_recipe
-from normscope.training.batches import PaddedFeed, draw_batches, one_batch
+from normscope.training.batches import one_batch
+from normscope.training.tasks.addition.feeds import PaddedFeed, draw_batches
 from normscope.training.steps import _Step
 for name in ("pre", "mix", "qkv", "ngpt-lerp", "ln-scaling", "deepnorm"):
     recipe = read_recipe("tiny", {"scheme": name, "layers": 4, "dim": 16, "frequencies": 4})
     training = Training(recipe)
     step = _Step(training.model, PaddedFeed(), training.optimiser, recipe, torch.float32)
-    batch = one_batch(draw_batches(recipe.task.train, PaddedFeed(), 1, 16, 50, 3, torch.device("cpu")), 0)
+    batch = one_batch(draw_batches(recipe.data.train, PaddedFeed(), 1, 16, 50, 3, torch.device("cpu")), 0)
     torch.compiler.reset()
     compiled, _ = torch.compile(step.measures, fullgraph=True, dynamic=False, backend="aot_eager")(batch)
     plain, _ = step.measures(batch)

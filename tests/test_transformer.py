@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from normscope import InputError
 from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, Scores
 from normscope.schemes import NAMED, Scheme, Slots
-from normscope.training import Training, evaluate, read_recipe
-from normscope.training.batches import PackedFeed, PaddedFeed, SplitFeed, one_batch
+from normscope.training import Training, read_recipe
+from normscope.training.batches import one_batch
 from normscope.training.recipe import task_of
 from normscope.training.tasks import MASK, Addition, Examples, as_text, encode
+from normscope.training.tasks.addition.feeds import PackedFeed, PaddedFeed, SplitFeed
 from normscope.transformer import BUILTIN, Row, Transformer, TransformerConfig, calibrating, load_model, save_model
 from normscope.transformer.layers import Norm
 
@@ -756,7 +757,7 @@ def test_an_unknown_model_of_the_package_is_corrected() -> None:
 def test_models_of_the_package_can_add(name: str) -> None:
     saved = load_model(f"builtin:{name}")
     assert saved.model.config.scheme.name == name.rpartition("-")[2]
-    result = evaluate(saved.model, task_of(saved.about["recipe"])[0], ["in-distribution"], 256, seed=5, worked=3)
+    result = task_of(saved.about["recipe"]).evaluate(saved.model, ["in-distribution"], 256, seed=5, worked=3)
     assert result.accuracy["accuracy"].item() > 0.9
     assert all(as_text(encode(worked.asked)).startswith("[") for worked in result.worked)
 

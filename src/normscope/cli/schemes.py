@@ -36,7 +36,9 @@ def schemes(
             show_default=False,
         ),
     ] = None,
-    norm: Annotated[str | None, typer.Option(help="The norm in every slot: rms or layer.", show_default="rms")] = None,
+    norm: Annotated[
+        str | None, typer.Option(help="The norm in every slot: rms, layer, tanh or erf.", show_default="rms")
+    ] = None,
     draw: Annotated[
         Path | None,
         typer.Option(help="Also draw the blocks to this file (.png, .svg or .pdf).", show_default=False),

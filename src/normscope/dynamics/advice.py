@@ -199,24 +199,29 @@ class RandomLayers:
         """On a GPU one that is the same with and without a gradient."""
         return "blocks" if torch.device(self.stack.device).type == "cuda" else None
 
+    @property
+    def _kind(self) -> str:
+        """How weights are drawn that have no spectrum: those of gates and feed-forward layers too."""
+        return "kaiming" if self.stack.spectrum is not None else self.stack.weights
+
     def _weights(self, layer: int, gated: bool) -> HeadWeights:
         s = self.stack
         generator = self._generator("weights", layer)
         if s.spectrum is not None:
             weights = spectral_weights(s, s.spectrum, layer / max(s.depth - 1, 1), generator)
         else:
-            weights = random_weights(s.weights, s.width, s.heads, generator, scale=s.scale, dtype=s.dtype)
+            weights = random_weights(self._kind, s.width, s.heads, generator, scale=s.scale, dtype=s.dtype)
         if not gated:
             return weights
         gates = self._generator("gate", layer)
-        return replace(weights, W_G=random_gate(s.weights, s.width, s.heads, gates, scale=s.scale, dtype=s.dtype))
+        return replace(weights, W_G=random_gate(self._kind, s.width, s.heads, gates, scale=s.scale, dtype=s.dtype))
 
     def _feedforward(self, layer: int) -> FeedForward | None:
         s = self.stack
         if not s.hidden:
             return None
         generator = torch.Generator().manual_seed(self._seed("feedforward", layer))
-        drawn = FeedForward.random(s.width, s.hidden, generator, s.dtype)
+        drawn = FeedForward.random(s.width, s.hidden, generator, s.dtype, s.scale if self._kind == "gaussian" else None)
         return FeedForward(drawn.W_in.to(s.device), drawn.W_out.to(s.device))
 
     def _generator(self, stream: str, layer: int = 0) -> torch.Generator:

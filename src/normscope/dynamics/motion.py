@@ -41,11 +41,18 @@ class FeedForward:
         return (hidden @ self.W_out.to(x.dtype)).reshape(x.shape)
 
     @classmethod
-    def random(cls, dim: int, hidden: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> "FeedForward":
-        """Kaiming weights: N(0, 2/fan_in) in, N(0, 1/fan_in) out."""
-        W_in = torch.randn(dim, hidden, generator=generator, dtype=dtype) * math.sqrt(2 / dim)
-        W_out = torch.randn(hidden, dim, generator=generator, dtype=dtype) / math.sqrt(hidden)
-        return cls(W_in, W_out)
+    def random(
+        cls,
+        dim: int,
+        hidden: int,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+        scale: float | None = None,
+    ) -> "FeedForward":
+        """Kaiming weights: N(0, 2/fan_in) in, N(0, 1/fan_in) out; with a ``scale`` both are N(0, scale²)."""
+        W_in = torch.randn(dim, hidden, generator=generator, dtype=dtype)
+        W_out = torch.randn(hidden, dim, generator=generator, dtype=dtype)
+        return cls(W_in * math.sqrt(2 / dim), W_out / math.sqrt(hidden)) if scale is None else cls(W_in * scale, W_out * scale)
 
 
 @dataclass(frozen=True)

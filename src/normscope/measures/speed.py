@@ -21,6 +21,7 @@ from normscope.results.figures import Chart, Line
 from normscope.results.findings import Finding
 from normscope.results.sections import Section
 from normscope.results.tables import by_layer, floats, plain_rows, spans_decades, table_of
+from normscope.schemes.law import MEASURED
 
 _FACTORS = ("radial_factor", "gain_factor")
 _EXPLAINED = 0.05  # difference between measurement and theory from which its reason is given
@@ -75,22 +76,22 @@ def theory_of(
 
     Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update (``written``);
     tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, a sink and
-    a norm before W_O, models after them.
+    an inner norm, models after them.
     """
     scheme = model.schemes[layer]
     if scheme is None:
         return None
     stage = scheme.at(layer, model.layers)
-    slots, values = replace(stage.attention, scores="softmax", inner="none"), stage.place(layer, model.layers).values
+    slots, values = stage.attention, stage.place(layer, model.layers).values
     if slots.learns_alpha or model.learned_scales[layer]:
         slots = replace(slots, step=float(step.mean()), carry=float(carry.mean()))
     law = stage.law_of(slots)
     if not law.known:
         return None
-    theory = law.speed({**values, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
+    theory = law.speed({**values, **MEASURED, "r": r, "A": a}) * (r if law.radius_fixed else 1.0)
     if slots.output == "norm":
         theory = theory / written
-    elif "v" not in slots.heads:
+    elif "v" not in slots.heads and slots.inner == "none":
         theory = theory * slots.input_factor(values)
     return torch.as_tensor(theory, dtype=r.dtype, device=r.device).expand_as(r).median()
 

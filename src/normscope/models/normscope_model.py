@@ -16,12 +16,10 @@ from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
-from normscope.models.observe import NOTHING, AttentionStep, Observer, Rotation, Sample, SublayerStep
+from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
-from normscope.training.batches import PaddedFeed, draw_batches, one_batch
 from normscope.training.recipe import task_of
-from normscope.training.sizes import DRAWN
-from normscope.training.tasks import MASK, as_text
+from normscope.training.tasks import as_text
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.layers import Attention, Norm
 from normscope.transformer.model import Sublayer
@@ -187,13 +185,10 @@ class NormscopeModel(Model):
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         if "recipe" not in self.about:
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
-        task, offsets = task_of(self.about["recipe"])
-        device, feed = self.device, PaddedFeed()
-        require_memory({f"examples={size or _EXAMPLES}": (size or _EXAMPLES) * task.train.longest * DRAWN}, str(device))
-        drawn = draw_batches(task.train, feed, 1, size or _EXAMPLES, offsets, seed, device)
-        batch = feed.trimmed(one_batch(drawn, 0))
-        characters, targets = batch["characters"], batch["targets"]
-        return Sample(characters, torch.where(targets == MASK, NOTHING, targets), characters != MASK, batch["positions"])
+        task, count = task_of(self.about["recipe"]).prepare(), size or _EXAMPLES
+        require_memory({f"examples={count}": task.drawn_bytes(count)}, str(self.device))
+        drawn = task.probe(count, seed, self.device)
+        return Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])
 
     def encode(self, text: str) -> list[int]:
         """The ids of characters or tokens."""

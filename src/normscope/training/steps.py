@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from normscope.training.batches import Batches, Feed, one_batch
 from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
-from normscope.training.tasks import MASK
 from normscope.transformer import Transformer
 from normscope.transformer.model import Run, call
 
@@ -124,7 +123,7 @@ class _Step:
         targets, model = batch["targets"].flatten(), self.model
         with torch.autocast(targets.device.type, self.precision, enabled=self.precision != torch.float32):
             states = self.feed.logits(partial(model.states, run=self.run), batch)
-            return self.loss(model.readout, states, model.unembedding, targets, MASK, characters)
+            return self.loss(model.readout, states, model.unembedding, targets, self.feed.ignored, characters)
 
     def update(self) -> None:
         """Follow the gradient."""
@@ -168,7 +167,7 @@ class SharedStepper(EagerStepper):
     def run(self, batches: Batches, rates: Sequence[float]) -> Tensor:
         """A step for each batch; DistributedDataParallel takes the mean over processes of what should be their sum."""
         team = self.team
-        characters = team.sum((batches["targets"] != MASK).flatten(1).sum(1)) / team.size
+        characters = team.sum((batches["targets"] != self.step.feed.ignored).flatten(1).sum(1)) / team.size
         steps = zip(rates, characters, strict=True)
         rows = torch.stack([self.once(one_batch(batches, index), *step) for index, step in enumerate(steps)])
         return team.sum(rows).cpu() / torch.tensor([team.size, 1, 1])

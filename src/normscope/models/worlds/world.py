@@ -145,7 +145,7 @@ def gram(widths: Sequence[int], cosine: float) -> Float[Tensor, "total total"]:
 def update_at(scheme: Scheme, layer: int, depth: int) -> Update:
     """The update of a scheme's attention in one layer of several; norms have radius 1 and no parameters, as in theory."""
     stage = scheme.at(layer, depth)
-    scheme.require_plain("a world", "output=tangent", "learned=scalar", "norm=tanh", "norm=erf")
+    scheme.require_plain("a world", "output=tangent", "learned=scalar")
     return Update.of(stage.attention, stage.place(layer, depth), theory_norm(stage.norm))
 
 

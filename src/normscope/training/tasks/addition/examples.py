@@ -138,31 +138,6 @@ class Addition:
         return Examples(characters[:, : self.longest], there.sum(1), torch.cat(asked_there, 1).sum(1))
 
 
-@dataclass(frozen=True)
-class AdditionTask:
-    """The training distribution, and two beyond it: between and beyond the numbers of integers seen in training."""
-
-    train: Addition
-    interpolation: Addition
-    extrapolation: Addition
-
-    @classmethod
-    def of(
-        cls, train: tuple[int, ...], interpolation: tuple[int, ...], extrapolation: tuple[int, ...], digits: tuple[int, ...]
-    ) -> "AdditionTask":
-        """From the numbers of integers of each distribution and the digits, which they share."""
-        return cls(*(Addition(counts, digits) for counts in (train, interpolation, extrapolation)))
-
-    @property
-    def splits(self) -> dict[str, Addition]:
-        """The test sets by name."""
-        return {
-            "in-distribution": self.train,
-            "ood-interpolation": self.interpolation,
-            "ood-extrapolation": self.extrapolation,
-        }
-
-
 def as_text(characters: Int[Tensor, " length"]) -> str:
     """Characters as a person reads them."""
     return "".join(CHARACTERS[i] for i in characters.tolist())

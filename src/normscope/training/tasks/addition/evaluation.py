@@ -1,6 +1,6 @@
 """What a trained model is worth: accuracy per character with its standard error, by position, and whole answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -8,11 +8,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
-from normscope.training.batches import Feed, PaddedFeed, SplitFeed, one_batch
-from normscope.training.sizes import DRAWN_FOR_A_TEST, TESTED_AT_A_TIME
-from normscope.training.tasks import MASK, Addition, AdditionTask, Examples, as_text, stream_seed
+from normscope.training.batches import one_batch
+from normscope.training.tasks.addition.examples import MASK, Addition, Examples, as_text
+from normscope.training.tasks.addition.feeds import ExamplesFeed, PaddedFeed, SplitFeed
 from normscope.transformer import Transformer
+
+TESTED_AT_A_TIME = {"cpu": 512, "cuda": 8192}
+DRAWN_FOR_A_TEST = 16_384
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,22 @@ class Evaluation:
     positions: pd.DataFrame
     worked: list[Worked] = field(default_factory=list)
 
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Accuracy by split, by position, and worked examples."""
+        worked = pd.DataFrame([vars(example) for example in self.worked], columns=["split", "asked", "answer", "given"])
+        return {"accuracy": self.accuracy, "positions": self.positions, "worked": worked}
+
 
 def evaluate(
     model: Transformer,
-    task: AdditionTask,
-    splits: Sequence[str],
+    splits: Mapping[str, Addition],
     examples: int,
-    *,
-    seed: int = 0,
-    offsets: int = 50,
-    precision: torch.dtype = torch.float32,
-    worked: int = 6,
-    progress: Callable[[int], None] = lambda done: None,
+    offsets: int,
+    seed: int,
+    precision: torch.dtype,
+    worked: int,
+    progress: Callable[[int], None],
 ) -> Evaluation:
     """Every split on that many examples of its own, the right characters before each given (as in training).
 
@@ -56,17 +64,17 @@ def evaluate(
         InputError: if logits of a character of an answer are NaN or infinite, or all equal.
     """
     accuracy, positions, shown, done = [], [], [], 0
-    for split in splits:
-        tally = Tally(task.splits[split].longest_answer)
+    for split, task in splits.items():
+        tally = Tally(task.longest_answer)
         for chunk, start in enumerate(range(0, examples, DRAWN_FOR_A_TEST)):
             count = min(DRAWN_FOR_A_TEST, examples - start)
             chunk_seed = stream_seed(seed, split, chunk)
-            for part in _predict(model, task.splits[split], count, chunk_seed, offsets, precision):
+            for part in _predict(model, task, count, chunk_seed, offsets, precision):
                 tally.add(part.right, part.wanted)
                 done += len(part.right)
                 progress(done)
         if worked:
-            some = _predict(model, task.splits[split], worked, stream_seed(seed, f"{split}, worked"), offsets, precision)
+            some = _predict(model, task, worked, stream_seed(seed, f"{split}, worked"), offsets, precision)
             shown += [one for part in some for one in part.worked(split)]
         accuracy.append({"split": split, **tally.accuracy})
         positions += [{"split": split, **row} for row in tally.positions]
@@ -148,7 +156,7 @@ def _predict(
     drawn = task.draw(examples, generator)
     shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
     order = drawn.lengths.argsort(stable=True)
-    feed: Feed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
+    feed: ExamplesFeed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
     for rows in torch.split(order, TESTED_AT_A_TIME[device.type]):
         part = drawn[rows]
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))

@@ -1,0 +1,113 @@
+"""Tokenizers: read from a model's folder or file, or a byte-pair encoding trained on a corpus."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from normscope.errors import InputError
+from normscope.machine.files import read_json, read_text, regular_file, user_path
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END = "<|endoftext|>"
+_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
+_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A tokenizer that exists already, as JSON, with the token that ends a document."""
+
+    source: str
+    content: str
+    end: str
+
+    @classmethod
+    def at(cls, source: str) -> "TokenizerFile":
+        """The tokenizer of a model's folder, or of a file ``tokenizer.json``.
+
+        Raises:
+            InputError: if it cannot be read, or has no token that ends a document.
+        """
+        place = user_path(source, "tokenizer")
+        file = place / _FILE if place.is_dir() else place
+        content = read_text(regular_file(file, "tokenizer"), "tokenizer")
+        tokenizer = loaded(content, source)
+        stated = _stated_end(file.with_name("tokenizer_config.json"))
+        end = next((token for token in (stated, *_ENDS) if token and tokenizer.token_to_id(token) is not None), None)
+        if end is None:
+            raise InputError(f"the tokenizer '{source}' has no token that ends a document, such as {END}")
+        return cls(source, content, end)
+
+    @property
+    def digest(self) -> str:
+        """The same for the same tokenizer."""
+        return blake2b(f"{self.content} {self.end}".encode(), digest_size=16).hexdigest()
+
+
+def loaded(content: str, source: str) -> "Tokenizer":
+    """The tokenizer that a JSON text describes, without truncation or padding."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing more special
+        raise InputError(f"cannot read the tokenizer '{source}': {' '.join(str(error).split())[:200]}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def size_of(tokenizer: "Tokenizer") -> int:
+    """One more than the largest id."""
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    return max(ids, default=-1) + 1
+
+
+def trained(texts: Iterable[str], vocabulary: int) -> "Tokenizer":
+    """A byte-pair encoding of bytes with at most so many tokens, the first of which ends a document."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def configuration(end: str, context: int) -> str:
+    """``tokenizer_config.json``, with which the transformers library reads the tokenizer."""
+    values = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "model_max_length": context}
+    return json.dumps(values, indent=2) + "\n"
+
+
+def encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]:
+    """The ids of every text, many texts at a time, without special tokens."""
+    for group in _groups(texts):
+        yield from (each.ids for each in tokenizer.encode_batch_fast(group, add_special_tokens=False))
+
+
+def _groups(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
+    group: list[str] = []
+    for text in texts:
+        group.append(text)
+        if sum(map(len, group)) >= characters:
+            yield group
+            group = []
+    yield group
+
+
+def _stated_end(file: Path) -> str | None:
+    """The end of a document according to the tokenizer's configuration, if there is one."""
+    if not file.is_file():
+        return None
+    content: Any = read_json(file, "tokenizer configuration")
+    end = content.get("eos_token") if isinstance(content, dict) else None
+    end = end.get("content") if isinstance(end, dict) else end
+    return end if isinstance(end, str) else None
