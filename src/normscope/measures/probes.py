@@ -139,7 +139,7 @@ def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated:
     update, bias = model.update(layer, "attention"), weights.b_O.expand_as(states)
     if isinstance(update.output, BlockNorm):
         update = replace(update, output=LinearNorm.at(update.output, outputs.sum(0) + bias))
-    by_head, rest = (update.written(states, y) for y in (outputs, bias))
+    by_head, rest = (update.written(states.expand_as(y), y) for y in (outputs, bias))
     if isinstance(update.output, LinearNorm):
         rest = rest + update.step * update.output.bias
     return Updates(update.carry * states, by_head, rest)

@@ -114,7 +114,10 @@ class NormscopeModel(Model):
         """Q, k and v of the input of a layer's attention."""
         weights, attention = self.projections(layer), self._attention(layer)
         made = tuple((x[:, None] @ W).transpose(1, 2) for W in (weights.W_Q, weights.W_K, weights.W_V))
-        angles = None if rotation is None else tuple(part.expand(-1, x.shape[1], -1) for part in rotation)
+        angles = None
+        if rotation is not None:
+            cos, sin = (part.expand(-1, x.shape[1], -1) for part in rotation)
+            angles = cos, sin
         placed = dict(zip("qkv", attention.positioned(made, attention.head_norm, angles), strict=True))
         return tuple(placed[letter].transpose(1, 2) for letter in letters)
 
