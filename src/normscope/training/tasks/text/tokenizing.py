@@ -3,18 +3,20 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, MissingExtraError
 from normscope.machine.files import read_json, read_text, regular_file, user_path
+from normscope.machine.packages import PREFIX, packaged
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END = "<|endoftext|>"
-_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
+_ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
 _FILE = "tokenizer.json"
 
 
@@ -28,25 +30,45 @@ class TokenizerFile:
 
     @classmethod
     def at(cls, source: str) -> "TokenizerFile":
-        """The tokenizer of a model's folder, or of a file ``tokenizer.json``.
+        """The tokenizer of a model's folder, of a file ``tokenizer.json``, or of a model in a package (``package:smollm2``).
 
         Raises:
             InputError: if it cannot be read, or has no token that ends a document.
         """
-        place = user_path(source, "tokenizer")
+        place = packaged(source, "model") if source.startswith(PREFIX) else user_path(source, "tokenizer")
         file = place / _FILE if place.is_dir() else place
-        content = read_text(regular_file(file, "tokenizer"), "tokenizer")
-        tokenizer = loaded(content, source)
-        stated = _stated_end(file.with_name("tokenizer_config.json"))
-        end = next((token for token in (stated, *_ENDS) if token and tokenizer.token_to_id(token) is not None), None)
-        if end is None:
-            raise InputError(f"the tokenizer '{source}' has no token that ends a document, such as {END}")
-        return cls(source, content, end)
+        regular_file(file, "tokenizer")
+        return _read(source, file, file.stat().st_mtime_ns)
 
     @property
     def digest(self) -> str:
         """The same for the same tokenizer."""
         return blake2b(f"{self.content} {self.end}".encode(), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _read(source: str, file: Path, changed: int) -> TokenizerFile:
+    """The tokenizer of a file that was last changed then."""
+    if file.suffix == ".gguf":
+        content, stated = _of_gguf(file)
+    else:
+        content, stated = read_text(file, "tokenizer"), _stated_end(file.with_name("tokenizer_config.json"))
+    tokenizer = loaded(content, source)
+    end = next((token for token in (END, stated, *_ENDS) if token and tokenizer.token_to_id(token) is not None), None)
+    if end is None:
+        raise InputError(f"the tokenizer '{source}' has no token that ends a document, such as {END}")
+    return TokenizerFile(source, content, end)
+
+
+def _of_gguf(file: Path) -> tuple[str, str | None]:
+    """The tokenizer in a GGUF file as JSON, and its token that ends a text."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except ImportError as error:
+        raise MissingExtraError("the tokenizer of a GGUF file needs gguf: pip install 'normscope[gguf]'") from error
+    return tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token
 
 
 def loaded(content: str, source: str) -> "Tokenizer":
