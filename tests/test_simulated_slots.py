@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -32,6 +33,15 @@ RULES = {
     "temperature(log(n))": Scores(temperature=torch.log),
     "softcap(2)+sink+temperature(1 + n/4)": Scores(2.0, 0.0, lambda n: 1 + n / 4),
 }
+
+
+TOGETHER = {
+    "scores": Slots(input="norm/2", scores="softcap(2)+sink+temperature(1 + n/4)"),
+    "inner and gate": Slots(inner="norm", gate="sigmoid", scores="sink(1)", carry="3/4"),
+    "tangent and stream": Slots(input="norm", heads="qk", gate="sigmoid", output="tangent", carry="sqrt(depth)", stream="norm"),
+    "output and gate": Slots(heads="q", gate="sigmoid", output="norm", step="1/layer"),
+}
+SCHEMES = {**NAMED, **{name: Scheme("mine", slots) for name, slots in TOGETHER.items()}}
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -149,10 +159,10 @@ def test_slots_reach_the_inside_of_sublayers(slot: str) -> None:
     torch.testing.assert_close(motion.layer(x, 0.0), middle + hidden @ wide.W_out)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     """θ̇_j of the flow with identity weights beside P_θ A_j/s_j, with the softmax, the sink's mass and the gate written out."""
-    scheme, t, depth, beta = NAMED[name], 5.0, 12.0, 0.8
+    scheme, t, depth, beta = SCHEMES[name], 5.0, 12.0, 0.8
     motion = Motion(scheme, Attention(beta), depth)
     stage = scheme.at(t, depth)
     slots, law, place = stage.attention, stage.law_of(stage.attention), stage.place(t, depth)
@@ -163,7 +173,7 @@ def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     else:
         read = x
     q, k, v = (norm1(read) if letter in slots.heads else read for letter in "qkv")
-    logits = beta * float(law.temperature(place.values)) * (q @ k.T)
+    logits = beta * float(law.temperature(place.values)) * (q @ k.T) * (1 + N / 4 if slots.score_rule.temperature else 1)
     cap, sink = slots.score_rule.cap, slots.score_rule.sink
     powers = (logits if cap is None else cap * torch.tanh(logits / cap)).exp()
     mixed = powers @ v / powers.sum(-1, keepdim=True)
@@ -175,10 +185,10 @@ def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     torch.testing.assert_close(turning, tangent(unit(x), A) / s[:, None])
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_the_reduction_is_the_flow_of_orthogonal_tokens(name: str) -> None:
     """γ̇, speed and ṙ of two numbers beside those of the tokens, on the way and not only at the start."""
-    scheme, n, depth, t = NAMED[name], 6, 12.0, 4.0
+    scheme, n, depth, t = SCHEMES[name], 6, 12.0, 4.0
     reason = no_reduction(scheme)
     if reason:
         assert any(stage.norm in ("tanh", "erf") for stage in scheme.stages)
@@ -269,3 +279,34 @@ def test_a_command_simulates_gates_beside_other_schemes(tmp_path: Path) -> None:
 def test_advice_ranks_unasked_only_schemes_that_move_at_first() -> None:
     named = {scheme.name for scheme in Advise(depth=2, width=8, heads=1, context=4).schemes}
     assert set(NAMED) - named == {"rezero", "layerscale"}
+
+
+@pytest.mark.parametrize("slot", ["softcap", "sink", "inner", "gate", "tanh"])
+def test_slots_of_advice_are_those_of_a_model_in_its_own_units(slot: str) -> None:
+    """A block as a model computes it: states of norm √d, RMSNorm, logits over √d_h, and no factor of √d anywhere else."""
+    stack = Stack(depth=1, width=D, heads=HEADS, tokens=N, hidden=20, dtype=torch.float64)
+    slots = {"softcap": {"scores": "softcap(0.5)"}, "sink": {"scores": "sink(1)"}, "inner": {"inner": "norm"}, "tanh": {}}
+    given = slots.get(slot, {"gate": "sigmoid"})
+    scheme = Scheme("mine", Slots(input="norm", **given), norm="tanh" if slot == "tanh" else "rms")
+    layers = RandomLayers(stack, 0)
+    block = layers.blocks(0, [scheme]).popitem()[1]
+    wide = block.feedforward
+    assert wide is not None
+    simulated = Motion(scheme, block.attention, 1.0, wide).layer(layers.start(), 0.0)
+
+    def norm(y: Tensor) -> Tensor:
+        return torch.tanh(0.5 * y) if slot == "tanh" else F.rms_norm(y, y.shape[-1:])
+
+    w = {name: weight for name, weight in vars(block.attention.weights).items() if weight is not None}
+    x = math.sqrt(D) * layers.start()
+    read = norm(x)
+    logits = (read @ w["W_Q"]) @ (read @ w["W_K"]).mT / math.sqrt(D / HEADS)
+    logits = 0.5 * torch.tanh(logits / 0.5) if slot == "softcap" else logits
+    logits = F.pad(logits, (0, 1), value=1.0) if slot == "sink" else logits
+    mixed = torch.cat(list(logits.softmax(-1)[..., :N] @ (read @ w["W_V"])), -1)
+    mixed = norm(mixed) if slot == "inner" else mixed
+    mixed = mixed * torch.sigmoid(torch.cat(list(read @ w["W_G"]), -1)) if slot == "gate" else mixed
+    x = x + mixed @ w["W_O"].flatten(0, 1)
+    hidden = torch.relu(norm(x) @ wide.W_in)
+    x = x + (norm(hidden) if slot == "inner" else hidden) @ wide.W_out
+    torch.testing.assert_close(math.sqrt(D) * simulated, x)
