@@ -151,7 +151,7 @@ def train(arguments: argparse.Namespace) -> None:
         file.write_text(_toml(plan, left), encoding="utf-8")
     log = arguments.out / "sweep.log"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--checkpoint-every", "60"]
+    options = ["--device", arguments.device, "--per-gpu", str(arguments.per_gpu), "--retry-failed"]
     if arguments.workers:
         options += ["--workers", str(arguments.workers)]
     threads = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}  # of every run, several of which compile at the same time
@@ -596,7 +596,7 @@ def main() -> None:
     training.add_argument("--done", type=Path, default=PACKAGED / RUNS, help="results whose runs are skipped")
     training.add_argument("--runs", type=Path, default=Path("runs"), help="where the sweep's folder is")
     training.add_argument("--device", default="cuda")
-    training.add_argument("--per-gpu", type=int, default=7)
+    training.add_argument("--per-gpu", type=int, default=6)
     training.add_argument("--workers", type=int, help="runs at a time on a CPU")
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a fixed field")
     for field in ("rate", "layers", "seed", "scheme"):

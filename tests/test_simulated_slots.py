@@ -35,6 +35,15 @@ RULES = {
 }
 
 
+TOGETHER = {
+    "scores": Slots(input="norm/2", scores="softcap(2)+sink+temperature(1 + n/4)"),
+    "inner and gate": Slots(inner="norm", gate="sigmoid", scores="sink(1)", carry="3/4"),
+    "tangent and stream": Slots(input="norm", heads="qk", gate="sigmoid", output="tangent", carry="sqrt(depth)", stream="norm"),
+    "output and gate": Slots(heads="q", gate="sigmoid", output="norm", step="1/layer"),
+}
+SCHEMES = {**NAMED, **{name: Scheme("mine", slots) for name, slots in TOGETHER.items()}}
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -150,10 +159,10 @@ def test_slots_reach_the_inside_of_sublayers(slot: str) -> None:
     torch.testing.assert_close(motion.layer(x, 0.0), middle + hidden @ wide.W_out)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     """θ̇_j of the flow with identity weights beside P_θ A_j/s_j, with the softmax, the sink's mass and the gate written out."""
-    scheme, t, depth, beta = NAMED[name], 5.0, 12.0, 0.8
+    scheme, t, depth, beta = SCHEMES[name], 5.0, 12.0, 0.8
     motion = Motion(scheme, Attention(beta), depth)
     stage = scheme.at(t, depth)
     slots, law, place = stage.attention, stage.law_of(stage.attention), stage.place(t, depth)
@@ -164,7 +173,7 @@ def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     else:
         read = x
     q, k, v = (norm1(read) if letter in slots.heads else read for letter in "qkv")
-    logits = beta * float(law.temperature(place.values)) * (q @ k.T)
+    logits = beta * float(law.temperature(place.values)) * (q @ k.T) * (1 + N / 4 if slots.score_rule.temperature else 1)
     cap, sink = slots.score_rule.cap, slots.score_rule.sink
     powers = (logits if cap is None else cap * torch.tanh(logits / cap)).exp()
     mixed = powers @ v / powers.sum(-1, keepdim=True)
@@ -176,10 +185,10 @@ def test_simulated_tokens_turn_at_the_speed_of_the_law(name: str) -> None:
     torch.testing.assert_close(turning, tangent(unit(x), A) / s[:, None])
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", SCHEMES)
 def test_the_reduction_is_the_flow_of_orthogonal_tokens(name: str) -> None:
     """γ̇, speed and ṙ of two numbers beside those of the tokens, on the way and not only at the start."""
-    scheme, n, depth, t = NAMED[name], 6, 12.0, 4.0
+    scheme, n, depth, t = SCHEMES[name], 6, 12.0, 4.0
     reason = no_reduction(scheme)
     if reason:
         assert any(stage.norm in ("tanh", "erf") for stage in scheme.stages)
