@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import runtime_types
+
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
@@ -19,6 +21,10 @@ with suppress(ImportError):  # property tests draw the same cases every time
 
     settings.register_profile("repeatable", derandomize=True)
     settings.load_profile("repeatable")
+
+
+def pytest_runtest_setup() -> None:
+    runtime_types.begin_test()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,49 @@
-"""The type checker that tests run the package under: beartype, with an int allowed where a float is expected."""
+"""The types that tests run the package under: beartype, with an int allowed where a float is expected.
 
+A check costs more than a small function does, so each test checks the first calls of every function and a sample of the others.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import isclass
+from typing import Any
+
+import jaxtyping
 from beartype import BeartypeConf, beartype
 
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))
+FIRST, EVERY = 16, 64  # calls of a function in a test that are checked, and those of the later ones
+_check_always = jaxtyping.jaxtyped
+_counts: list[list[int]] = []  # of calls in this test, one number for each function
+
+
+def check_samples(fn: Any = None, *, typechecker: Callable[..., Any]) -> Any:
+    """``jaxtyped``, with which the import hook decorates, on the first calls of a test and a sample of the others."""
+    from torch.compiler import is_compiling  # what only distributes the tests has no need of torch
+
+    if fn is None:
+        return partial(check_samples, typechecker=typechecker)
+    checked = _check_always(fn, typechecker=typechecker)
+    if isclass(fn):
+        return checked
+    count = [0]
+    _counts.append(count)
+
+    @wraps(fn)
+    def sampled(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if is_compiling():
+            return fn(*args, **kwargs)
+        count[0] += 1
+        return (checked if count[0] <= FIRST or count[0] % EVERY == 0 else fn)(*args, **kwargs)
+
+    return sampled
+
+
+def begin_test() -> None:
+    """Check the first calls of every function again."""
+    for count in _counts:
+        count[0] = 0
+
+
+jaxtyping.jaxtyped = check_samples

@@ -14,7 +14,11 @@ from normscope.experiments import kind_of, summaries
 from normscope.watch.watching import Watch
 
 DOCS = Path(__file__).parent.parent / "docs"
-SHORT = {'ns.train("tiny", scheme=mine)': 'ns.train("tiny", scheme=mine, set={"examples": 2560, "test_examples": 64})'}
+SHORT = {  # tests of each experiment run it in full
+    "ns.audit(m)": "ns.audit(m, tokens=32)",
+    'ns.train("tiny", scheme=mine)': 'ns.train("tiny", scheme=mine, set={"examples": 2560, "test_examples": 64})',
+    "context=2048)": "context=2048, runs=2, tokens=32, simulated_width=128)",
+}
 
 
 def test_importing_normscope_imports_nothing_heavy() -> None:

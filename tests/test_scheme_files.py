@@ -88,6 +88,15 @@ def test_then_may_be_another_file_beside_it(tmp_path: Path) -> None:
     assert scheme.then.name == "mine"
 
 
+def test_slots_can_be_added_to_any_name() -> None:
+    gemma = find_scheme("peri+qk+softcap(50)+sink(-1)+gate")
+    slots = Slots(input="norm", heads="qk", output="norm", scores="softcap(50)+sink(-1)", gate="sigmoid")
+    assert gemma == Scheme("peri+qk+softcap(50)+sink(-1)+gate", slots, norm="rms")
+    assert find_scheme("pre+inner").feedforward == find_scheme("sub-ln").feedforward
+    assert find_scheme("pre+temperature(1 + log(n))".replace(" ", "")).attention.scores == "temperature(1 + log(n))"
+    assert [stage.attention.scores for stage in find_scheme("mix+sink").stages] == ["sink", "sink"]
+
+
 def test_heads_can_be_added_to_any_name() -> None:
     assert find_scheme("peri+qk").attention.heads == "qk"
     assert find_scheme("pre+qk").attention == NAMED["qk"].attention
@@ -138,7 +147,7 @@ def test_a_wrong_file_is_refused_with_its_path_and_what_is_allowed(tmp_path: Pat
         ("perl", "unknown scheme 'perl'; did you mean 'peri'? (normscope schemes lists them)"),
         ("", "unknown scheme ''"),
         ("peri+vk", "slot 'heads'"),
-        ("peri+", "slot 'heads'"),
+        ("peri+", "'' is no part of a scheme: +qk,"),
         ("nowhere/at-all.toml", "no scheme file 'nowhere/at-all.toml'"),
     ],
 )

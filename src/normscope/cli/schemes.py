@@ -31,7 +31,7 @@ def schemes(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Schemes to show in full: a name, a name with normalised heads (peri+qk), or the path of a TOML file. "
+            help="Schemes to show in full: a name, a name with further slots (peri+qk, pre+sink), or the path of a TOML file. "
             "Without any: the table of all.",
             show_default=False,
         ),

@@ -1,4 +1,4 @@
-"""Find a scheme by name, by name with normalised heads (``peri+qk``), or by the path of a TOML file."""
+"""Find a scheme by name, by name with further slots (``peri+qk``), or by the path of a TOML file."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -19,16 +19,30 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
     """The scheme of that name, or the one that a TOML file defines.
 
     Example:
-        >>> find_scheme("peri+qk").attention.heads
+        >>> find_scheme("peri+qk+sink").attention.heads
         'qk'
     """
     text = str(name_or_path).strip()
     if text.endswith(".toml") or "/" in text:
         return read_scheme(Path(text))
-    base, plus, heads = text.partition("+")
+    base, *parts = _split(text)
     if base not in NAMED:
         raise InputError(f"unknown scheme '{base}'{did_you_mean(base, NAMED)} (normscope schemes lists them)")
-    return NAMED[base].with_heads(heads) if plus else NAMED[base]
+    scheme = NAMED[base]
+    for part in parts:
+        scheme = scheme.with_part(part)
+    return scheme
+
+
+def _split(text: str) -> list[str]:
+    """The parts between + signs; one within brackets belongs to a formula."""
+    parts: list[str] = []
+    for piece in text.split("+"):
+        if parts and parts[-1].count("(") > parts[-1].count(")"):
+            parts[-1] += f"+{piece}"
+        else:
+            parts.append(piece)
+    return parts
 
 
 def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.errors import InputError, did_you_mean
 from normscope.schemes.expressions import ONE, Expression, Product, finite_value
-from normscope.schemes.score_slot import PLAIN, score_text, score_title
+from normscope.schemes.score_slot import PLAIN, SCORE_PARTS, score_text, score_title
 
 if TYPE_CHECKING:
     from normscope.core.scores import Scores
@@ -465,12 +465,34 @@ class Scheme:
 
     def with_heads(self, heads: str) -> "Scheme":
         """The same scheme with q, k (and v) normalised: ``peri.with_heads("qk")`` is called ``peri+qk``."""
+        return self._with(heads, f"normalised heads: {heads}", {"heads": heads}, {})
+
+    def with_part(self, part: str) -> "Scheme":
+        """The same scheme with one slot more: ``peri.with_part("softcap(50)")`` is called ``peri+softcap(50)``.
+
+        A part is normalised heads (``qk``), ``gate``, ``inner``, or one of the parts of ``scores`` (``sink``).
+        """
+        if part and set(part) <= set("qkv"):
+            return self.with_heads(part)
+        if part == "gate":
+            return self._with(part, "with a gate", {"gate": "sigmoid"}, {})
+        if part == "inner":
+            return self._with(part, "with inner norms", {"inner": "norm"}, {"inner": "norm"})
+        if part.partition("(")[0] in SCORE_PARTS:
+            scores = self.attention.scores
+            return self._with(part, f"with {part}", {"scores": part if scores == PLAIN else f"{scores}+{part}"}, {})
+        raise InputError(
+            f"'{part}' is no part of a scheme: +qk, +qkv, +gate, +inner, +sink, +softcap(50), +temperature(log(n)) are"
+        )
+
+    def _with(self, part: str, said: str, attention: dict[str, str], feedforward: dict[str, str]) -> "Scheme":
         return replace(
             self,
-            name=f"{self.name}+{heads}",
-            attention=replace(self.attention, heads=heads),
-            then=None if self.then is None else self.then.with_heads(heads),
-            title=f"{self.title or self.name}, normalised heads: {heads}",
+            name=f"{self.name}+{part}",
+            attention=replace(self.attention, **attention),
+            feedforward=replace(self.feedforward, **feedforward),
+            then=None if self.then is None else self.then._with(part, said, attention, feedforward),
+            title=f"{self.title or self.name}, {said}",
             users="",
         )
 

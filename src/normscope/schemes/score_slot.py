@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normscope.core.scores import Scores
 
 PLAIN = "softmax"
+SCORE_PARTS = ("temperature", "softcap", "sink")  # in the order in which they act
 _KEYS = "n"  # the number of keys that a query sees
 _ALLOWED = "slot 'scores' is 'softmax', or some of temperature(log(n)), softcap(50) and sink, each once, joined by +"
 
@@ -55,7 +56,7 @@ def score_parts(text: str) -> dict[str, Expression]:
         if first is None or value is None or (name != "sink" and not (first >= 0 and value > 0)):
             what = "a finite number" if name == "sink" else "positive"
             raise InputError(f"in slot 'scores' the number of {name} must be {what}, not '{formula.text}'")
-    return {name: parts[name] for name in ("temperature", "softcap", "sink") if name in parts}
+    return {name: parts[name] for name in SCORE_PARTS if name in parts}
 
 
 def score_text(text: str) -> str:
