@@ -59,6 +59,16 @@ def test_depths_that_agree_are_no_more_schemes() -> None:
     assert (three.schemes, three.depths) == (16, 3)
 
 
+def test_a_single_failure_is_no_evidence() -> None:
+    """Many redraws leave the only scheme that failed out, and show no relation."""
+    x, y = np.arange(16.0)[None], np.zeros((1, 16))
+    y[0, -1] = 1
+    assert correlation(x, y).value > 0.3
+    assert not correlation(x, y).positive
+    y[0, -4:] = 1
+    assert correlation(x, y).positive
+
+
 def test_weights_are_those_of_non_negative_least_squares() -> None:
     for _ in range(20):
         ranks = average_ranks(DRAWN.normal(size=(2, 5, 12))).swapaxes(1, 2)
@@ -67,6 +77,9 @@ def test_weights_are_those_of_non_negative_least_squares() -> None:
         target = average_ranks(outcome)
         expected = nnls(centred, (target - target.mean(1, keepdims=True)).ravel())[0]
         np.testing.assert_allclose(fitted_weights(ranks, outcome), expected / expected.sum(), atol=1e-9)
+        ranks[1], ranks[1, 3] = ranks[0], math.nan
+        outcome[1] = outcome[0]
+        assert np.isfinite(fitted_weights(ranks, outcome)).all()  # a scheme without ranks is left out
 
 
 def test_a_criterion_that_decides_is_chosen_and_one_that_does_not_is_left_out() -> None:

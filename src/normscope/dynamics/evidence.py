@@ -102,6 +102,8 @@ class Correlation:
 def correlation(x: Numbers, y: Numbers, statistic: Statistic = spearman, seed: int = 0) -> Correlation:
     """The correlation of two quantities over schemes, a mean over depths.
 
+    Redraws in which one of the two is constant show no relation, and count as 0.
+
     Args:
         x: (depths, schemes); NaN where there is no value.
         y: likewise.
@@ -111,7 +113,8 @@ def correlation(x: Numbers, y: Numbers, statistic: Statistic = spearman, seed: i
     schemes = x.shape[-1]
     redrawn = np.random.default_rng(seed).multinomial(schemes, np.full(schemes, 1 / schemes), size=REDRAWS)
     values = statistic(x, y, np.ones((1, schemes)))[..., 0]
-    again = _mean(statistic(x, y, redrawn.astype(float)).T)
+    again = statistic(x, y, redrawn.astype(float))
+    again = _mean(np.where(np.isnan(again) & np.isfinite(values)[:, None], 0.0, again).T)
     low, high = np.nanquantile(again, BAND) if np.isfinite(again).any() else (np.nan, np.nan)
     there = (~(np.isnan(x) | np.isnan(y))).any(0)
     return Correlation(float(_mean(values)), float(low), float(high), int(there.sum()), int(np.isfinite(values).sum()))
@@ -124,11 +127,11 @@ def fitted_weights(ranks: Numbers, outcome: Numbers) -> Numbers:
     of the criteria that have no negative weight. All weights are 0 where no criterion helps.
 
     Args:
-        ranks: (depths, schemes, criteria).
-        outcome: (depths, schemes), small is good; NaN where there is none.
+        ranks: (depths, schemes, criteria); NaN where there is none, and the scheme does not count.
+        outcome: (depths, schemes), small is good; NaN likewise.
     """
-    known = ~np.isnan(outcome)
-    target, columns = np.where(known, average_ranks(outcome), np.nan), np.where(known[..., None], ranks, np.nan)
+    known = ~(np.isnan(outcome) | np.isnan(ranks).any(-1))
+    target, columns = average_ranks(np.where(known, outcome, np.nan)), np.where(known[..., None], ranks, np.nan)
     y = (target - _mean(target)[:, None])[known]
     a = (columns - _mean(columns.swapaxes(1, 2))[:, None, :])[known]
     best, least = np.zeros(ranks.shape[-1]), float(y @ y) * (1 - 1e-9)
@@ -171,7 +174,8 @@ def trust(ranks: Numbers, outcome: Numbers, seed: int = 0) -> Trust:
     for depth in range(len(outcome)):
         others = [other for other in range(len(outcome)) if other != depth]
         weights = _chosen(ranks[others], outcome[others], _by_criterion(ranks[others], outcome[others], seed))
-        tested.append(correlation((ranks[[depth]] @ weights), outcome[[depth]], seed=seed))
+        used = weights > 0
+        tested.append(correlation(ranks[[depth]][..., used] @ weights[used], outcome[[depth]], seed=seed))
     return Trust(correlations, _chosen(ranks, outcome, correlations), tuple(tested))
 
 
