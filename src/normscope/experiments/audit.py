@@ -109,7 +109,11 @@ class Audit(OnModel):
         subject = super().subject(progress)
         if not reads_text(subject.model) or (self.sentence is None and subject.model.tokenizer is None):
             return subject
-        sentence = SENTENCE if self.sentence is None else self.sentence
+        if self.sentence is None:
+            ids = subject.model.encode(SENTENCE)
+            fits = subject.model.context is None or len(ids) <= subject.model.context
+            return replace(subject, sentence=SENTENCE if fits else ids[: subject.model.context])
+        sentence = self.sentence
         try:
             subject.model.sample(sentence, None, self.seed)
         except InputError as error:  # now, not after minutes of measuring

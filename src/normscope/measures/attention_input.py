@@ -38,6 +38,8 @@ class AttentionInput:
         """W as it acts on the states: norm(x)ᵀW = xᵀ(before W)·√d/|x| + a constant, with gain and centring moved into W."""
         if self.norm is None:
             return W
+        if self.norm.pointwise:
+            raise InputError(f"the input norm is {self.norm.kind}, which is not linear up to the norm of the states")
         scaled = self.norm.gain.to(W)[:, None] * W
         return centre(scaled.mT).mT if self.norm.kind == "layer" else scaled
 
@@ -57,7 +59,7 @@ def attention_input(model: Model, step: AttentionStep) -> AttentionInput:
 def _candidates(model: Model, step: AttentionStep, norms: Sequence[BlockNorm]) -> Iterator[tuple[Tensor, BlockNorm | None]]:
     """Hidden states and a norm that may give the input of attention."""
     for norm in norms:
-        if norm.slot == "input" and norm.sublayer == "attention" and norm.layer == step.layer:
+        if norm.slot in ("input", "entry") and norm.sublayer == "attention" and norm.layer == step.layer:
             yield step.stream, norm
     previous = ("stream", step.layer - 1) if step.layer else ("embedding", None)
     for norm in reversed(norms):

@@ -45,7 +45,9 @@ class Embeddings(TokenMeasure):
     def notes(self, model: Model) -> list[str]:
         """On norms without a hyperplane or a bias, and on scaled embeddings."""
         norm, notes = OutputNorm.of(model), super().notes(model)
-        if norm.kind == "rms":
+        if norm.pointwise:
+            notes.append(f"The final norm is {norm.pointwise}, which has no sphere: Norm in the distances is RMSNorm.")
+        elif norm.kind == "rms":
             notes.append("The norm is RMSNorm: there is no projection onto a hyperplane, and Norm in the distances is RMSNorm.")
         if not bool(norm.bias.any()):
             notes.append("The final norm has no bias: scores with and without it are equal.")

@@ -200,7 +200,7 @@ def follow(model: Model, text: TextOrIds, token: int) -> Trajectory:
     following = _following(sample, place, last, model.causal)
     table |= _lens(model, stream, following)
     end = None
-    if model.unembedding is not None and output_bias(model) is not None:
+    if model.unembedding is not None and output_bias(model) is not None and not norm.pointwise:
         end = _finite(direction(norm.gain * model.unembedding[last][None])[0])
     if end is not None:
         table["cosine_predicted"] = (path @ end).tolist()

@@ -44,6 +44,8 @@ class LinearNorm:
     @classmethod
     def at(cls, norm: BlockNorm, u: Float[Tensor, "words dim"]) -> "LinearNorm":
         """The norm at an input."""
+        if norm.pointwise:
+            raise InputError(f"the output norm is {norm.kind}, of which heads have no shares")
         rms = torch.hypot(length(visible_part(u, norm.kind)) / math.sqrt(u.shape[-1]), u.new_tensor(math.sqrt(norm.eps)))
         bias = torch.zeros_like(norm.gain) if norm.bias is None else norm.bias
         return cls(norm.kind, norm.gain / rms, bias)
@@ -128,6 +130,8 @@ def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated:
     ``rotated`` rotates the inputs and the outputs of the heads.
     """
     weights = model.projections(layer)
+    if changed := model.changes_mixed(layer):
+        raise InputError(f"layer {layer} of '{model.name}' has no updates by head: {changed}")
     states, read = reader(model, layer)(model.embeddings[tokens])
     rotate_input, rotate_output = (None, None) if rotated is None else rotated
     (v,) = model.heads_of(layer, _rotated(read, rotate_input)[None], None, "v")
@@ -135,7 +139,7 @@ def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated:
     update, bias = model.update(layer, "attention"), weights.b_O.expand_as(states)
     if isinstance(update.output, BlockNorm):
         update = replace(update, output=LinearNorm.at(update.output, outputs.sum(0) + bias))
-    by_head, rest = (update.written(states, y) for y in (outputs, bias))
+    by_head, rest = (update.written(states.expand_as(y), y) for y in (outputs, bias))
     if isinstance(update.output, LinearNorm):
         rest = rest + update.step * update.output.bias
     return Updates(update.carry * states, by_head, rest)

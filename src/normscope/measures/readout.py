@@ -17,12 +17,16 @@ _ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class OutputNorm:
-    """Kind, gain γ, bias β and eps of the norm before the unembedding."""
+    """Kind, gain γ, bias β and eps of the norm before the unembedding.
+
+    A ``pointwise`` map in its place keeps no directions: those of hidden states are as RMSNorm keeps them.
+    """
 
     kind: NormKind
     gain: Float[Tensor, " dim"]
     bias: Float[Tensor, " dim"]
     eps: float = 0.0
+    pointwise: str = ""
 
     @classmethod
     def of(cls, model: Model) -> "OutputNorm":
@@ -32,7 +36,8 @@ class OutputNorm:
             return cls("rms", torch.ones(model.dim, device=model.device), torch.zeros(model.dim, device=model.device))
         gain = norm.gain.to(model.device)
         bias = torch.zeros_like(gain) if norm.bias is None else norm.bias
-        return cls("layer" if norm.kind == "layer" else "rms", gain, bias, norm.eps)
+        kind: NormKind = "layer" if norm.kind == "layer" else "rms"
+        return cls(kind, gain, bias, norm.eps, norm.kind if norm.pointwise else "")
 
 
 def output_rows(model: Model) -> Float[Tensor, "vocabulary dim"]:

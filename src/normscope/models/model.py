@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +74,10 @@ class BlockNorm:
     eps: float
     slope: float = 1.0
     shift: float = 0.0
+
+    def times(self, factor: Tensor | float) -> "BlockNorm":
+        """The same with values that many times as large."""
+        return replace(self, gain=factor * self.gain, bias=None if self.bias is None else factor * self.bias)
 
     @property
     def pointwise(self) -> bool:
@@ -321,6 +325,10 @@ class Model(ABC):
         scheme = self.schemes[layer]
         slots = None if scheme is None else scheme.feedforward if sublayer == "feedforward" else scheme.attention
         return slots is not None and slots.output == "tangent"
+
+    def changes_mixed(self, layer: int) -> str:
+        """What changes what heads mix before it enters W_O, so that the output is no sum of v W_O; empty if nothing does."""
+        return ""
 
     def sublayers(self, layer: int) -> tuple[str, ...]:
         """The names of a layer's sublayers, as they run; none if they are unclear."""

@@ -296,6 +296,13 @@ class ModuleModel(Model):
         """The names of a layer's sublayers, as they run."""
         return tuple(self.placements[layer].branches)
 
+    def changes_mixed(self, layer: int) -> str:
+        """A norm, a gate or something else before W_O."""
+        placement = self.placements[layer]
+        branch = placement.branches.get("attention")
+        parts = ["a norm"] * (branch is not None and "inner" in branch.norms) + ["a gate"] * (placement.gate != "none")
+        return f"{' and '.join(parts) or 'something'} changes its mixed values before W_O" if placement.changed else ""
+
     def unclear(self, layer: int) -> str:
         """Why the sublayers of a layer are not identified."""
         return self.placements[layer].unclear
@@ -533,8 +540,7 @@ class ModuleModel(Model):
         kinds = {norm.kind for norm in self.norms if norm.layer is not None}
         titles = [NORM_TITLES[kind] for kind in NORM_TITLES if kind in kinds]
         notes += [f"some norms are {', some '.join(titles)}"] if len(titles) > 1 else []
-        inner = first.branches.get("attention")
-        if first.changed and first.gate == "none" and not (inner is not None and "inner" in inner.norms):
+        if self.changes_mixed(0).startswith("something"):
             notes.append("something changes the mixed values of attention before W_O that is neither a norm nor a sigmoid gate")
         if any(placement.entry is not None for placement in self.placements[1:]):
             notes.append("blocks normalise their input and continue with that, a stream norm of the block before")

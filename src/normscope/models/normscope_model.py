@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from normscope.core import AttentionMask, CausalMask, HeadNorm, Scores
-from normscope.core.norms import EPSILON
+from normscope.core.norms import EPSILON, orthogonal_part
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
 from normscope.models.checksum import checksum
@@ -45,7 +44,8 @@ class NormscopeModel(Model):
         self.tokenizer, self.position_kind = tokenizer, "rotary" if config.positions == "rope" else config.positions
         self.reads_examples = tokenizer is None and recipe.get("task", _ADDITION) == _ADDITION and config.positions == "cyclic"
         self.context = None if self.reads_examples else recipe.get("context")
-        self.schemes = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
+        self._stages = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
+        self.schemes = self._stages
 
     @property
     def checksum(self) -> str:
@@ -114,7 +114,10 @@ class NormscopeModel(Model):
         """Q, k and v of the input of a layer's attention."""
         weights, attention = self.projections(layer), self._attention(layer)
         made = tuple((x[:, None] @ W).transpose(1, 2) for W in (weights.W_Q, weights.W_K, weights.W_V))
-        angles = None if rotation is None else (rotation[0], rotation[1])
+        angles = None
+        if rotation is not None:
+            cos, sin = (part.expand(-1, x.shape[1], -1) for part in rotation)
+            angles = cos, sin
         placed = dict(zip("qkv", attention.positioned(made, attention.head_norm, angles), strict=True))
         return tuple(placed[letter].transpose(1, 2) for letter in letters)
 
@@ -139,10 +142,10 @@ class NormscopeModel(Model):
         for layer, block in enumerate(self.model.decoder):
             for sublayer in ("attention", "feedforward"):
                 part = getattr(block, sublayer)
-                for slot in ("input", "output", "stream"):
-                    of_slot = self._norms_in(getattr(part, slot), slot, layer, sublayer)
+                for slot in ("input", "inner", "output", "stream"):
+                    of_slot = self._norms_in(getattr(part.f if slot == "inner" else part, slot), slot, layer, sublayer)
                     size = part.write_scale.factor if slot == "output" else 1.0
-                    norms += [replace(norm, gain=size * norm.gain) for norm in of_slot]
+                    norms += [norm.times(size) for norm in of_slot]
             norm = self._attention(layer).head_norm
             if norm is not None:
                 gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
@@ -216,7 +219,15 @@ class NormscopeModel(Model):
         if not isinstance(module, Norm):
             return []
         gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
-        return [BlockNorm(slot, layer, sublayer, module.kind, gain, None, EPSILON)]
+        bias = None if module.bias is None else module.bias.detach()
+        slope, shift = (default if x is None else float(x) for x, default in ((module.slope, 1.0), (module.shift, 0.0)))
+        return [BlockNorm(slot, layer, sublayer, module.kind, gain, bias, EPSILON, slope, shift)]
+
+    def changes_mixed(self, layer: int) -> str:
+        """A norm or a gate before W_O."""
+        slots = self._stages[layer].attention
+        parts = [name for name, there in (("a norm", slots.inner != "none"), ("a gate", slots.gate != "none")) if there]
+        return f"{' and '.join(parts)} changes its mixed values before W_O" if parts else ""
 
     def _sublayer(self, layer: int, sublayer: str = "attention") -> Sublayer:
         part: Sublayer = getattr(self.model.decoder[layer], sublayer)
@@ -258,7 +269,8 @@ class _SublayerHooks:
         """Without an output norm the calibrated size of the update is part of what f computed, as in ``projections``."""
         step, carry, _ = self.model._scales(layer, name)
         computed = self.computed if isinstance(module.output, Norm) else self.scaled
-        self.observe(SublayerStep(layer, name, self.before, computed, step * self.scaled, output, step, carry))
+        added = orthogonal_part(self.scaled, self.before) if module.tangent else self.scaled
+        self.observe(SublayerStep(layer, name, self.before, computed, step * added, output, step, carry))
 
 
 class _ObservedMask:
@@ -285,19 +297,25 @@ class _ObservedMask:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
-        mixed = self._observed(q, k, v, scale)
+        mixed = self._observed(q, k, v, float(scale), Scores(), None)
         return self._causal(q, k, v, scale) if mixed is None else mixed
-
-    def _observed(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor | None:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
-        W_O = self.model.projections(self.layer).W_O
-        values = (q, k, v, float(scale), mask, W_O, None, self.rotation)
-        return self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
 
     def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
         """The same with other scores than a plain softmax."""
-        mixed = self._observed(q, k, v, scale)
+        factor: float | Tensor = float(scale)
+        if scores.temperature is not None:
+            seen = torch.arange(1, q.shape[2] + 1, device=q.device, dtype=torch.float64)
+            factor = (factor * scores.temperature(seen)).to(q)[None, None, :, None]
+        mixed = self._observed(q, k, v, factor, scores, sink)
         return self._causal.scored(q, k, v, scale, scores, sink) if mixed is None else mixed
+
+    def _observed(
+        self, q: Tensor, k: Tensor, v: Tensor, factor: float | Tensor, scores: Scores, sink: Tensor | None
+    ) -> Tensor | None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
+        W_O = None if self.model.changes_mixed(self.layer) else self.model.projections(self.layer).W_O
+        values = (q, k, v, factor, mask, W_O, scores.cap, self.rotation, None, sink)
+        return self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
 
     def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
         """The same for q, k, v in one tensor."""

@@ -22,7 +22,7 @@ from normscope.errors import InputError
 from normscope.training.batches import Batches
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
-from normscope.training.recipe import Recipe
+from normscope.training.recipe import Recipe, precision_of
 from normscope.training.steps import Stepper, optimiser_for, optimiser_state, restore_optimiser, stepper_for
 from normscope.training.tasks.task import Advance, silent
 from normscope.transformer import Transformer, calibrating
@@ -227,10 +227,3 @@ def epoch_losses(metrics: Sequence[Metrics], epoch: int) -> list[float]:
         steps_and_losses.setdefault(before // epoch, []).append((row.step - before, row.loss))
         before = row.step
     return [sum(n * loss for n, loss in rows) / sum(n for n, _ in rows) for rows in steps_and_losses.values()]
-
-
-def precision_of(name: str, device: torch.device) -> torch.dtype:
-    """The precision of matrix products: bfloat16 on a GPU and float32 on a CPU, unless named."""
-    if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
-    return torch.bfloat16 if name == "bfloat16" else torch.float32

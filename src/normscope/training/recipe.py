@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, NonNegativeFloat
 
 from normscope.errors import InputError, make, require_known, validate
@@ -195,6 +196,13 @@ def _refuse_keys_of_others(task: str, keys: Iterable[str]) -> None:
     for key in keys:
         if key in others:
             raise InputError(f"{key}= belongs to the task {others[key]}, and this recipe has task='{task}'")
+
+
+def precision_of(name: str, device: torch.device) -> torch.dtype:
+    """The precision of matrix products: bfloat16 on a GPU and float32 on a CPU, unless named."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 def parse_change(text: str) -> tuple[str, Any]:

@@ -2,7 +2,9 @@
 
 import math
 
-from normscope.training.recipe import Recipe
+import torch
+
+from normscope.training.recipe import Recipe, precision_of
 from normscope.training.tasks import Task
 from normscope.transformer import TransformerConfig
 
@@ -17,7 +19,8 @@ def training_memory(recipe: Recipe, device: str) -> dict[str, float]:
     kind, model, task = device.partition(":")[0], recipe.model, recipe.data
     blocks, drawn = model.layers + model.encoder_layers, max(recipe.batch, task.block(kind))
     stored = 4 * blocks * (9 * model.dim + 7 * model.heads * model.head + 2 * model.feedforward)
-    batch = recipe.batch * task.longest * (stored + _TOKEN * model.vocabulary)
+    half = precision_of(recipe.precision, torch.device(device)) == torch.bfloat16
+    batch = recipe.batch * task.longest * (stored + _TOKEN * model.vocabulary) / (2 if half else 1)
     rows = math.ceil(recipe.examples / drawn)
     training = {
         **model.memory(_WEIGHT),

@@ -316,6 +316,7 @@ class Readout(nn.Module):
     ) -> Float[Tensor, "*positions vocabulary"]:
         """Logits of every character or token."""
         x = self.norm(x)
-        for i, weight in enumerate((*self.weights[: self.hidden], unembedding)):
+        matrices = [*[self.weights[i] for i in range(self.hidden)], unembedding]  # torch 2.11 cannot compile a slice of them
+        for i, weight in enumerate(matrices):
             x = F.linear(F.relu(x) if i else x, weight.T, self.biases[i] if self.biases is not None else None)
         return x if self.scale is None else x * self.scale()

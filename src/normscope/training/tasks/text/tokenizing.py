@@ -117,11 +117,13 @@ def encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]
 
 def _groups(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
     group: list[str] = []
+    size = 0
     for text in texts:
         group.append(text)
-        if sum(map(len, group)) >= characters:
+        size += len(text)
+        if size >= characters:
             yield group
-            group = []
+            group, size = [], 0
     yield group
 
 
