@@ -5,7 +5,7 @@ logits, and its gradient is that of plain attention with the log-sum-exp of the 
 D_i = ⟨∂out_i, out_i⟩ are all that the fused backward kernel asks for. A softcap needs FlexAttention, which is for GPUs.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +66,7 @@ def causal_blocks(tokens: int, device: torch.device) -> "BlockMask":
     """The blocks of queries and keys that a causal mask leaves, for FlexAttention."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(_not_later, None, None, tokens, tokens, device=device)
+    return create_block_mask(lambda row, head, query, key: key <= query, None, None, tokens, tokens, device=device)
 
 
 def _has_kernel(q: Tensor, scores: Scores, blocks: "BlockMask | None") -> bool:
@@ -75,18 +75,12 @@ def _has_kernel(q: Tensor, scores: Scores, blocks: "BlockMask | None") -> bool:
     return scores.sink is None or not q.is_cuda or (q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0)
 
 
-def _not_later(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return key <= query
-
-
-def _softcap(cap: float, score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    return cap * torch.tanh(score / cap)
-
-
 def _capped(q: Tensor, k: Tensor, v: Tensor, cap: float, sink: Tensor | None, blocks: "BlockMask | None") -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
-    capped: Any = partial(_softcap, cap)
+    def capped(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
     if sink is None:
         plain: Tensor = flex_attention(q, k, v, score_mod=capped, block_mask=blocks, scale=1.0)
         return plain
