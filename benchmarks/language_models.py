@@ -134,8 +134,9 @@ def train(arguments: argparse.Namespace) -> None:
     """Execute what is left of the plan for some seconds, and collect what has finished."""
     end = time.monotonic() + arguments.seconds
     plan = the_plan()
-    plan["fixed"] |= dict(change.split("=", 1) for change in arguments.set)
-    plan["fixed"] = {name: _number(value) for name, value in plan["fixed"].items()}
+    plan["fixed"]["corpus"] = str((PLAN.parent / plan["fixed"]["corpus"]).resolve())
+    changes = {name: _number(value) for name, _, value in (change.partition("=") for change in arguments.set)}
+    plan["fixed"] |= {name: str(Path(value).resolve()) if "/" in str(value) else value for name, value in changes.items()}
     for field in ("rate", "layers", "seed", "scheme"):
         if given := getattr(arguments, field):
             plan["grid"][field] = [_number(text) for text in given.split(",")]
@@ -195,12 +196,9 @@ def _number(text: Any) -> Any:
 
 
 def _toml(plan: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
-    """The plan with explicit points; its paths are relative to its own file."""
+    """The plan with explicit points."""
     top = {name: value for name, value in plan.items() if name not in ("fixed", "grid")}
-    fixed = dict(plan["fixed"])
-    if "/" in fixed["corpus"]:
-        fixed["corpus"] = str((PLAN.parent / fixed["corpus"]).resolve())
-    tables = [("", top), ("[fixed]\n", fixed), *(("[[points]]\n", point) for point in points)]
+    tables = [("", top), ("[fixed]\n", plan["fixed"]), *(("[[points]]\n", point) for point in points)]
     return "\n".join(
         head + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()) for head, table in tables
     )

@@ -283,6 +283,12 @@ class TestCommand:
         assert status == 0, err
         assert "bits per byte" in out
         assert "loss at position" in out
+        (recipe_file.parent / "texts" / "00.txt").write_text("another text " * 90)
+        status, _, err = run(capsys, "evaluate", "a")
+        assert (status, err.splitlines()[-1].partition(": the data ")[2]) == (
+            2,
+            "have changed since this model was trained; restore them",
+        )
 
     def test_a_killed_run_resumes_to_the_same_weights_and_not_on_another_text(self, recipe_file, here, capsys, monkeypatch):
         arguments = ("train", str(recipe_file), "--checkpoint-every", "0", "--json")

@@ -88,13 +88,13 @@ class Evaluate(Seeded):
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The model on every split."""
         from normscope.models.check import check_finite, named
-        from normscope.training import task_of
+        from normscope.training import data_of
         from normscope.training.sizes import testing_memory
         from normscope.transformer import load_model
 
         saved = load_model(self.model, self.device)
         zeros = check_finite(str(self.model), saved.model)
-        task = task_of(saved.about.get("recipe", {})).prepare(progress)
+        task = data_of(saved.about, progress)
         require_memory(testing_memory(saved.model.config, task, self.examples, self.device), self.device)
         splits = list(self.split or task.splits)
         advance = progress.stage("testing", sum(task.tested_examples(split, self.examples) for split in splits))

@@ -251,6 +251,8 @@ class Train(Experiment):
         tested = _tested(training, progress)
         tables, scores = {"metrics": training.table, **tested.tables}, training.task.report.table
         about = {"recipe": self.found.values, scores: tested.tables[scores].to_dict("records")}
+        if training.task.identity:
+            about["data"] = training.task.identity
         return Result(
             type(self),
             self.record,

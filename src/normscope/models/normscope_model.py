@@ -18,7 +18,7 @@ from normscope.models.hooks import BlockSite, Running, after, before, given_stat
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
-from normscope.training.recipe import task_of
+from normscope.training.recipe import data_of
 from normscope.training.tasks import as_text
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.layers import Attention, Norm
@@ -188,7 +188,7 @@ class NormscopeModel(Model):
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         if "recipe" not in self.about:
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
-        task, count = task_of(self.about["recipe"]).prepare(), size or _EXAMPLES
+        task, count = data_of(self.about), size or _EXAMPLES
         require_memory({f"examples={count}": task.drawn_bytes(count)}, str(self.device))
         drawn = task.probe(count, seed, self.device)
         return Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])

@@ -2,7 +2,7 @@
 
 from normscope.training.checkpoints import Checkpoints
 from normscope.training.loop import DivergedError, Training
-from normscope.training.recipe import PRESETS, Recipe, read_recipe, recipe_from, task_of
+from normscope.training.recipe import PRESETS, Recipe, data_of, read_recipe, recipe_from, task_of
 
 __all__ = [
     "PRESETS",
@@ -10,6 +10,7 @@ __all__ = [
     "DivergedError",
     "Recipe",
     "Training",
+    "data_of",
     "read_recipe",
     "recipe_from",
     "task_of",

@@ -14,6 +14,7 @@ from normscope.errors import InputError, make, require_known, validate
 from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.schemes import NormKind, Scheme, find_scheme
 from normscope.training.tasks import TASKS, Task
+from normscope.training.tasks.task import Advance, silent
 from normscope.transformer import TransformerConfig
 from normscope.transformer.config import Activation, Positions
 
@@ -184,6 +185,18 @@ def task_of(values: Mapping[str, Any]) -> Task:
         return TASKS[values.get("task", "addition")].from_values(values)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the recipe of this model has no task that can be read: {error}") from error
+
+
+def data_of(about: Mapping[str, Any], progress: Advance = silent) -> Task:
+    """The prepared task of a saved model, from what was written down about it.
+
+    Raises:
+        InputError: if there is none, or its data are not those that the model was trained on.
+    """
+    task = task_of(about.get("recipe", {})).prepare(progress)
+    if task.identity != about.get("data", task.identity):
+        raise InputError(f"{task.summary}: the data have changed since this model was trained; restore them")
+    return task
 
 
 def _keys_of_others(task: str) -> dict[str, str]:
