@@ -344,6 +344,14 @@ def test_an_update_is_orthogonal_to_the_states() -> None:
         assert float((step.update * step.before).sum(-1).abs().max()) < 1e-5 * math.sqrt(DIM)
 
 
+def test_the_temperature_of_llama_4_is_a_remark() -> None:
+    """It is 1 + 0.1·log(1 + ⌊n/8192⌋) in layers without rotations: seen where 8192 is small, else only declared."""
+    options = {"num_local_experts": 2, "num_hidden_layers": 2, "no_rope_layers": [0, 0], "attention_chunk_size": 16}
+    seen, declared = (open_model(built("llama4_text", **options, floor_scale=scale)).scheme_note for scale in (4, 8192))
+    assert seen == "the logits of a query are multiplied by a factor of its position that has no slot"
+    assert declared.startswith("its configuration declares a temperature by position")
+
+
 def test_a_factor_of_position_without_a_formula_is_a_remark() -> None:
     model = opened(temperature=lambda n: 1 + 0.1 * (n / 4).floor())
     assert model.scheme is not None

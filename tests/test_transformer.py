@@ -206,6 +206,13 @@ def test_ngpt_for_text_is_the_papers_block() -> None:
     assert fresh(row_of(tokens)).abs().max() <= 1  # cosines
 
 
+def test_heads_of_a_language_model_share_the_gain_of_their_norm_as_in_qwen3() -> None:
+    f = model_of("qk", **TEXT).decoder[0].attention.f
+    assert f.norms["q"].gain().shape == (1, 4)
+    assert f.head_norm.gains.shape == (3, 3, 4)
+    assert model_of("qk", **{**TEXT, "shared_gains": False}).decoder[0].attention.f.norms["q"].gain().shape == (3, 4)
+
+
 def test_gelu_and_matrices_of_one_standard_deviation() -> None:
     model = model_of("pre", **{**TEXT, "activation": "gelu"}, initial_std=0.02, dim=256, feedforward=300, vocabulary=300)
     for name, value in model.named_parameters():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models.attention_interface import observable
 from normscope.models.checksum import checksum
-from normscope.models.describe import scheme_text
+from normscope.models.describe import layers_named, scheme_text
 from normscope.models.foreign import library_errors
 from normscope.models.head_reader import HeadReader
 from normscope.models.hooks import Running, suspended
@@ -536,7 +536,9 @@ class ModuleModel(Model):
             scales = "a residual scale with a number for each channel has no slot" if None in self.schemes else ""
             return None, unclear or scales or f"the layers differ: {scheme_text(self.schemes)}"
         first, notes = self.placements[0], list[str]()
-        notes += [first.note] if first.note else []
+        for note in dict.fromkeys(placement.note for placement in self.placements if placement.note):
+            layers = [layer for layer, placement in enumerate(self.placements) if placement.note == note]
+            notes.append(note if len(layers) == self.layers else f"{note} in {layers_named(layers)}")
         kinds = {norm.kind for norm in self.norms if norm.layer is not None}
         titles = [NORM_TITLES[kind] for kind in NORM_TITLES if kind in kinds]
         notes += [f"some norms are {', some '.join(titles)}"] if len(titles) > 1 else []
@@ -544,7 +546,8 @@ class ModuleModel(Model):
             notes.append("something changes the mixed values of attention before W_O that is neither a norm nor a sigmoid gate")
         if any(placement.entry is not None for placement in self.placements[1:]):
             notes.append("blocks normalise their input and continue with that, a stream norm of the block before")
-        if getattr(_text_config(self.model), "attn_temperature_tuning", False) and "temperature" not in first.scores:
+        observed = any("temperature" in placement.scores or placement.note for placement in self.placements)
+        if getattr(_text_config(self.model), "attn_temperature_tuning", False) and not observed:
             notes.append("its configuration declares a temperature by position, which is 1 at the positions that were observed")
         if first.parallel:
             names = [_SPOKEN[name] for name in first.branches if first.shares(name)]

@@ -33,7 +33,8 @@ class TransformerConfig:
         frequencies: number of learned cyclic positions.
         feedforward_norm: the norm of feed-forward layers, ``rms`` or ``layer``; the scheme's own if None.
         final_norm: the norm before the readout.
-        shared_gains: one gain for the inputs of q, k and v, as in practice, instead of one each.
+        shared_gains: one gain for the inputs of q, k and v, as in practice, instead of one each; with ``rope`` also one for
+            the norms of all heads, instead of one for each head.
         positions: ``cyclic`` waves of learned frequencies that are added to embeddings, or ``rope``: rotations of q and k.
         activation: of feed-forward layers; ``swiglu`` has twice the hidden layer's width in its first matrix.
         biases: whether feed-forward layers and the readout add biases.

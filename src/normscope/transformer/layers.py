@@ -43,7 +43,8 @@ class Attention(nn.Module):
         self.input_gains = LearnedScale(1 if config.shared_gains else 3, dim) if folded else None
         letters = [] if slots.heads == "none" else list(slots.heads)
         self.kind = stage.head_kind
-        self.norms = nn.ModuleDict({letter: Norm(self.kind, LearnedScale(heads, head) if free else None) for letter in letters})
+        gains = 1 if config.shared_gains and config.positions == "rope" else heads  # Qwen3 and Gemma 3 have one for all heads
+        self.norms = nn.ModuleDict({letter: Norm(self.kind, LearnedScale(gains, head) if free else None) for letter in letters})
         self.scores = None if slots.score_rule.plain else slots.score_rule
         sink = slots.score_rule.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((heads,), sink))
