@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -142,8 +143,8 @@ def train(arguments: argparse.Namespace) -> None:
             plan["grid"][field] = [_number(text) for text in given.split(",")]
     folder = arguments.runs / f"language-models-{hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:8]}"
     file = folder.with_suffix(".toml")
+    done = {key_of(row) for row in plain_rows(pd.read_csv(arguments.done))} if arguments.done.exists() else set()
     if not file.exists():  # a sweep that has begun on this machine continues as it was planned
-        done = {key_of(row) for row in plain_rows(pd.read_csv(arguments.done))} if arguments.done.exists() else set()
         left = [point for point in cells(plan) if key_of(point) not in done]
         if not left:
             print("nothing is left to train")
@@ -163,7 +164,7 @@ def train(arguments: argparse.Namespace) -> None:
             stderr=subprocess.STDOUT,
             env=threads | os.environ,
         )
-        collector = Collector(folder, arguments.out, arguments.device)
+        collector = Collector(folder, arguments.out, arguments.device, done)
         try:
             while sweep.poll() is None and time.monotonic() < end - _GRACE:
                 collector.collect()
@@ -207,17 +208,22 @@ def _toml(plan: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
 class Collector:
     """Reads the finished runs of a sweep, once each, and keeps the files of results up to date."""
 
-    def __init__(self, sweep: Path, out: Path, device: str) -> None:
-        self.sweep, self.out, self.device = sweep, out, device
+    def __init__(self, sweep: Path, out: Path, device: str, done: set[tuple[Any, ...]]) -> None:
+        self.sweep, self.out, self.device, self.done = sweep, out, device, done
         self.tables: dict[str, list[pd.DataFrame]] = {RUNS: [], BLOCKS: [], CURVES: [], WATCHED: []}
         self.seen: set[str] = set()
 
     def collect(self) -> None:
-        """Add the runs that have finished since."""
+        """Add the runs that have finished since, but for those that are done; a run that cannot be read stops no training."""
         new = [path.parent for path in sorted(self.sweep.glob("runs/*/run.json")) if path.parent.name not in self.seen]
         for path in new:
             self.seen.add(path.name)
-            for name, table in results_of(path, self.device).items():
+            try:
+                results = {} if cell_of(ns.load(path)) in self.done else results_of(path, self.device)
+            except Exception:
+                traceback.print_exc()
+                continue
+            for name, table in results.items():
                 self.tables[name].append(table)
         if new:
             write_tables(
@@ -250,11 +256,16 @@ def merge(folders: Sequence[Path]) -> None:
             write_tables({name: whole.sort_values(["rate", "depth", "seed", "scheme"], kind="stable")}, home)
 
 
+def cell_of(result: Any) -> tuple[Any, ...]:
+    """Scheme, depth, rate and seed of a run."""
+    return key_of({**result.configuration["recipe"], "scheme": result.configuration["model"]["scheme"]["name"]})
+
+
 def results_of(path: Path, device: str) -> dict[str, pd.DataFrame]:
     """The small tables of a finished run: its row, blocks, curve and watch, each with the cell of the run."""
     result = ns.load(path)
     recipe, metrics = result.configuration["recipe"], result.tables["metrics"]
-    cell = dict(zip(CELL, key_of({**recipe, "scheme": result.configuration["model"]["scheme"]["name"]}), strict=True))
+    cell = dict(zip(CELL, cell_of(result), strict=True))
     diverged = result.tables["divergence"].iloc[0] if "divergence" in result.tables else None
     last = metrics.iloc[-1] if len(metrics) else {"examples": 0, "seconds": math.nan, "loss": math.nan}
     tokens = int(last["examples"]) * recipe["context"]

@@ -87,7 +87,7 @@ def half(training, checkpoints):
 def rows_of_a_step(training):
     """How many rows the model reads in the first step."""
     read = []
-    training.model.register_forward_pre_hook(lambda model, arguments: read.append(len(arguments[0].characters)))
+    training.model.embed.register_forward_pre_hook(lambda embed, arguments: read.append(len(arguments[0].characters)))
     next(training.run())
     return read
 

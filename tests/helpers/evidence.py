@@ -35,7 +35,7 @@ def evidence() -> Evidence:
         stuck = scheme == SCHEMES[-1] and depth == 48
         diverged = 300 if scheme == SCHEMES[-2] and depth == 24 and rate > 2e-3 else None
         runs.append(row(scheme, depth, rate, UNIGRAM - 0.1 if stuck else loss, diverged=diverged))
-    runs.append(row(SCHEMES[0], 12, 3e-3, 3.90, seed=101))
+    runs += [row(SCHEMES[i], 12, 3e-3, 3.90 + 0.05 * i, seed=101) for i in range(3)]
     swapped = [1, 0, *range(2, len(SCHEMES))]
     for depth in DEPTHS:
         ranks = {"late": np.array(swapped) + 1.0, "early": len(SCHEMES) - np.arange(len(SCHEMES), dtype=float)}

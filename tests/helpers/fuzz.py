@@ -100,6 +100,7 @@ _RELATED = {
     "plan": ("plan", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
     "recipe": ("recipe", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
     "folder": ("sweep", "run-", "watched"),
+    "corpus": ("text", "latin", "nul", "empty", "sparse.txt", "fifo", "zero"),
     "text": ("text", "latin", "nul", "bom", "control", "longline", "empty", "sparse.txt", "fifo", "zero"),
 }  # the files that are most like what an option expects, by how they begin
 

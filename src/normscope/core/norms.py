@@ -90,7 +90,7 @@ def unit(x: Float[Tensor, "*batch dim"], dim: int = -1, kind: str = "rms", quick
     return seen / norm
 
 
-def length(x: Float[Tensor, "*batch dim"], dim: int = -1, quick: bool = False) -> Float[Tensor, "*batch 1"]:
+def length(x: Float[Tensor, "*shape"], dim: int = -1, quick: bool = False) -> Float[Tensor, "..."]:
     """|x| along a dimension, which is kept so that it divides x.
 
     ``quick`` spares a GPU the question whether squares are representable: for numbers of which that is known.

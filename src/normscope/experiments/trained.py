@@ -37,6 +37,7 @@ _OUTCOME = {  # columns of the outcomes
     "failed": int, "block_cost": float, "late_block_cost": float, "late_share": float,
 }  # fmt: skip
 _FEWEST = 5  # schemes, for a correlation that says anything
+_REPEATED = 3  # cells with several seeds, for a spread between seeds
 _FASTEST = 3  # schemes that are called fast where nothing is known of the spread between seeds
 
 
@@ -91,10 +92,10 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the loss between seeds, pooled over what was trained with several; NaN if nothing was."""
+        """Standard deviation of the loss between seeds, pooled over what has several; NaN if hardly anything has."""
         learned = self.runs[~failed(self.runs)]
         groups = [cells["loss"] for _, cells in learned.groupby(["depth", "scheme", "rate"]) if len(cells) > 1]
-        if not groups:
+        if len(groups) < _REPEATED:
             return math.nan
         return math.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
 
@@ -237,11 +238,12 @@ class Verdicts:
                 "No language model was trained here, so nothing says which schemes are safe or fail.", title="Untested"
             )
             return
-        rates = " and ".join(f"{rate:g}" for rate in sorted(at["rate"].unique()))
+        rates = [f"{rate:g}" for rate in sorted(at["rate"].unique())]
         deeper = f" ({self.depth} layers are deeper than any model trained here)" if depth < self.depth else ""
         safe = ", ".join(row["scheme"] for row in self.named(SAFE)) or "none"
         yield Finding(
-            f"Safe at {depth} layers: {safe}. Every run learned, at learning rates {rates}{deeper}.",
+            f"Safe at {depth} layers: {safe}. Every run learned, at learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}"
+            f"{deeper}.",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
         yield self._fast_finding(depth)
@@ -275,8 +277,9 @@ def _verdict(row: dict[str, Any]) -> str:
     return SAFE if not row["failed"] else FAILS if row["failed"] == row["runs"] else SOME
 
 
-def _shapes(runs: pd.DataFrame) -> list[tuple[int, float]]:
-    return [(int(w), float(t)) for w, t in runs[["width", "tokens"]].drop_duplicates().itertuples(index=False)]
+def _shapes(runs: pd.DataFrame) -> list[tuple[Any, float]]:
+    """Widths, and the tokens of the runs that did not diverge."""
+    return [(width, float(tokens)) for width, tokens in runs.groupby("width")["tokens"].max().items()]
 
 
 def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.DataFrame) -> tuple[PageTable, ...]:

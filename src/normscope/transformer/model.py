@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from normscope.core import AttentionMask, CausalMask
 from normscope.core.fused_scores import causal_blocks
-from normscope.core.norms import POINTWISE, unit
+from normscope.core.norms import POINTWISE, length
 from normscope.errors import InputError
 from normscope.schemes import At, Scheme, Slots
 from normscope.schemes.update import Update
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
         for module in self.modules_with_matrices():
             if not module.free:
                 for weight, axis in module.matrices():
-                    weight.copy_(unit(weight, axis, quick=weight.is_cuda))
+                    weight.div_(length(weight, axis, quick=weight.is_cuda))
 
     def modules_with_matrices(self) -> "Iterator[Embedding | Attention | FeedForward | Readout]":
         """Every module that has matrices of its own."""
