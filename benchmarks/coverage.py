@@ -152,9 +152,11 @@ def _fill(row: Row, view: Any, model: Any, inputs: dict[str, Any], plain: Any) -
     row.qkv = max(errors) if errors else None
     from reference import contradiction
 
+    entries = {norm.layer for norm in view.norms if norm.slot == "entry"}
     for layer, (scheme, block) in enumerate(zip(view.schemes, blocks, strict=False)):
-        sublayers = len(view.sublayers(layer))
-        wrong = None if scheme is None else contradiction(scheme, plain, block, layer, view.layers, sublayers)
+        shifted = layer + 1 in entries or (layer == view.layers - 1 and layer in entries)
+        given = (layer, view.layers, len(view.sublayers(layer)), layer in entries, shifted)
+        wrong = None if scheme is None else contradiction(scheme, plain, block, *given)
         row.checked += wrong is not None
         row.wrong = row.wrong or (f"layer {layer}: {wrong}" if wrong else "")
 

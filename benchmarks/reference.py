@@ -7,7 +7,7 @@ output does not change when its input grows: norm(30 x) = norm(10 x).
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 from typing import Any
 
@@ -146,7 +146,16 @@ def states_error(a: Tensor, x: Tensor) -> float:
     return min(errors, default=float("inf"))
 
 
-def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, layers: int, sublayers: int) -> str | None:
+def contradiction(
+    scheme: Scheme,
+    found: Reference,
+    block: Call,
+    layer: int,
+    layers: int,
+    sublayers: int,
+    entry: bool = False,
+    shifted: bool = False,
+) -> str | None:
     """What a block does that its scheme does not say; empty if they agree, None for states that are no rows of vectors.
 
     The norms of the block's states are counted and compared with the slots of its sublayers, one, two or more: a norm reads
@@ -154,12 +163,18 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
     stream norm at its end. Norms inside attention, or between two modules, are parts of sublayers. Then the arithmetic: some
     carry·s + step·u with the scheme's numbers, a state s and the output u of a module, a norm for an output norm, is what
     the block returns, or what its last norm reads.
+
+    With ``entry`` the block continues with a norm of its input; ``shifted`` means that the next one does, so that the stream
+    norm at the end of this block is there.
     """
     x, y = block.inputs[0], block.outputs[0]
     if x.ndim != 3:
         return None
     inside = [call for call in found.inside(block) if call.inputs and call.outputs]
     names = {a.module for a in found.attentions_of(block)} - {block.name}
+    if not names:  # what mixes tokens without a softmax is the first module of the block that has parts
+        parts = [call.name for call in inside if call.name.count(".") == block.name.count(".") + 1]
+        names = {name for name in parts if any(call.name.startswith(f"{name}.") for call in inside)}
     returned = [call.outputs[0] for call in inside if call.name in names]  # by attention: a norm that made it is no part of it
     norms = [call for call in inside if _is_norm(call, x)]
     norms = [
@@ -170,7 +185,15 @@ def contradiction(scheme: Scheme, found: Reference, block: Call, layer: int, lay
         or any(_near(norm.outputs[0], y) for y in returned)
     ]
     norms = [norm for norm in norms if not _is_between(norm, [call for call in inside if call not in norms])]
+    first = next((norm for norm in norms if _near(norm.inputs[0], x)), None) if entry else None
+    if entry and first is None:
+        return "no norm reads the block's input"
+    if first is not None:
+        x, norms = first.outputs[0], [norm for norm in norms if norm is not first]
     attention, feedforward = scheme.attention, scheme.feedforward
+    if shifted and feedforward.stream != "norm":
+        return "the next block begins with a norm of the stream"
+    feedforward = replace(feedforward, stream="none") if shifted else feedforward
     slots = [_norm_slots(attention), *([_norm_slots(feedforward)] if sublayers > 1 else [])]
     shared = sublayers > 1 and attention.reads_norm and feedforward.reads_norm and len(norms) == sum(slots) - 1
     if len(norms) != sum(slots) and not shared and sublayers < 3:

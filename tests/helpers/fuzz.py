@@ -52,6 +52,7 @@ BASES: dict[str, Arguments] = {
     "train": {"recipe": f"{_POOL}/recipe.toml"},
     "watch": {"folder": f"{_POOL}/watched"},
     "evaluate": {"model": _MODEL, "--examples": "2"},
+    "export": {"model": _MODEL},  # no family has its slots
     "stability": {"model": _MODEL, "--examples": "2", "--levels": "0.1", "--noise-levels": "0.1", "--layer-noise": "none"},
     "subspaces": {"model": _MODEL, "--examples": "2"},
     "words": {"model": _GPT2, "probe": "queries", "--word": "time"},
@@ -99,6 +100,7 @@ _RELATED = {
     "plan": ("plan", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
     "recipe": ("recipe", "deep", "digits", "dates", "twice", "sparse.toml", "fifo.toml"),
     "folder": ("sweep", "run-", "watched"),
+    "corpus": ("text", "latin", "nul", "empty", "sparse.txt", "fifo", "zero"),
     "text": ("text", "latin", "nul", "bom", "control", "longline", "empty", "sparse.txt", "fifo", "zero"),
 }  # the files that are most like what an option expects, by how they begin
 

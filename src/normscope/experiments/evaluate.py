@@ -115,6 +115,11 @@ class Evaluate(Seeded):
         return plain_rows(result.tables[report_of(result).table])
 
     @classmethod
+    def facts(cls, result: Result) -> list[tuple[str, str]]:
+        """The scores of the first split."""
+        return evaluation_facts(result)
+
+    @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
         """Scores by split and position, and worked examples."""
         yield from evaluation_text(result)
@@ -131,6 +136,13 @@ def report_of(result: Result) -> "Report":
 
     values = result.configuration.get("recipe", result.configuration)
     return TASKS[values.get("task", "addition")].report
+
+
+def evaluation_facts(result: Result) -> list[tuple[str, str]]:
+    """The scores of the first split, for the top of a page."""
+    report = report_of(result)
+    row = plain_rows(result.tables[report.table])[0]
+    return [(f"{score.label}, {row['split']}", _score(row, score)) for score in report.scores]
 
 
 def evaluation_text(result: Result) -> Iterator[Shown]:

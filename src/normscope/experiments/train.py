@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import BeforeValidator, model_validator
 
 from normscope.errors import InputError, MissingExtraError
-from normscope.experiments.evaluate import evaluation_section, evaluation_text, report_of
+from normscope.experiments.evaluate import evaluation_facts, evaluation_section, evaluation_text, report_of
 from normscope.experiments.experiment import Experiment, Outcome, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -238,8 +238,8 @@ class Train(Experiment):
 
         _start_afresh(self.device)
         started = datetime.now(UTC)
-        progress.message(self.summary)
         training = Training(self.found, self.device, team, progress)
+        progress.message(self.summary)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
         watched: dict[str, Any] = {}
@@ -373,6 +373,11 @@ class Train(Experiment):
         """The scores of every split."""
         table = report_of(result).table
         return plain_rows(result.tables[table]) if table in result.tables else []
+
+    @classmethod
+    def facts(cls, result: Result) -> list[tuple[str, str]]:
+        """The scores of the first split: what the model was trained for."""
+        return evaluation_facts(result) if "positions" in result.tables else []
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:

@@ -277,8 +277,9 @@ def _verdict(row: dict[str, Any]) -> str:
     return SAFE if not row["failed"] else FAILS if row["failed"] == row["runs"] else SOME
 
 
-def _shapes(runs: pd.DataFrame) -> list[tuple[int, float]]:
-    return [(int(w), float(t)) for w, t in runs[["width", "tokens"]].drop_duplicates().itertuples(index=False)]
+def _shapes(runs: pd.DataFrame) -> list[tuple[Any, float]]:
+    """Widths, and the tokens of the runs that did not diverge."""
+    return [(width, float(tokens)) for width, tokens in runs.groupby("width")["tokens"].max().items()]
 
 
 def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.DataFrame) -> tuple[PageTable, ...]:

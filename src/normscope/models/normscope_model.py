@@ -220,7 +220,9 @@ class NormscopeModel(Model):
             return []
         gain = torch.ones(self.dim, device=self.device) if module.gain is None else module.gain().detach()
         bias = None if module.bias is None else module.bias.detach()
-        slope, shift = (default if x is None else float(x) for x, default in ((module.slope, 1.0), (module.shift, 0.0)))
+        slope, shift = (
+            default if x is None else float(x.detach()) for x, default in ((module.slope, 1.0), (module.shift, 0.0))
+        )
         return [BlockNorm(slot, layer, sublayer, module.kind, gain, bias, EPSILON, slope, shift)]
 
     def changes_mixed(self, layer: int) -> str:

@@ -138,12 +138,13 @@ def _cache() -> Path:
 
 def _opened(folder: Path) -> Prepared | None:
     """What has been prepared, if it is whole."""
-    if not (folder / _ABOUT).is_file():
+    try:
+        about = read_json(folder / _ABOUT, "prepared corpus")
+        width = np.dtype(about["dtype"]).itemsize
+        whole = all((folder / f"{part}.bin").stat().st_size == width * about[part]["tokens"] for part in PARTS)
+        return Prepared(folder, about) if whole and (folder / _TOKENIZER).is_file() else None
+    except (InputError, OSError, KeyError, TypeError):
         return None
-    about = read_json(folder / _ABOUT, "prepared corpus")
-    width = np.dtype(about["dtype"]).itemsize
-    whole = all((folder / f"{part}.bin").stat().st_size == width * about[part]["tokens"] for part in PARTS)
-    return Prepared(folder, about) if whole else None
 
 
 @dataclass
