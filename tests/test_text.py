@@ -175,6 +175,8 @@ class TestPrepared:
             (tmp_path / "model" / name).write_text(text)
         other = recipe(folder, tokenizer=str(tmp_path / "model"), vocabulary=None)
         assert other.model.vocabulary == first.vocabulary
+        preset = read_recipe("tiny", {"task": "text", "tokenizer": str(tmp_path / "model")})
+        assert preset.model.vocabulary == first.vocabulary  # not what the preset would train
         assert decoded(other.data.prepare(), "training") == decoded(first, "training")
 
 

@@ -162,7 +162,8 @@ def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> 
     else:
         require_known("preset", name_or_path, presets)
         file = files("normscope.training").joinpath("presets", task, f"{name_or_path}.toml")
-        content = {"task": task, **parse_toml(file.read_text(encoding="utf-8"), name_or_path)}
+        preset = {"task": task, **parse_toml(file.read_text(encoding="utf-8"), name_or_path)}
+        content = {key: value for key, value in preset.items() if TASKS[task].settled.get(key) not in changes}
     parts = ((content, Path(name_or_path).parent), (changes, Path()))
     values = {key: _located(key, value, folder) for part, folder in parts for key, value in part.items()}
     try:

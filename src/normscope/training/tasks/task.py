@@ -81,6 +81,7 @@ class Task(Protocol):
     Attributes:
         name: the value of ``task`` in a recipe.
         keys: the keys of a recipe that belong to it.
+        settled: keys of a preset that a change of another key makes void: a tokenizer has a size of its own.
         sized: those among them that the length of examples follows from.
         defaults: values of other keys that a recipe of this task has unless it names them.
         calibrated: the number of examples that ``run_some`` runs.
@@ -89,6 +90,7 @@ class Task(Protocol):
 
     name: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
+    settled: ClassVar[Mapping[str, str]]
     sized: ClassVar[tuple[str, ...]]
     defaults: ClassVar[Mapping[str, Any]]
     calibrated: ClassVar[int]

@@ -34,6 +34,7 @@ class AdditionTask:
 
     name: ClassVar[str] = "addition"
     keys: ClassVar[tuple[str, ...]] = ("integers", "interpolation", "extrapolation", "digits", "offsets")
+    settled: ClassVar[Mapping[str, str]] = {}
     sized: ClassVar[tuple[str, ...]] = ("integers", "digits")
     defaults: ClassVar[Mapping[str, Any]] = {}
     calibrated: ClassVar[int] = 128

@@ -92,6 +92,7 @@ class TextTask:
 
     name: ClassVar[str] = "text"
     keys: ClassVar[tuple[str, ...]] = ("corpus", "column", "tokenizer", "vocabulary", "context", "held_out")
+    settled: ClassVar[Mapping[str, str]] = {"vocabulary": "tokenizer"}
     sized: ClassVar[tuple[str, ...]] = ("context",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "readout": (),
