@@ -7,29 +7,38 @@ import pytest
 
 from helpers.browser import open_tab
 from helpers.cli import run
-from normscope.experiments.demo import Demo, members_of
+from normscope.experiments.demo import members_of
 from normscope.experiments.progress import Progress
 from normscope.experiments.result import load
 from normscope.experiments.settings import SIX_SCHEMES
 from normscope.experiments.train import Train
 
-OURS = "builtin:addition-small-pre"
+DEMO = ("demo", "builtin:addition-small-pre", "--out", "run")
 
 
-@pytest.fixture(autouse=True)
-def _small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer examples, runs and claims than ``make demo`` has."""
+def test_an_interrupted_demo_resumes_after_what_is_complete_and_is_one_page(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An audit, the schemes, two trainings and the claims; with fewer examples, runs and claims than ``make demo`` has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
     for name, value in (("_EXAMPLES", 2048), ("_TESTS", 16), ("_RUNS", 4), ("_CLAIMS", ("2:4.1",))):
         monkeypatch.setattr(f"normscope.experiments.demo.{name}", value)
 
+    def interrupted(self: Train, progress: Progress, folder: Path | None = None) -> None:
+        raise KeyboardInterrupt
 
-def test_a_demo_is_one_page_of_an_audit_the_schemes_a_training_and_the_claims(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, err = run(capsys, "demo", OURS, "--out", "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Train, "run", interrupted)
+        status, out, err = run(capsys, *DEMO)
+    assert (status, out) == (130, ""), err
+    assert not (here / "run").exists()
+
+    status, out, err = run(capsys, *DEMO)
     assert status == 0, err
+    assert re.findall(r"complete already: (\S+)", err) == ["audit", "simulation", "ensemble"]
     result = load(here / "run")
+    assert set(members_of(result)) == {"audit", "simulation", "ensemble", "pre", "qkv", "claims"}
+    assert result.tables["pre.metrics"]["examples"].max() == 2048
     report = here / "run" / "report.html"
     assert out.splitlines()[-1] == str(report)
     page = report.read_text(encoding="utf-8")
@@ -38,7 +47,8 @@ def test_a_demo_is_one_page_of_an_audit_the_schemes_a_training_and_the_claims(
     assert [section.name.partition("-")[0] for section in result.sections][-1] == "claims"
     assert all(finding.figure is None or finding.figure in result.figures for finding in result.findings)
     assert not list(here.glob(".run*"))
-    status, _, err = run(capsys, "demo", OURS, "--out", "run")
+
+    status, _, err = run(capsys, *DEMO)
     assert status == 2
     assert "--overwrite" in err
     with open_tab() as tab:
@@ -46,26 +56,3 @@ def test_a_demo_is_one_page_of_an_audit_the_schemes_a_training_and_the_claims(
         assert not tab.errors
         anchors = set(re.findall(r'href="#([^"$]+)"', page))  # a script has one with $
         assert all(tab.run(f"document.getElementById('{anchor}') !== null") for anchor in anchors)
-
-
-def test_an_interrupted_demo_resumes_after_what_is_complete(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Messages(Progress):
-        def __init__(self) -> None:
-            self.texts: list[str] = []
-
-        def message(self, text: str) -> None:
-            self.texts.append(text)
-
-    def interrupted(self: Train, progress: Progress, folder: Path | None = None) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Train, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            Demo(model=OURS).run(folder=here / "run")
-    messages = Messages()
-    result = Demo(model=OURS).run(messages, here / "run").save(here / "run", formats=())
-    complete = [text for text in messages.texts if "complete already" in text]
-    assert complete == [f"complete already: {name}" for name in ("audit", "simulation", "ensemble")]
-    assert set(members_of(load(here / "run"))) == {"audit", "simulation", "ensemble", "pre", "qkv", "claims"}
-    assert result.tables["pre.metrics"]["examples"].max() == 2048

@@ -52,6 +52,7 @@ BASES: dict[str, Arguments] = {
     "train": {"recipe": f"{_POOL}/recipe.toml"},
     "watch": {"folder": f"{_POOL}/watched"},
     "evaluate": {"model": _MODEL, "--examples": "2"},
+    "export": {"model": _MODEL},  # no family has its slots
     "stability": {"model": _MODEL, "--examples": "2", "--levels": "0.1", "--noise-levels": "0.1", "--layer-noise": "none"},
     "subspaces": {"model": _MODEL, "--examples": "2"},
     "words": {"model": _GPT2, "probe": "queries", "--word": "time"},

@@ -20,6 +20,7 @@ _FIRST = (
     "train",
     "watch",
     "evaluate",
+    "export",
     "stability",
     "subspaces",
     "words",
