@@ -270,7 +270,7 @@ def test_any_experiment_can_be_swept_from_python_without_a_folder(here: Path) ->
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True, check=False)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk], capture_output=True, check=False)
     if done.returncode:
         pytest.skip("a small disk cannot be mounted here")
     yield disk
