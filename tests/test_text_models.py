@@ -204,3 +204,37 @@ def test_a_trained_language_model_opens_like_any_other(
     assert steps[1].sink is not None
     assert torch.equal(steps[1].sink, sinks)
     assert bool((steps[1].weights().sum(-1) < 1).all())
+
+
+@pytest.mark.parametrize(("scheme", "recognised"), [("pre", "pre"), ("peri", "peri"), ("qk", "qk"), ("layerscale", "pre")])
+def test_the_audit_of_an_export_agrees_with_that_of_the_original(scheme: str, recognised: str, tokenizer: Any) -> None:
+    """A family of transformers with the same function is observed by other means: hooks on its modules, from no declaration.
+
+    Steps, gains and scales of logits are elsewhere in it, so measures of single matrices are left out.
+    """
+    from normscope.transformer.export import hugging_face_model
+
+    model = text_model(scheme, tokenizer)
+    for block in model.blocks:
+        for norm in block.get_submodule("attention.f").norms.values():  # type: ignore[union-attr,operator]
+            norm.gain.value.copy_(norm.gain.value[:1].clone())  # the family has one gain for all heads
+    export = open_model(hugging_face_model(model.model, CONTEXT), tokenizer=tokenizer)
+    assert export.scheme is not None
+    assert export.scheme.name == recognised
+    original, exported = (Audit(model=each, tokens=32, fresh=True).run().tables for each in (model, export))
+    for name, columns in {
+        "reading": ["loss"],
+        "motion": None,
+        "updates": ["layer", "size", "median", "along"],
+        "first_token": None,
+        "sparsity": ["layer", "mean_entropy"],
+        "removal": None,
+        "journey": ["angle", "travelled"],
+    }.items():
+        one, other = (tables[name].select_dtypes("number") for tables in (original, exported))
+        shown = list(one.columns) if columns is None else [column for column in columns if column in one]
+        assert shown, name
+        torch.testing.assert_close(
+            torch.tensor(one[shown].to_numpy(float)), torch.tensor(other[shown].to_numpy(float)), rtol=1e-3, atol=1e-4,
+            equal_nan=True, msg=lambda text, name=name: f"{name}: {text}",
+        )  # fmt: skip
