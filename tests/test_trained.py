@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SOME, Eviden
 from normscope.results.findings import Finding
 from normscope.schemes import NAMED
 
-KAIMING = ("kaiming", False, 0.0)
+KAIMING = ("kaiming", False, 0.0, 1.0)
+PLAIN: dict[str, Any] = {"weights": "kaiming", "causal": False, "feedforward": 0.0}
 KNOWN = evidence()
 
 
@@ -85,7 +87,7 @@ def test_a_criterion_that_predicted_the_loss_is_trusted_and_no_other() -> None:
 
 @pytest.mark.usefixtures("tested")
 def test_advice_ranks_by_what_predicted() -> None:
-    shape = {"depth": 2, "width": 16, "heads": 2, "context": 8, "runs": 2, "device": "cpu", "schemes": "pre,post,ngpt"}
+    shape = {"depth": 2, "width": 16, "heads": 2, "context": 8, "runs": 2, "device": "cpu", "schemes": "pre,post,ngpt", **PLAIN}
     by_evidence = Advise(**shape)
     assert by_evidence.criteria["late"] > 0.9
     assert "early" not in by_evidence.criteria
@@ -106,7 +108,7 @@ def test_advice_ranks_nothing_where_nothing_predicted(monkeypatch: pytest.Monkey
     backwards = KNOWN.predictions[KNOWN.predictions["criterion"] == "early"]
     useless = pd.concat([backwards.assign(criterion=key) for key in CRITERIA])
     monkeypatch.setattr(advising, "packaged", lambda: Evidence(KNOWN.runs, useless))
-    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="pre,post").run()
+    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="pre,post", **PLAIN).run()
     assert result.configuration["criteria"] == {}
     assert (result.tables["ranks"]["place"] == 1).all()
     assert "No criterion of the simulation predicted their loss, so none ranks." in result.findings[2].text

@@ -31,7 +31,7 @@ NOT_TRAINED = "not trained here"
 SAFE, SOME, FAILS = "safe", "fails at some rates", "fails"
 RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
-_SETTING = ("weights", "causal", "feedforward")  # of a simulation whose predictions were tested
+_SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
 _OUTCOME = {  # columns of the outcomes
     "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
     "failed": int, "block_cost": float, "late_block_cost": float, "late_share": float,
@@ -100,7 +100,7 @@ class Evidence:
         return math.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
 
     def settings(self) -> list[tuple[Any, ...]]:
-        """Weights, causal mask and feed-forward width of the simulations that predicted, in their order."""
+        """Weights, causal mask, feed-forward width and initial norm of the simulations that predicted, in their order."""
         return list(dict.fromkeys(self.predictions[list(_SETTING)].itertuples(index=False, name=None)))
 
     def ranks(
