@@ -383,7 +383,7 @@ def compare(out: Path | None, figures: Path | None) -> None:
             out.mkdir(parents=True, exist_ok=True)
             table.to_csv(out / f"{title.partition(':')[0].replace(' ', '-')}.csv", index=False)
     if figures is not None:
-        blocks, curves = (best_runs(pd.read_csv(DATA / name), evidence) for name in (BLOCKS, CURVES))
+        blocks, curves = (best_runs(pd.read_csv(DATA / name), evidence, name == BLOCKS) for name in (BLOCKS, CURVES))
         for name, chart in charts(curves, blocks, watched).items():
             save_figure(chart, figures / f"language-models-{name}.png")
 
@@ -502,9 +502,10 @@ def published(evidence: Evidence) -> pd.DataFrame:
 _STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
 
 
-def best_runs(table: pd.DataFrame, evidence: Evidence) -> pd.DataFrame:
-    """The rows of the run at each scheme's best rate, with the first seed."""
-    best = evidence.outcomes[["scheme", "depth", "rate"]]
+def best_runs(table: pd.DataFrame, evidence: Evidence, learned: bool = False) -> pd.DataFrame:
+    """The rows of the run at each scheme's best rate, with the first seed; of all, or of those that did not fail."""
+    best = evidence.outcomes
+    best = best[np.isfinite(best["loss"]) | (not learned)][["scheme", "depth", "rate"]]
     chosen = table.merge(best, on=["scheme", "depth", "rate"])
     return chosen[chosen["seed"] == chosen.groupby(["scheme", "depth"])["seed"].transform("min")]
 
@@ -562,22 +563,24 @@ def geometry(evidence: Evidence, watched: pd.DataFrame) -> pd.DataFrame:
 
 def charts(curves: pd.DataFrame, blocks: pd.DataFrame, watched: pd.DataFrame) -> dict[str, Chart]:
     """Loss by step, cost of a block by layer, and residual norm by layer, at each depth."""
-    shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, bool]] = {
-        "loss": (curves, "step", "loss", "Training loss", "step", "Each scheme at the best of its rates.", False),
+    shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, str]] = {
+        "loss": (curves, "step", "loss", "Training loss", "step", "loss", "Each scheme at the best of its rates."),
         "blocks": (
-            blocks, "layer", "loss_change", "Loss without a block", "block that is skipped",
-            "On held-out text; blocks near 0 are hardly needed.", False,
+            blocks, "layer", "loss_change", "Loss without a block", "block that is skipped", "rise of the loss",
+            "On held-out text; the lowest blocks are hardly needed.",
         ),
     }  # fmt: skip
     if len(watched):
         last = watched[watched["step"] == watched.groupby(["scheme", "depth"])["step"].transform("max")]
         caption = "At the last probe, before each layer and after the last."
-        shown["norms"] = (last, "layer", "norm", "Residual stream norm", "layer", caption, True)
+        shown["norms"] = (last, "layer", "norm", "Residual stream norm", "layer", "mean norm", caption)
     drawn = {}
-    for name, (table, x, y, title, label, caption, log) in shown.items():
+    for name, (table, x, y, title, x_label, y_label, caption) in shown.items():
         for depth, at in table.groupby("depth"):
             lines = tuple(Line(str(scheme), list(rows[x]), list(rows[y])) for scheme, rows in at.groupby("scheme"))
-            drawn[f"{name}-{depth}"] = Chart(f"{title}, {depth} layers", label, y, lines, caption, "", log_y=log)
+            drawn[f"{name}-{depth}"] = Chart(
+                f"{title}, {depth} layers", x_label, y_label, lines, caption, "", log_y=name != "loss"
+            )
     return drawn
 
 
