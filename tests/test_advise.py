@@ -40,7 +40,8 @@ from normscope.results.findings import most_important
 from normscope.schemes import NAMED, Scheme, Slots
 
 DOCS = Path(__file__).parent.parent / "docs"
-SMALL = {"depth": 9, "width": 32, "heads": 4, "context": 24, "runs": 3, "device": "cpu"}
+PLAIN = {"weights": "kaiming", "causal": False, "feedforward": 0.0}  # attention alone, as in theory
+SMALL = {"depth": 9, "width": 32, "heads": 4, "context": 24, "runs": 3, "device": "cpu", **PLAIN}
 STACK = Stack(depth=9, width=32, heads=4, tokens=24)
 SEEN = ("post", "pre", "peri", "ngpt", "ngpt-lerp", "sqrt-scaling", "qk", "qkv", "pre-qkv", "hybrid")
 KEYS = [criterion.key for criterion in CRITERIA]

@@ -26,7 +26,7 @@ def test_a_run_prints_a_table_and_findings_and_leaves_a_folder(here: Path, capsy
     assert status == 0, err
     folder = open_run(here / "runs" / "advise")
     assert out.splitlines()[-1].startswith(str(folder.path))
-    assert {"setting", "simulation", "theory", "training", "language models"} <= set(folder.table("findings")["basis"])
+    assert {"simulation", "theory", "training", "language models"} <= set(folder.table("findings")["basis"])
     assert "more findings in the report." in out
     for row in folder.table("ranks").itertuples(index=False):
         assert f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})" in out

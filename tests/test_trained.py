@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SOME, Eviden
 from normscope.results.findings import Finding
 from normscope.schemes import NAMED
 
-KAIMING = ("kaiming", False, 0.0)
+KAIMING = ("kaiming", False, 0.0, 1.0)
+PLAIN: dict[str, Any] = {"weights": "kaiming", "causal": False, "feedforward": 0.0}
 KNOWN = evidence()
 
 
@@ -50,19 +52,25 @@ def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
         table = Verdicts.of(KNOWN, [NAMED[name] for name in names], depth).table
         assert list(table["verdict"]) == expected
     twin = Verdicts.of(KNOWN, [replace(NAMED["pre"], name="mine", title="")], 12)
-    assert twin.named(SAFE)[0]["scheme"] == "mine"
+    assert twin.named(SAFE) == "mine at 12 layers"
     assert list(twin.runs([replace(NAMED["pre"], name="mine")])["depth"]) == [12, 12, 24, 24, 48, 48, 12]
 
 
 def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     safe, fast, fails = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
-    assert safe == "Safe at 24 layers: pre, peri. Every run learned, at learning rates 0.001 and 0.003."
+    assert safe == "Safe: pre, peri at 24 layers. Every run learned, at learning rates 0.001 and 0.003."
     assert fast.startswith("Fast at 24 layers: pre 3.760 (the lowest held-out loss is 3.760")
-    assert fails.startswith(
-        "Fails at 24 layers: sqrt-scaling (1 of 2 runs). How sure: 20 language models (width 256, 50 M tokens"
-    )
+    assert fails.startswith("Fails: none; at some learning rates sqrt-scaling at 24 layers. How sure: 63 language models (")
+    assert "20 of them with 24 layers" in fails
     assert fails.endswith("Trust it.")
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
+
+
+def test_a_scheme_counts_with_its_nearest_depth() -> None:
+    shallow = Evidence(KNOWN.runs[(KNOWN.runs["depth"] == 24) | (KNOWN.runs["scheme"] != "post")], KNOWN.predictions)
+    found = Verdicts.of(shallow, [NAMED["pre"], NAMED["post"]], 48)
+    assert list(found.table["depth"]) == [48, 24]
+    assert found.named(SAFE) == "pre at 48 layers; post at 24 layers"
 
 
 def test_without_runs_nothing_is_claimed() -> None:
@@ -85,7 +93,7 @@ def test_a_criterion_that_predicted_the_loss_is_trusted_and_no_other() -> None:
 
 @pytest.mark.usefixtures("tested")
 def test_advice_ranks_by_what_predicted() -> None:
-    shape = {"depth": 2, "width": 16, "heads": 2, "context": 8, "runs": 2, "device": "cpu", "schemes": "pre,post,ngpt"}
+    shape = {"depth": 2, "width": 16, "heads": 2, "context": 8, "runs": 2, "device": "cpu", "schemes": "pre,post,ngpt", **PLAIN}
     by_evidence = Advise(**shape)
     assert by_evidence.criteria["late"] > 0.9
     assert "early" not in by_evidence.criteria
@@ -106,7 +114,7 @@ def test_advice_ranks_nothing_where_nothing_predicted(monkeypatch: pytest.Monkey
     backwards = KNOWN.predictions[KNOWN.predictions["criterion"] == "early"]
     useless = pd.concat([backwards.assign(criterion=key) for key in CRITERIA])
     monkeypatch.setattr(advising, "packaged", lambda: Evidence(KNOWN.runs, useless))
-    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="pre,post").run()
+    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="pre,post", **PLAIN).run()
     assert result.configuration["criteria"] == {}
     assert (result.tables["ranks"]["place"] == 1).all()
     assert "No criterion of the simulation predicted their loss, so none ranks." in result.findings[2].text
@@ -118,8 +126,8 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     shape = ("--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--runs", "2", "--schemes", "pre,post")
     status, out, err = run(capsys, "advise", *shape)
     assert status == 0, err
-    assert out.splitlines()[0].startswith("Safe at 12 layers: pre, post.")
-    assert " ".join(out.split()).index("Fails at 12 layers: none.") < out.index("place")
+    assert out.splitlines()[0].startswith("Safe: pre, post at 12 layers.")
+    assert " ".join(out.split()).index("Fails: none.") < out.index("place")
 
 
 def test_the_evidence_of_the_package_can_be_read() -> None:

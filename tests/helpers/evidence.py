@@ -42,8 +42,8 @@ def evidence() -> Evidence:
         for criterion in CRITERIA:
             given = ranks.get(criterion, generator.permutation(len(SCHEMES)) + 1.0)
             predictions += [
-                {"weights": "kaiming", "causal": False, "feedforward": 0.0, "depth": depth, "criterion": criterion,
-                 "scheme": scheme, "rank": rank, "value": rank}
+                {"weights": "kaiming", "causal": False, "feedforward": 0.0, "radius": 1.0, "depth": depth,
+                 "criterion": criterion, "scheme": scheme, "rank": rank, "value": rank}
                 for scheme, rank in zip(SCHEMES, given, strict=True)
             ]  # fmt: skip
     return Evidence(pd.DataFrame(runs), pd.DataFrame(predictions))

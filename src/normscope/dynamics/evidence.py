@@ -81,7 +81,7 @@ class Correlation:
     """A rank correlation with its interval over schemes.
 
     Attributes:
-        value: the mean over depths.
+        value: the mean over depths, more of those with more schemes.
         low, high: hold 90 % of the redraws.
         schemes: how many have a value at some depth.
         depths: how many have a correlation.
@@ -100,7 +100,7 @@ class Correlation:
 
 
 def correlation(x: Numbers, y: Numbers, statistic: Statistic = spearman, seed: int = 0) -> Correlation:
-    """The correlation of two quantities over schemes, a mean over depths.
+    """The correlation of two quantities over schemes, a mean over depths, each with the weight of its schemes less one.
 
     Redraws in which one of the two is constant show no relation, and count as 0.
 
@@ -113,11 +113,15 @@ def correlation(x: Numbers, y: Numbers, statistic: Statistic = spearman, seed: i
     schemes = x.shape[-1]
     redrawn = np.random.default_rng(seed).multinomial(schemes, np.full(schemes, 1 / schemes), size=REDRAWS)
     values = statistic(x, y, np.ones((1, schemes)))[..., 0]
-    again = statistic(x, y, redrawn.astype(float))
-    again = _mean(np.where(np.isnan(again) & np.isfinite(values)[:, None], 0.0, again).T)
-    low, high = np.nanquantile(again, BAND) if np.isfinite(again).any() else (np.nan, np.nan)
-    there = (~(np.isnan(x) | np.isnan(y))).any(0)
-    return Correlation(float(_mean(values)), float(low), float(high), int(there.sum()), int(np.isfinite(values).sum()))
+    there, defined = ~(np.isnan(x) | np.isnan(y)), np.isfinite(values)
+    if not defined.any():
+        return Correlation(np.nan, np.nan, np.nan, int(there.any(0).sum()), 0)
+    shares = np.where(defined, there.sum(1) - 1.0, 0.0)
+    shares /= shares.sum()
+    again = np.nan_to_num(statistic(x, y, redrawn.astype(float)))
+    low, high = np.quantile(shares @ again, BAND)
+    mean = float(shares @ np.nan_to_num(values))
+    return Correlation(mean, float(low), float(high), int(there.any(0).sum()), int(defined.sum()))
 
 
 def fitted_weights(ranks: Numbers, outcome: Numbers) -> Numbers:

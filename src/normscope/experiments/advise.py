@@ -179,7 +179,7 @@ class Advise(Seeded):
     title: ClassVar[str] = "Which scheme for this shape"
     usage: ClassVar[tuple[str, ...]] = (
         "normscope advise --depth 48 --width 2048 --heads 16 --context 4096",
-        "normscope advise --depth 12 --width 768 --heads 12 --weights gaussian --schemes pre,peri,./mine.toml",
+        "normscope advise --depth 12 --width 768 --heads 12 --weights kaiming --schemes pre,peri,./mine.toml",
         "normscope advise --depth 30 --width 576 --heads 9 --weights spectrum-of package:smollm2",
         "normscope advise --depth 24 --width 1024 --heads 16 --rank-by late,diversity,noise=2 --json",
     )
@@ -194,7 +194,8 @@ class Advise(Seeded):
     heads: int = setting(help="Number of heads.", ge=1)
     context: int = setting(4096, "Tokens that the model will attend to.", ge=2)
     weights: Annotated[str, one_of("kaiming", "gaussian", _SPECTRUM)] = setting(
-        "kaiming", "kaiming, gaussian (0.02), or spectrum-of MODEL: singular values of a model's heads."
+        "gaussian",
+        "gaussian (0.02, as language models begin), kaiming, or spectrum-of MODEL: singular values of a model's heads.",
     )
     schemes: Schemes = setting(
         ",".join(name for name, scheme in NAMED.items() if not begins_still(scheme)),
@@ -210,10 +211,13 @@ class Advise(Seeded):
     tokens: int | None = setting(None, "Tokens to simulate.", shown="the context, at most 128", ge=2)
     simulated_width: int | None = setting(None, "Width to simulate.", shown="the width, or less to fit the time", ge=1)
     feedforward: float = setting(
-        0.0, "Hidden width of a random feed-forward layer in every block, in widths; 0 for none.", ge=0, allow_inf_nan=False
+        3.0, "Hidden width of a random feed-forward layer in every block, in widths; 0 for none.", ge=0, allow_inf_nan=False
     )
-    causal: bool = setting(False, "Use a causal mask.")
-    radius: float = setting(1.0, "Norm of the initial states; the output of a norm has 1.", gt=0, allow_inf_nan=False)
+    causal: bool = setting(True, "Use a causal mask.", option="--causal/--no-causal")
+    radius: float | None = setting(
+        None, "Norm of the initial states; the output of a norm has 1.", shown="0.02 with gaussian weights, else 1", gt=0,
+        allow_inf_nan=False,
+    )  # fmt: skip
     norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
 
     def memory(self) -> dict[str, float]:
@@ -239,10 +243,10 @@ class Advise(Seeded):
                 raise InputError(
                     f"{name}={width} cannot be divided among {self.heads} heads; choose a multiple of {self.heads}"
                 )
-        if not _RADII[0] <= self.radius <= _RADII[1]:
+        if not _RADII[0] <= self.initial_norm <= _RADII[1]:
             low, high = _RADII
             raise InputError(
-                f"radius={self.radius:g}: the simulation runs in float32, whose norms are {low:g} to {high:g} here"
+                f"radius={self.initial_norm:g}: the simulation runs in float32, whose norms are {low:g} to {high:g} here"
             )
         if self.tokens is not None and self.tokens > self.context:
             raise InputError(f"tokens={self.tokens} is more than context={self.context}")
@@ -260,6 +264,11 @@ class Advise(Seeded):
     def compared(self) -> tuple[Scheme, ...]:
         """The schemes, with ``norm`` in every slot if one is given."""
         return self.schemes if self.norm is None else tuple(scheme.with_norm(self.norm) for scheme in self.schemes)
+
+    @property
+    def initial_norm(self) -> float:
+        """Norm of the initial states: embeddings of standard deviation 0.02 have it where a norm's output has 1."""
+        return self.radius if self.radius is not None else _GAUSSIAN if self.weights == "gaussian" else 1.0
 
     @property
     def sampled(self) -> int:
@@ -283,11 +292,16 @@ class Advise(Seeded):
         a_layer = (8 + 4 * self.feedforward) * n * width**2 + 4 * n**2 * width
         return _PASSES * a_layer * self.depth * len(self.schemes) * self.runs
 
+    @property
+    def _simulated(self) -> tuple[Any, ...]:
+        """What the simulation is known by in the file of predictions."""
+        return self.weights, self.causal, self.feedforward, self.initial_norm
+
     @cached_property
     def tested(self) -> tuple[Any, ...] | None:
         """The simulated setting whose predictions were tested that is closest to this one; None if none was."""
         settings = packaged().settings()
-        exact = (self.weights, self.causal, self.feedforward)
+        exact = self._simulated
         return min(settings, key=lambda other: [a != b for a, b in zip(exact, other, strict=True)], default=None)
 
     @cached_property
@@ -329,7 +343,7 @@ class Advise(Seeded):
         return Stack(
             depth=self.depth, width=self.simulated, heads=self.heads, tokens=self.sampled, weights=self.weights,
             scale=_GAUSSIAN * math.sqrt(self.width / self.simulated), hidden=self.hidden, causal=self.causal,
-            radius=self.radius, levels=LEVELS, spectrum=spectrum, device=self.device, seed=self.seed,
+            radius=self.initial_norm, levels=LEVELS, spectrum=spectrum, device=self.device, seed=self.seed,
         )  # fmt: skip
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
@@ -343,7 +357,7 @@ class Advise(Seeded):
         values = np.stack([np.stack([criterion.value(run) for criterion in CRITERIA], 1) for run in measures])
         weights = np.array([self.criteria.get(key, 0.0) for key in _KEYS])
         ranking = rank(names, _KEYS, values, _SIGNS, weights, self.seed)
-        theory = theory_table(self.compared, self.depth, (self.sampled, self.context), self.radius)
+        theory = theory_table(self.compared, self.depth, (self.sampled, self.context), self.radius or 1.0)
         trained, predicted = trained_table(self.compared), _predicted_table(self)
         verdicts = Verdicts.of(packaged(), self.compared, self.depth)
         findings = [
@@ -363,7 +377,12 @@ class Advise(Seeded):
             "language_models": verdicts.runs(self.compared),
             "trained": trained,
         }
-        resolved = {"tokens": self.sampled, "simulated_width": self.simulated, "criteria": self.criteria}
+        resolved = {
+            "tokens": self.sampled,
+            "simulated_width": self.simulated,
+            "radius": self.initial_norm,
+            "criteria": self.criteria,
+        }
         return Result(type(self), {**self.record, **resolved}, tables, self.summary, self.seed, self.device)
 
     @classmethod
@@ -579,10 +598,10 @@ def _predictions(advise: Advise) -> Iterator[Finding]:
             f"{each.high:+.2f} over {each.schemes} schemes) with the loss of trained models at {each.depths} depths; {used}.",
             f"criterion-{criterion.key}", number=each.value, comparison="1 is the same order, 0 no relation.",
         )  # fmt: skip
-    exact = (advise.weights, advise.causal, advise.feedforward)
-    if exact != advise.tested:
-        weights, causal, feedforward = advise.tested
-        kind = f"{weights} weights{', a causal mask' * bool(causal)}{', a feed-forward layer' * bool(feedforward)}"
+    if advise._simulated != advise.tested:
+        weights, causal, feedforward, norm = advise.tested
+        parts = (", a causal mask" * bool(causal), f", a feed-forward layer of {feedforward:g} widths" * bool(feedforward))
+        kind = f"{weights} weights, initial states of norm {norm:g}{''.join(parts)}"
         yield Finding(f"Criteria were tested with {kind}; for what is simulated here they are not.")
 
 
@@ -736,7 +755,7 @@ def _theory(advise: Advise, ranking: "Ranking", theory: pd.DataFrame) -> Iterato
     defined = theory[theory["missing"] == ""]
     if broken := [row for row in plain_rows(defined) if None in (row["early"], row["late"], row["gap"])]:
         yield Finding(
-            f"The flow of theory became non-finite (inf/NaN) under {_schemes(broken)} at a norm of {advise.radius:g}: its "
+            f"The flow of theory became non-finite (inf/NaN) under {_schemes(broken)} at a norm of {advise.radius or 1:g}: its "
             "numbers are not defined there.",
             title="Theory is not defined for some schemes", severity="warning",
             number=len({row["scheme"] for row in broken}), weight=1,

@@ -7,7 +7,7 @@ trained, and ``trained.toml`` facts about models that add integers.
 
 import math
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
@@ -31,7 +31,7 @@ NOT_TRAINED = "not trained here"
 SAFE, SOME, FAILS = "safe", "fails at some rates", "fails"
 RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
-_SETTING = ("weights", "causal", "feedforward")  # of a simulation whose predictions were tested
+_SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
 _OUTCOME = {  # columns of the outcomes
     "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
     "failed": int, "block_cost": float, "late_block_cost": float, "late_share": float,
@@ -78,6 +78,9 @@ class Evidence:
                 {"loss": "mean", "block_cost": "mean", "late_block_cost": "mean", "seconds": "mean"}
             )
             best = by_rate.sort_values("loss", kind="stable").iloc[0]
+            if math.isinf(best["loss"]):
+                best = best.copy()
+                best[["block_cost", "late_block_cost"]] = math.nan  # of a model that learned nothing
             rate = float(best["rate"])
             rows.append(
                 {
@@ -100,7 +103,7 @@ class Evidence:
         return math.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / sum(len(g) - 1 for g in groups))
 
     def settings(self) -> list[tuple[Any, ...]]:
-        """Weights, causal mask and feed-forward width of the simulations that predicted, in their order."""
+        """Weights, causal mask, feed-forward width and initial norm of the simulations that predicted, in their order."""
         return list(dict.fromkeys(self.predictions[list(_SETTING)].itertuples(index=False, name=None)))
 
     def ranks(
@@ -187,33 +190,19 @@ class Verdicts:
 
     @classmethod
     def of(cls, evidence: Evidence, schemes: Sequence[Scheme], depth: int) -> "Verdicts":
-        """Of schemes at a depth: by the least deep models that are at least as deep, or else by the deepest."""
+        """Of schemes at a depth: by the least deep models of each that are at least as deep, or else by its deepest."""
         outcomes = evidence.outcomes
-        at = outcomes[outcomes["depth"] == cls._trained_at(evidence, depth)]
-        known = {name: find_scheme(name) for name in at["scheme"]}
-        fast = set(cls._fast(at, evidence.spread))
+        known = {name: find_scheme(name) for name in evidence.trained[1]}
+        fast = {at: _fast(outcomes[outcomes["depth"] == at], evidence.spread) for at in evidence.trained[0]}
         rows = []
         for scheme in schemes:
             name = next((name for name, other in known.items() if same_blocks(other, scheme)), None)
-            row = {} if name is None else at[at["scheme"] == name].iloc[0].drop("scheme").to_dict()
-            row |= {"loss": row["loss"] if math.isfinite(row["loss"]) else None} if row else {}
-            rows.append({"scheme": scheme.name, "verdict": _verdict(row), "fast": name in fast, **row})
-        return cls(
-            evidence, depth, pd.DataFrame(rows).reindex(columns=["scheme", "verdict", "fast", *at.columns.drop("scheme")])
-        )
-
-    @staticmethod
-    def _trained_at(evidence: Evidence, depth: int) -> int:
-        depths = evidence.trained[0]
-        return min((trained for trained in depths if trained >= depth), default=max(depths, default=0))
-
-    @staticmethod
-    def _fast(at: pd.DataFrame, spread: float) -> list[str]:
-        """Schemes whose loss is within two standard errors of a difference between seeds of the lowest."""
-        learned = at[np.isfinite(at["loss"])].sort_values("loss")
-        if math.isnan(spread):
-            return list(learned["scheme"].head(_FASTEST))
-        return list(learned[learned["loss"] <= learned["loss"].min() + 2 * math.sqrt(2) * spread]["scheme"])
+            trained = {int(row["depth"]): row for row in plain_rows(outcomes[outcomes["scheme"] == name])}
+            row = trained[_nearest(trained, depth)] if trained else {}
+            row |= {"scheme": scheme.name, "verdict": _verdict(row), "fast": bool(row) and name in fast[row["depth"]]}
+            rows.append(row | ({"loss": None} if row["verdict"] == FAILS else {}))
+        columns = ["scheme", "verdict", "fast", *outcomes.columns.drop("scheme")]
+        return cls(evidence, depth, pd.DataFrame(rows).reindex(columns=columns))
 
     def runs(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
         """All runs of the schemes, at all depths, under their names here."""
@@ -224,42 +213,43 @@ class Verdicts:
             tables.append(runs[runs["scheme"].isin(names)].assign(scheme=scheme.name))
         return pd.concat(tables, ignore_index=True)
 
-    def named(self, verdict: str) -> list[dict[str, Any]]:
-        """Rows with a verdict, those with the lowest loss first."""
-        return plain_rows(self.table[self.table["verdict"] == verdict].sort_values("loss", kind="stable"))
+    def named(self, verdict: str) -> str:
+        """The schemes with a verdict, those with the lowest loss first, by the depth of the models that say so."""
+        schemes: dict[int, list[str]] = {}
+        for row in plain_rows(self.table[self.table["verdict"] == verdict].sort_values("loss", kind="stable")):
+            schemes.setdefault(int(row["depth"]), []).append(row["scheme"])
+        nearest_first = sorted(schemes, key=lambda depth: abs(depth - self.depth))
+        return "; ".join(f"{', '.join(schemes[depth])} at {depth} layers" for depth in nearest_first)
 
     def findings(self, trusted: str) -> Iterator[Finding]:
         """Three lines: which schemes are safe, which are fast, which fail, and how sure that is; ``trusted`` ends the last."""
         runs = self.evidence.runs
-        depth = self._trained_at(self.evidence, self.depth)
-        at = runs[runs["depth"] == depth]
-        if at.empty:
+        if runs.empty:
             yield Finding(
                 "No language model was trained here, so nothing says which schemes are safe or fail.", title="Untested"
             )
             return
-        rates = [f"{rate:g}" for rate in sorted(at["rate"].unique())]
-        deeper = f" ({self.depth} layers are deeper than any model trained here)" if depth < self.depth else ""
-        safe = ", ".join(row["scheme"] for row in self.named(SAFE)) or "none"
+        at = runs[runs["depth"] == _nearest(self.evidence.trained[0], self.depth)]
+        rates = [f"{rate:g}" for rate in sorted(runs["rate"].unique())]
+        deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
         yield Finding(
-            f"Safe at {depth} layers: {safe}. Every run learned, at learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}"
-            f"{deeper}.",
+            f"Safe: {self.named(SAFE) or 'none'}. Every run learned, at learning rate{'s' * (len(rates) > 1)} "
+            f"{' and '.join(rates)}.{deeper}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
-        yield self._fast_finding(depth)
-        shaky = [f"{row['scheme']} ({row['failed']} of {row['runs']} runs)" for row in self.named(SOME)]
-        failing = ", ".join([*(row["scheme"] for row in self.named(FAILS)), *shaky]) or "none"
-        shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(at))
-        seeds = at["seed"].nunique()
+        yield self._fast_finding(int(at["depth"].iloc[0]))
+        some = f"; at some learning rates {self.named(SOME)}" * bool(self.named(SOME))
+        shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
+        seeds = runs["seed"].nunique()
         yield Finding(
-            f"Fails at {depth} layers: {failing}. How sure: {len(at)} language models ({shapes}, "
-            f"{seeds} seed{'s' * (seeds > 1)}). {trusted}",
-            title="Fails at this depth", severity="ok" if failing == "none" else "notice", weight=4,
+            f"Fails: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, "
+            f"{seeds} seed{'s' * (seeds > 1)}), {len(at)} of them with {at['depth'].iloc[0]} layers. {trusted}",
+            title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
 
     def _fast_finding(self, depth: int) -> Finding:
         table, spread = self.table, self.evidence.spread
-        rows = plain_rows(table[table["fast"]].sort_values("loss"))
+        rows = plain_rows(table[table["fast"] & (table["depth"] == depth)].sort_values("loss"))
         listed = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows) or "none of these schemes"
         outcomes = self.evidence.outcomes
         losses = outcomes[outcomes["depth"] == depth]["loss"]
@@ -269,6 +259,19 @@ class Verdicts:
             f"Fast at {depth} layers: {listed} ({rest}; {sure}).", title="Lowest loss at this depth", severity="ok", weight=5,
             number=None if not rows else rows[0]["loss"],
         )  # fmt: skip
+
+
+def _nearest(depths: Collection[int], depth: int) -> int:
+    """The least of the depths that is at least so deep, or the deepest."""
+    return min((trained for trained in depths if trained >= depth), default=max(depths))
+
+
+def _fast(at: pd.DataFrame, spread: float) -> list[str]:
+    """Schemes whose loss is within two standard errors of a difference between seeds of the lowest."""
+    learned = at[np.isfinite(at["loss"])].sort_values("loss")
+    if math.isnan(spread):
+        return list(learned["scheme"].head(_FASTEST))
+    return list(learned[learned["loss"] <= learned["loss"].min() + 2 * math.sqrt(2) * spread]["scheme"])
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -286,7 +289,8 @@ def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.Da
     """What trained models came to at this depth, how well criteria had predicted it, and every run."""
     at = tuple(
         (
-            row["scheme"], row["verdict"], shown(row["loss"], ".3f"), "yes" if row["fast"] else "", _rate(row),
+            row["scheme"], row["verdict"], shown(row["depth"], ".0f"), shown(row["loss"], ".3f"),
+            "yes" if row["fast"] else "", _rate(row),
             "–" if row["runs"] is None else f"{row['failed']:.0f} of {row['runs']:.0f}", shown(row["late_share"], ".2f"),
         )
         for row in plain_rows(verdicts)
@@ -299,8 +303,11 @@ def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.Da
     every = tuple(tuple(shown(row[name]) for name in columns) for row in plain_rows(runs))
     return (
         PageTable(
-            "Trained language models at this depth",
-            ("scheme", "verdict", "held-out loss", "fast", "best learning rate", "failed runs", "relative cost of late blocks"),
+            "Trained language models at this depth, or the nearest",
+            (
+                "scheme", "verdict", "layers", "held-out loss", "fast", "best learning rate", "failed runs",
+                "relative cost of late blocks",
+            ),
             at,
         ),
         PageTable("How well criteria predicted their loss", ("criterion", "rank correlation", "weight", "ranks"), judged),

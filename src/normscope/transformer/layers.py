@@ -234,7 +234,7 @@ def rotate(x: Float[Tensor, "rows tokens heads head"], rotation: Rotation) -> Fl
     """RoPE: components i and i + head/2 of every head turn by the angle of their position, as Llama pairs them."""
     cos, sin = (part[..., None, :] for part in rotation)
     a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+    return torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1)
 
 
 def number(value: float) -> Tensor:
