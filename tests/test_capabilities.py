@@ -123,7 +123,8 @@ def skipped(result: Result) -> dict[str, str]:
     [
         ("module", {"attention": ATTENTION | MATRICES}),
         ("mamba", {"attention": ATTENTION | MATRICES}),
-        ("rwkv", {"attention": ATTENTION | MATRICES, "sublayers": {"speed"}}),
+        ("rwkv", {"attention": ATTENTION | MATRICES}),
+        ("gpt_neox_japanese", {"sublayers": {"speed"}}),
         ("jamba", {}),
         ("vit", {"predictions": {"removal"}, "vocabulary": {"journey"}}),
         ("swin", {"attention": ATTENTION | MATRICES, "predictions": {"removal"}, "vocabulary": {"journey"}}),

@@ -79,11 +79,11 @@ def test_low_precision_changes_no_scheme(name: str) -> None:
     assert "bfloat16" in repr(model)
 
 
-@pytest.mark.parametrize(("config", "note"), [("BitNetConfig", "before W_O"), ("AfmoeConfig", "before W_O")])
-def test_a_norm_or_gate_before_the_output_matrix_is_noted(config: str, note: str) -> None:
+@pytest.mark.parametrize(("config", "what"), [("BitNetConfig", "a norm"), ("AfmoeConfig", "a gate")])
+def test_a_norm_or_gate_before_the_output_matrix_is_known(config: str, what: str) -> None:
     options = {**GROUPED, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     model = open_model(built(config, {**options, "head_dim": 8}))
-    assert note in model.scheme_note
+    assert model.changes_mixed(1) == f"{what} changes its mixed values before W_O"
     with model.capture("resid_pre", "resid_mid", "attn_out", "pattern") as c:
         model(some_tokens())
     assert near(c["resid_pre", 0] + c["attn_out", 0], c["resid_mid", 0])
