@@ -123,6 +123,15 @@ class TestCorpus:
         share = sum(len(held_out) for _, held_out in parts) / sum(len(a) + len(b) for a, b in parts)
         assert 0.2 < share < 0.4
 
+    @pytest.mark.parametrize("name", range(8))  # its first word, with which its place in the order of digests changes
+    def test_a_document_that_is_most_of_the_corpus_is_trained_on(self, tmp_path, name):
+        for i in range(25):
+            (tmp_path / f"{i}.txt").write_text(f"{i} " + sentences(i, 400))
+        (tmp_path / "large.txt").write_text(f"{name} " + sentences(name, 50_000))
+        parts = list(Corpus.at(str(tmp_path), "text").parts(0.05))
+        lengths = [(len(train), len(held_out)) for train, held_out in parts]
+        assert sum(b for _, b in lengths) / sum(map(sum, lengths)) == pytest.approx(0.05, abs=0.01)
+
     def test_of_few_documents_the_end_of_each_is_held_out(self, tmp_path):
         text = sentences(1, 5000)
         (tmp_path / "one.txt").write_text(text)

@@ -165,8 +165,9 @@ def _advised(criterion: Criterion) -> Quantity:
 class Advise(Seeded):
     """Rank schemes for a new model of a given shape.
 
-    Schemes are ranked by movement, diversity, gradients and noise, in simulation beside theory.
-    Every scheme goes through the same random layers. The simulation shows how training starts, not what a model learns.
+    Language models that were trained say which schemes are safe, fast or fail at this depth.
+    Then every scheme goes through the same random layers, and criteria that predicted the loss of those models rank them. The
+    simulation shows how training starts, not what a model learns.
 
     Example:
         >>> import normscope as ns
@@ -694,10 +695,13 @@ def _problems(advise: Advise, criteria: pd.DataFrame) -> Iterator[Finding]:
             advice="Prefer other schemes at this depth, or use fewer layers.", weight=2,
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
+        untested = advise.trust is None or "gradient" in advise.criteria
         yield Finding(
             f"Gradients grow or shrink by more than {10**_DECADES:g}× through the layers under {_schemes(wild)}.",
-            "layers-gradient", title=f"Unstable gradients in {len(wild)} of {len(gradient)} schemes", severity="warning",
-            number=len(wild), advice="These need warm-up, or a learning rate that depends on the layer.", weight=1,
+            "layers-gradient", title=f"Unstable gradients in {len(wild)} of {len(gradient)} schemes",
+            severity="warning" if untested else "notice", number=len(wild), weight=1,
+            comparison="" if untested else "It did not predict the loss of language models trained with warm-up and clipping.",
+            advice="These need warm-up, or a learning rate that depends on the layer.",
         )  # fmt: skip
     if calm := [row for row in noise if row["mean"] == 0]:
         yield Finding(

