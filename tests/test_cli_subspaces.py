@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from helpers.cli import run
-from helpers.models import GROUPED, built, word_tokenizer
+from helpers.models import GROUPED, built, opened_smollm2, word_tokenizer
 from helpers.pages import read_page
 from normscope.cli import main
 from normscope.experiments.result import Result, load
@@ -254,7 +254,8 @@ def test_help_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_decoder_with_real_weights() -> None:
+def test_a_decoder_with_real_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.models.open_model", lambda name, device, **how: opened_smollm2())  # once for all tests
     result = Subspaces(model="package:smollm2", tokens=32).run()
     assert "30 layers, 9 heads (3 KV heads) of 64" in result.configuration["description"]
     assert result.findings[0].title.startswith("Content that heads cannot read changes attention in layer")

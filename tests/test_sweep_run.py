@@ -216,10 +216,10 @@ def test_a_failed_run_is_recorded_and_run_again_when_asked(place: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_ensembles_are_the_same_for_any_number_of_workers(place: Path) -> None:
-    for workers in (1, 3):
+    for workers in (1, 2):
         status, _, err = sweep(place / "ensemble.toml", "--out", place / f"ensemble{workers}", "--workers", workers)
         assert status == 0, err
-    assert_same(place / "ensemble1", place / "ensemble3")
+    assert_same(place / "ensemble1", place / "ensemble2")
     given = {
         "scheme": "post,peri",
         "runs": 40,
@@ -233,9 +233,9 @@ def test_ensembles_are_the_same_for_any_number_of_workers(place: Path) -> None:
     status, _, err = normscope("ensemble", *(word for name, value in given.items() for word in (f"--{name}", value)))
     assert status == 0, err
     alone = open_run(place / "alone").table("cosines")
-    part = open_run(place / "ensemble3" / "runs" / "dim=8").table("cosines")
+    part = open_run(place / "ensemble2" / "runs" / "dim=8").table("cosines")
     pd.testing.assert_frame_equal(alone, part, check_exact=True)
-    runs, curves = (open_run(place / "ensemble3").table(name) for name in ("runs", "curves"))
+    runs, curves = (open_run(place / "ensemble2").table(name) for name in ("runs", "curves"))
     assert list(curves.columns) == ["name", "dim", "time", "scheme", "mean", "low", "high"]
     last = alone[alone["time"] == 1.0].set_index("scheme")["mean"]
     assert runs.set_index("name").loc["dim=8", "cosine_peri"] == last["peri"]
