@@ -98,7 +98,7 @@ class Survey:
         """
         if len(set(self.digests)) < _FEW:
             return frozenset()
-        wanted, total, chosen = share * sum(self.sizes), 0, set()
+        wanted, total, chosen = share * sum(self.sizes), 0, set[int]()
         for digest, size in sorted(zip(self.digests, self.sizes, strict=True)):
             if size <= wanted:
                 if chosen and total + size / 2 > wanted and digest not in chosen:
