@@ -18,7 +18,7 @@ from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Schemes, as_list, one_of, setting
-from normscope.experiments.trained import NOT_TRAINED, Verdicts, evidence_tables, packaged, shown, trained_table
+from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts, evidence_tables, packaged, shown, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.figures import Chart, HeatMap, Line
@@ -582,9 +582,17 @@ def _trusted(advise: Advise) -> str:
         return f"The simulation ranks by {_listed(names)}, as chosen."
     if not names:
         return "No criterion of the simulation predicted their loss, so none ranks."
-    tested = ", ".join(f"{each.value:+.2f}" for each in trust.tested if math.isfinite(each.value)) or "none"
+    depths = packaged().trained[0]
+    tested = [
+        f"{each.value:+.2f} ({each.low:+.2f} to {each.high:+.2f}) at {depth} layers"
+        for depth, each in zip(depths, trust.tested, strict=True)
+        if math.isfinite(each.value)
+    ]
+    seen = [str(depth) for depth in depths if depth in CHOSEN_ON]
+    chosen = f", though what is simulated was chosen after the models of {_listed(seen)} layers were trained"
     return (
-        f"The simulation ranks by {_listed(names)}; rank correlations with the loss at depths it was not fitted to: {tested}."
+        f"The simulation ranks by {_listed(names)}; with weights fitted to the other depths, the rank correlation with the loss "
+        f"is {_listed(tested) or 'not known'}{chosen * bool(seen)}."
     )
 
 
@@ -643,12 +651,12 @@ def _simulated(advise: Advise, ranking: "Ranking") -> Iterator[Finding]:
 
 def _order(order: list[Row]) -> Iterator[Finding]:
     first, last = order[0], order[-1]
-    level = f"; not distinguishable from {first['level_with']}" if first["level_with"] else "; no other scheme is as good"
+    level = f"; not distinguishable from {first['level_with']}" if first["level_with"] else "; no other scheme is as good there"
     yield Finding(
-        f"{first['scheme']} has the best mean rank over the criteria, {first['rank']:.1f} of {len(order)} (90 % interval "
+        f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(order)} (90 % interval "
         f"{first['low']:.1f} to {first['high']:.1f}){level}.",
         "ranks",
-        title=f"{first['scheme']} ranks first",
+        title=f"{first['scheme']} ranks first in simulation",
         severity="ok",
         number=first["rank"],
         comparison=f"Last is {last['scheme']} with {last['rank']:.1f}.",

@@ -28,16 +28,18 @@ if TYPE_CHECKING:
 Numbers = npt.NDArray[np.float64]
 
 NOT_TRAINED = "not trained here"
-SAFE, SOME, FAILS = "safe", "fails at some rates", "fails"
+SAFE, SLOW, SOME, FAILS = "safe", "slow", "fails at some rates", "fails"
 RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
 _SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
 _OUTCOME = {  # columns of the outcomes
     "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
-    "failed": int, "block_cost": float, "late_block_cost": float, "late_share": float,
+    "failed": int, "learned": float, "block_cost": float, "late_block_cost": float, "late_share": float,
 }  # fmt: skip
 _FEWEST = 5  # schemes, for a correlation that says anything
 _REPEATED = 3  # cells with several seeds, for a spread between seeds
+_ENOUGH = 0.9  # of what the best scheme of a depth learned beyond token frequencies; schemes below it are slow
+CHOSEN_ON = (12, 24)  # layers of the models after whose training the default of what ``advise`` simulates was chosen
 _FASTEST = 3  # schemes that are called fast where nothing is known of the spread between seeds
 
 
@@ -67,11 +69,13 @@ class Evidence:
         """A row for every depth and scheme: what its runs came to at the best of the rates that were tried.
 
         ``loss`` is infinite where every rate failed; ``failed`` counts the runs that failed, ``rates`` and ``seeds`` what was
-        tried; ``at_edge`` says whether the best rate is the lowest or highest of them; ``late_share`` is the cost of a block
-        of the last third relative to that of any block.
+        tried; ``at_edge`` says whether the best rate is the lowest or highest of them; ``learned`` is how far the loss is below
+        that of token frequencies, relative to the best of the depth; ``late_share`` is the cost of a block of the last third
+        relative to that of any block.
         """
         runs = self.runs.assign(failed=failed(self.runs))
         runs["loss"] = runs["loss"].where(~runs["failed"], math.inf)
+        lowest = runs.groupby("depth")["loss"].min()
         rows = []
         for key, tried in runs.groupby(["depth", "scheme"], sort=False):
             by_rate = tried.groupby("rate", as_index=False).agg(
@@ -81,12 +85,13 @@ class Evidence:
             if math.isinf(best["loss"]):
                 best = best.copy()
                 best[["block_cost", "late_block_cost"]] = math.nan  # of a model that learned nothing
-            rate = float(best["rate"])
+            rate, unigram = float(best["rate"]), tried["unigram_loss"].mean()
             rows.append(
                 {
                     **dict(zip(("depth", "scheme"), key, strict=True)), "loss": best["loss"], "rate": rate,
                     "at_edge": rate in (by_rate["rate"].min(), by_rate["rate"].max()), "rates": len(by_rate),
                     "seeds": tried["seed"].nunique(), "runs": len(tried), "failed": int(tried["failed"].sum()),
+                    "learned": max(0.0, (unigram - best["loss"]) / (unigram - lowest[key[0]])),
                     "block_cost": best["block_cost"], "late_block_cost": best["late_block_cost"],
                     "late_share": best["late_block_cost"] / best["block_cost"],
                 }
@@ -180,8 +185,8 @@ class Verdicts:
     Attributes:
         evidence: of all runs.
         depth: of the model that is asked about.
-        table: a row for each scheme: verdict (``safe``: every run learned; ``fails``: none did; ``fails at some rates``; ``not
-            trained here``), fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
+        table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
+            90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
     """
 
     evidence: Evidence
@@ -255,8 +260,9 @@ class Verdicts:
         losses = outcomes[outcomes["depth"] == depth]["loss"]
         rest = f"the lowest held-out loss is {losses.min():.3f}, the median over {len(losses)} schemes {losses.median():.3f}"
         sure = "one seed each, so small differences may be chance" if math.isnan(spread) else f"seeds differ by {spread:.3f}"
+        behind = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
         return Finding(
-            f"Fast at {depth} layers: {listed} ({rest}; {sure}).", title="Lowest loss at this depth", severity="ok", weight=5,
+            f"Fast at {depth} layers: {listed} ({rest}; {sure}).{behind * bool(self.named(SLOW))}", title="Lowest loss at this depth", severity="ok", weight=5,
             number=None if not rows else rows[0]["loss"],
         )  # fmt: skip
 
@@ -277,7 +283,9 @@ def _fast(at: pd.DataFrame, spread: float) -> list[str]:
 def _verdict(row: dict[str, Any]) -> str:
     if not row:
         return NOT_TRAINED
-    return SAFE if not row["failed"] else FAILS if row["failed"] == row["runs"] else SOME
+    if row["failed"]:
+        return FAILS if row["failed"] == row["runs"] else SOME
+    return SAFE if row["learned"] >= _ENOUGH else SLOW
 
 
 def _shapes(runs: pd.DataFrame) -> list[tuple[Any, float]]:
