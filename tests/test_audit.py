@@ -329,7 +329,7 @@ def test_a_sentence_that_is_too_short_is_refused_before_anything_is_measured(
 def test_without_a_model_and_without_smollm2_ours_is_audited(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("normscope.models.open.find_spec", lambda name: None)
+    monkeypatch.setattr("normscope.machine.packages.find_spec", lambda name: None)
     status, out, err = run(capsys, "audit", *FEW)
     assert status == 0, err
     assert f"auditing {OURS}, which comes with normscope" in err
