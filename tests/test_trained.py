@@ -12,7 +12,7 @@ from helpers.cli import run
 from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence
 from normscope.experiments import advise as advising
 from normscope.experiments.advise import Advise
-from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SOME, Evidence, Verdicts, failed, packaged
+from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SLOW, SOME, Evidence, Verdicts, failed, packaged
 from normscope.results.findings import Finding
 from normscope.schemes import NAMED
 
@@ -37,6 +37,7 @@ def test_outcomes_are_those_of_the_best_rate() -> None:
     assert first["loss"] == pytest.approx((3.88 + 3.90) / 2)  # the mean of two seeds
     assert (first["rate"], first["rates"], first["seeds"], first["runs"], first["failed"]) == (3e-3, 2, 2, 3, 0)
     assert first["late_share"] == pytest.approx(1 / 12)
+    assert first["learned"] == pytest.approx((7 - 3.89) / (7 - 3.88))  # token frequencies alone have a loss of 7
     assert outcomes.loc[(24, "sqrt-scaling"), "rate"] == 1e-3  # the other one diverged
     assert outcomes.loc[(24, "sqrt-scaling"), "failed"] == 1
     assert outcomes.loc[(48, "ngpt"), "loss"] == math.inf  # token frequencies alone are no language
@@ -47,7 +48,7 @@ def test_outcomes_are_those_of_the_best_rate() -> None:
 def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
     names = ("pre", "sqrt-scaling", "ngpt", "none")
     for depth, expected in (
-        (3, [SAFE, SAFE, SAFE, NOT_TRAINED]), (13, [SAFE, SOME, SAFE, NOT_TRAINED]), (99, [SAFE, SAFE, FAILS, NOT_TRAINED]),
+        (3, [SAFE, SLOW, SLOW, NOT_TRAINED]), (13, [SAFE, SOME, SLOW, NOT_TRAINED]), (99, [SAFE, SLOW, FAILS, NOT_TRAINED]),
     ):  # fmt: skip
         table = Verdicts.of(KNOWN, [NAMED[name] for name in names], depth).table
         assert list(table["verdict"]) == expected
@@ -64,6 +65,7 @@ def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     assert "20 of them with 24 layers" in fails
     assert fails.endswith("Trust it.")
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
+    assert "Slow: ngpt at 24 layers; they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
 
 
 def test_a_scheme_counts_with_its_nearest_depth() -> None:

@@ -591,8 +591,8 @@ def _trusted(advise: Advise) -> str:
     seen = [str(depth) for depth in depths if depth in CHOSEN_ON]
     chosen = f", though what is simulated was chosen after the models of {_listed(seen)} layers were trained"
     return (
-        f"The simulation ranks by {_listed(names)}; with weights fitted to the other depths, the rank correlation with the loss "
-        f"is {_listed(tested) or 'not known'}{chosen * bool(seen)}."
+        f"The simulation ranks by {_listed(names)}; with weights fitted to the other depths, its rank correlation with the "
+        f"loss is {_listed(tested) or 'not known'}{chosen * bool(seen)}."
     )
 
 
@@ -653,8 +653,8 @@ def _order(order: list[Row]) -> Iterator[Finding]:
     first, last = order[0], order[-1]
     level = f"; not distinguishable from {first['level_with']}" if first["level_with"] else "; no other scheme is as good there"
     yield Finding(
-        f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(order)} (90 % interval "
-        f"{first['low']:.1f} to {first['high']:.1f}){level}.",
+        f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(order)} (90 % "
+        f"interval {first['low']:.1f} to {first['high']:.1f}){level}.",
         "ranks",
         title=f"{first['scheme']} ranks first in simulation",
         severity="ok",

@@ -75,7 +75,7 @@ class Evidence:
         """
         runs = self.runs.assign(failed=failed(self.runs))
         runs["loss"] = runs["loss"].where(~runs["failed"], math.inf)
-        lowest = runs.groupby("depth")["loss"].min()
+        lowest = runs.groupby("depth")["loss"].min().to_dict()
         rows = []
         for key, tried in runs.groupby(["depth", "scheme"], sort=False):
             by_rate = tried.groupby("rate", as_index=False).agg(
@@ -186,7 +186,8 @@ class Verdicts:
         evidence: of all runs.
         depth: of the model that is asked about.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
-            90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
+            90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast
+            (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
     """
 
     evidence: Evidence
@@ -260,9 +261,10 @@ class Verdicts:
         losses = outcomes[outcomes["depth"] == depth]["loss"]
         rest = f"the lowest held-out loss is {losses.min():.3f}, the median over {len(losses)} schemes {losses.median():.3f}"
         sure = "one seed each, so small differences may be chance" if math.isnan(spread) else f"seeds differ by {spread:.3f}"
-        behind = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
+        slow = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
         return Finding(
-            f"Fast at {depth} layers: {listed} ({rest}; {sure}).{behind * bool(self.named(SLOW))}", title="Lowest loss at this depth", severity="ok", weight=5,
+            f"Fast at {depth} layers: {listed} ({rest}; {sure}).{slow * bool(self.named(SLOW))}",
+            title="Lowest loss at this depth", severity="ok", weight=5,
             number=None if not rows else rows[0]["loss"],
         )  # fmt: skip
 
