@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
 
 from helpers.cli import run
 from normscope.core import CausalMask
@@ -87,9 +87,9 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def decoded(task, part):
+def decoded(task, part, tokens=slice(None)):
     data = task.data
-    ids = np.fromfile(data.folder / f"{part}.bin", data.about["dtype"])
+    ids = np.fromfile(data.folder / f"{part}.bin", data.about["dtype"])[tokens]
     return Tokenizer.from_str(data.tokenizer).decode(ids.tolist(), skip_special_tokens=False)
 
 
@@ -131,6 +131,14 @@ class TestCorpus:
         parts = list(Corpus.at(str(tmp_path), "text").parts(0.05))
         lengths = [(len(train), len(held_out)) for train, held_out in parts]
         assert sum(b for _, b in lengths) / sum(map(sum, lengths)) == pytest.approx(0.05, abs=0.01)
+
+    def test_the_name_of_a_special_token_in_a_text_is_text(self, tmp_path):
+        for i in range(30):
+            (tmp_path / f"{i}.txt").write_text(f"{i} {END} " + sentences(i, 300))
+        data = recipe(tmp_path).data.prepare().data
+        last = Tokenizer.from_str(data.tokenizer).token_to_id(END)
+        ids = [np.fromfile(data.folder / f"{part}.bin", data.about["dtype"]) for part in ("training", "held-out")]
+        assert sum(int((each == last).sum()) for each in ids) == 30
 
     def test_of_few_documents_the_end_of_each_is_held_out(self, tmp_path):
         text = sentences(1, 5000)
@@ -233,11 +241,20 @@ class TestTests:
         assert row["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
         assert row["stderr"] == pytest.approx(float(losses.mean(1).std() / windows**0.5), rel=1e-4)
         assert row["tokens"] == 16 * windows
-        counts = task.data.about["held-out"]
-        bits = float(losses.mean()) * counts["tokens"] / np.log(2) / counts["bytes"]
+        text = decoded(task, "held-out", slice(1, 16 * windows + 1)).replace(END, "")
+        bits = float(losses.sum()) / np.log(2) / len(text.encode())
         assert row["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
         by_position = found.positions.sort_values("position")["loss"].to_numpy()
         assert by_position == pytest.approx(losses.mean(0).numpy(), rel=1e-5)
+
+    def test_bits_are_those_of_the_bytes_that_were_tested(self, tmp_path):
+        for i in range(40):  # text of other lengths per token comes first
+            (tmp_path / f"{'a' if i % 2 else 'z'}{i}.txt").write_text(f"{i} " + ("7 3 " * 150 if i % 2 else sentences(i, 600)))
+        training = Training(recipe(tmp_path))
+        task = training.task
+        (row,) = task.evaluate(training.model.eval(), ["held-out"], 8).losses.to_dict("records")
+        text = decoded(task, "held-out", slice(1, 8 * 16 + 1)).replace(END, "")
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] * 8 * 16 / np.log(2) / len(text.encode()), rel=1e-5)
 
     def test_training_lowers_the_loss_of_text_that_was_held_out(self, folder):
         training = Training(recipe(folder, examples=4 * 150))
@@ -393,9 +410,27 @@ def large_tokenizer(folder):
     tokenizer.save(str(folder.parent / "tokenizer.json"))
 
 
+def unfit_tokenizer(folder):
+    tokenizer = Tokenizer(WordLevel({END: 0, "[UNK]": 1, "word": 2}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
+
+
+def no_splits(folder):
+    (folder / "dataset_dict.json").write_text('{"splits": 5}')
+
+
+def no_state(folder):
+    (folder / "state.json").write_text('{"_data_files": ["a.arrow"]}')
+
+
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
+        (unfit_tokenizer, {"tokenizer": "tokenizer.json"}, "does not fit the corpus"),
+        (no_splits, {}, "does not describe a saved dataset: it has no list of splits"),
+        (no_state, {}, "it has no list of _data_files"),
+        (None, {"corpus": ""}, "is no place"),
         (empty, {}, "there is no text in the corpus"),
         (binary, {}, "00.txt': it is not text in UTF-8"),
         (with_nul, {}, "00.txt': it contains NUL"),

@@ -601,7 +601,7 @@ def _predictions(advise: Advise) -> Iterator[Finding]:
     if advise.trust is None or advise.tested is None:
         return
     for criterion, each in zip(CRITERIA, advise.trust.correlations, strict=True):
-        used = "it ranks" if criterion.key in advise.criteria else "it does not rank"
+        used = "it is used to rank" if criterion.key in advise.criteria else "it is not used to rank"
         yield Finding(
             f"{criterion.title.capitalize()} had a rank correlation of {each.value:+.2f} (90 % interval {each.low:+.2f} to "
             f"{each.high:+.2f} over {each.schemes} schemes) with the loss of trained models at {each.depths} depths; {used}.",
@@ -611,7 +611,7 @@ def _predictions(advise: Advise) -> Iterator[Finding]:
         weights, causal, feedforward, norm = advise.tested
         parts = (", a causal mask" * bool(causal), f", a feed-forward layer of {feedforward:g} widths" * bool(feedforward))
         kind = f"{weights} weights, initial states of norm {norm:g}{''.join(parts)}"
-        yield Finding(f"Criteria were tested with {kind}; for what is simulated here they are not.")
+        yield Finding(f"Criteria were tested with {kind}; in the setting simulated here they were not.")
 
 
 def _predicted_table(advise: Advise) -> pd.DataFrame:

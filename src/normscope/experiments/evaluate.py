@@ -67,7 +67,7 @@ class Evaluate(Seeded):
         "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation; of text: held-out, training.",
         shown="all",
     )
-    examples: int = setting(128_000, "Examples per split; of text all sequences at most.", ge=2, le=10**15)
+    examples: int = setting(128_000, "Examples per split; for text, at most all sequences.", ge=2, le=10**15)
     show: int = setting(4, "Worked examples of each split to print.", ge=0, le=1000)
 
     @model_validator(mode="after")

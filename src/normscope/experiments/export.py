@@ -46,8 +46,8 @@ class Export(Experiment):
     command: ClassVar[str] = "export"
     title: ClassVar[str] = "Export"
     usage: ClassVar[tuple[str, ...]] = (
-        "normscope export runs/train-tiny-pre",
-        "normscope export runs/train-small-peri --out models/peri",
+        "normscope export runs/train-text-tiny-pre",
+        "normscope export runs/train-text-small-peri --out models/peri",
     )
 
     model: str | Path = setting(help="A folder that normscope train --task text wrote.", argument=True)

@@ -40,6 +40,7 @@ _FEWEST = 5  # schemes, for a correlation that says anything
 _REPEATED = 3  # cells with several seeds, for a spread between seeds
 _ENOUGH = 0.9  # of what the best scheme of a depth learned beyond token frequencies; schemes below it are slow
 CHOSEN_ON = (12, 24)  # layers of the models after whose training the default of what ``advise`` simulates was chosen
+_LISTED = 5  # schemes without a trained model, which are counted if they are more
 _FASTEST = 3  # schemes that are called fast where nothing is known of the spread between seeds
 
 
@@ -237,9 +238,11 @@ class Verdicts:
             return
         at = runs[runs["depth"] == _nearest(self.evidence.trained[0], self.depth)]
         rates = [f"{rate:g}" for rate in sorted(runs["rate"].unique())]
+        fewest = self.table[self.table["verdict"] == SAFE]["rates"].min()
+        some_of = f"at least {fewest:.0f} of the " if fewest < len(rates) else ""  # NaN where none is safe
         deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
         yield Finding(
-            f"Safe: {self.named(SAFE) or 'none'}. Every run learned, at learning rate{'s' * (len(rates) > 1)} "
+            f"Safe: {self.named(SAFE) or 'none'}. Every run learned, at {some_of}learning rate{'s' * (len(rates) > 1)} "
             f"{' and '.join(rates)}.{deeper}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
@@ -249,9 +252,18 @@ class Verdicts:
         seeds = runs["seed"].nunique()
         yield Finding(
             f"Fails: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, "
-            f"{seeds} seed{'s' * (seeds > 1)}), {len(at)} of them with {at['depth'].iloc[0]} layers. {trusted}",
+            f"one recipe for all schemes, {_count(len(rates), 'learning rate')}, {_count(seeds, 'seed')}), {len(at)} of them "
+            f"with {at['depth'].iloc[0]} layers{self._untrained}. {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
+
+    @property
+    def _untrained(self) -> str:
+        """Which schemes have no trained model, or how many if they are many."""
+        names = list(self.table[self.table["verdict"] == NOT_TRAINED]["scheme"])
+        if not names:
+            return ""
+        return f"; not trained here: {', '.join(names) if len(names) <= _LISTED else f'{len(names)} of these schemes'}"
 
     def _fast_finding(self, depth: int) -> Finding:
         table, spread = self.table, self.evidence.spread
@@ -288,6 +300,10 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["failed"]:
         return FAILS if row["failed"] == row["runs"] else SOME
     return SAFE if row["learned"] >= _ENOUGH else SLOW
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"
 
 
 def _shapes(runs: pd.DataFrame) -> list[tuple[Any, float]]:

@@ -27,7 +27,7 @@ _LENGTH = Product.of("A")
 _MIXED = Product.of("M")
 _KEPT = Product.of("1 - m")
 MEASURED = {"M": 1.0, "m": 0.0}  # of an A that was measured: what an inner norm and a sink make of it is in it
-_GATED = "the gate acts on every component alone: A_j is gated, and theory has no factor for it, but ½ where W_G is zero"
+_GATED = "the gate acts on each component separately: A_j includes it, and s_j has no factor for it, except ½ where W_G is zero"
 
 
 @dataclass(frozen=True, repr=False)

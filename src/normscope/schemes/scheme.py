@@ -231,7 +231,7 @@ class Scheme:
             object.__setattr__(self, "feedforward", self.attention.without_attention)
         for slot, empty in _ATTENTION_ALONE.items():
             if getattr(self.feedforward, slot) != empty:
-                raise InputError(f"a feed-forward layer has no q, k, v: its slot '{slot}' is '{empty}'")
+                raise InputError(f"slot '{slot}' belongs to attention: in a feed-forward layer it must be '{empty}'")
         _require(self.norm, tuple(NORM_TITLES), "norm")
         _require(self.weights, WEIGHTS, "weights")
         _require(self.learned, LEARNED, "learned")

@@ -237,7 +237,7 @@ def _located(key: str, value: Any, folder: Path) -> Any:
         return value
     is_path = str(value).endswith(".toml") or "/" in str(value)
     if key in ("corpus", "tokenizer"):
-        is_path = not str(value).startswith("package:")
+        is_path = bool(str(value).strip()) and not str(value).startswith("package:")
     elif key != "scheme":
         is_path = False
     return str((folder / user_path(value, f"{key} file")).resolve()) if is_path else value

@@ -51,7 +51,7 @@ class Corpus:
     def documents(self) -> Iterator[str]:
         """All documents that are more than blanks."""
         for file in self.files:
-            texts = _rows(file, self.column) if file.suffix in _TABLES else [read_text(file, "corpus file", _MOST)]
+            texts = _rows(file, self.column) if file.suffix.lower() in _TABLES else [read_text(file, "corpus file", _MOST)]
             yield from (text for text in texts if text.strip())
 
     @cached_property
@@ -118,24 +118,31 @@ def _files_in(folder: Path, source: str) -> list[Path]:
     """The files of a folder: those of a saved dataset, Parquet or Arrow files, ``.txt`` files, or all, whichever there are."""
     whole = folder / "dataset_dict.json"
     if whole.is_file():
-        splits = read_json(whole, "dataset").get("splits", [])
+        splits = _listed(whole, "splits", str)
         if "train" not in splits:
-            raise InputError(
-                f"the dataset '{source}' has no split 'train', but {', '.join(map(str, splits))}: give one's folder"
-            )
+            raise InputError(f"the dataset '{source}' has no split 'train'; give the folder of another: {', '.join(splits)}")
         folder = folder / "train"
     state = folder / "state.json"
     if state.is_file():
-        listed = read_json(state, "dataset").get("_data_files", [])
-        return [regular_file(folder / str(each["filename"]), "file of the dataset") for each in listed]
+        names = [str(each.get("filename")) for each in _listed(state, "_data_files", dict)]
+        return [regular_file(folder / Path(name).name, "file of the dataset") for name in names]
     present = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     for suffixes in (_TABLES, (".txt",)):
-        chosen = [path for path in present if path.suffix in suffixes]
+        chosen = [path for path in present if path.suffix.lower() in suffixes]
         if chosen:
             return chosen
     if not present:
         raise InputError(f"there are no files in the corpus '{source}'")
     return present
+
+
+def _listed(file: Path, key: str, kind: type) -> list[Any]:
+    """The list that a file of a saved dataset has under a key."""
+    content = read_json(file, "dataset")
+    values = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise InputError(f"'{file}' does not describe a saved dataset: it has no list of {key}")
+    return values
 
 
 def _rows(file: Path, column: str) -> Iterator[str]:
@@ -154,7 +161,7 @@ def _columns(file: Path, column: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if file.suffix == ".parquet":
+    if file.suffix.lower() == ".parquet":
         table = pq.ParquetFile(file)
         _check_column(table.schema_arrow, file, column)
         yield from (batch.column(0) for batch in table.iter_batches(_ROWS, columns=[column]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import tee
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,17 @@ from normscope.machine.memory import available
 from normscope.runs import fingerprint, locked
 from normscope.training.tasks.task import Advance
 from normscope.training.tasks.text.corpus import Corpus
-from normscope.training.tasks.text.tokenizing import END, TokenizerFile, encoded, loaded, size_of, trained
+from normscope.training.tasks.text.tokenizing import END, TokenizerFile, encoded, loaded, size_of, trained, unknown_id
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PARTS = ("training", "held-out")
 _ABOUT, _TOKENIZER = "about.json", "tokenizer.json"
 _FORMAT = 1
 _PATIENCE = 3600.0  # seconds to wait for another process that prepares the same corpus
 _LONGEST = 1 << 20  # characters of a document that are encoded at once
+_MOST_UNKNOWN = 0.01  # share of a corpus that its tokenizer may not know
 _SHARE_OF_GPU = 0.25  # of its free memory that tokens may take
 
 
@@ -69,6 +73,15 @@ class Prepared:
     def tokenizer(self) -> str:
         """The tokenizer as JSON."""
         return (self.folder / _TOKENIZER).read_text(encoding="utf-8")
+
+    def bytes_of(self, windows: Int[Tensor, "rows length"]) -> int:
+        """The bytes of text that tokens stand for; the end of a document has none."""
+        texts = self._decoder.decode_batch(windows.tolist(), skip_special_tokens=True)
+        return sum(len(text.encode()) for text in texts)
+
+    @cached_property
+    def _decoder(self) -> "Tokenizer":
+        return loaded(self.tokenizer, str(self.folder))
 
     def count(self, part: str, what: str = "tokens") -> int:
         """Tokens, documents or bytes of a part."""
@@ -129,7 +142,7 @@ def prepare(corpus: Corpus, tokenizer: TokenizerFile | None, vocabulary: int, he
     except BlockingIOError:
         raise InputError(f"another process has been preparing the corpus in '{folder}' for an hour; end it first") from None
     except OSError as error:
-        raise InputError(f"cannot write to '{folder.parent}': {error.strerror}; XDG_CACHE_HOME names another place") from error
+        raise InputError(f"cannot write to '{folder.parent}': {error.strerror}; set XDG_CACHE_HOME to move it") from error
 
 
 def _cache() -> Path:
@@ -181,7 +194,7 @@ class _Preparation:
             content, end = self.tokenizer.content, self.tokenizer.end
         tokenizer = loaded(content, self.corpus.source)
         (folder / _TOKENIZER).write_text(content, encoding="utf-8")
-        size, last = size_of(tokenizer), tokenizer.token_to_id(end)
+        size, last, unknown, unknowns = size_of(tokenizer), tokenizer.token_to_id(end), unknown_id(content, tokenizer), 0
         dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
         counts = {part: {"tokens": 0, "documents": 0, "bytes": 0} for part in PARTS}
         with ExitStack() as stack:
@@ -190,10 +203,17 @@ class _Preparation:
             for piece, ids in zip(pieces, encoded(tokenizer, (copy.text for copy in copies)), strict=True):
                 row = np.array([*ids, last] if piece.ends else ids, dtype=np.int64)
                 files[piece.part].write(row.astype(dtype).tobytes())
+                unknowns += int((row == unknown).sum()) if unknown is not None else 0
                 count = counts[piece.part]
                 count["tokens"] += len(row)
                 count["documents"] += piece.ends
                 count["bytes"] += len(piece.text.encode())
+        share = unknowns / sum(count["tokens"] for count in counts.values())
+        if self.tokenizer is not None and share > _MOST_UNKNOWN:
+            raise InputError(
+                f"tokenizer='{self.tokenizer.source}' does not fit the corpus '{self.corpus.source}': {100 * share:.0f} % of "
+                "the tokens are unknown; give another tokenizer, or none to train one"
+            )
         return {"digest": identity, "vocabulary": size, "end": end, "dtype": dtype.name, **counts}
 
     def _parts(self, stage: str) -> Iterator[tuple[str, str]]:

@@ -294,12 +294,14 @@ class TextTask:
             starts = torch.arange(count) * self.context
             if split == _TRAINING:
                 starts = self._starts(torch.arange(count), stream_seed(seed, "test"))
-            tally = _Tally(self.context)
+            tally, size = _Tally(self.context), 0
             for some in torch.split(starts, self.tested(device.type)[1]):
-                tally.add(*_measured(model, self._rows(split, some, device, (len(some),)), precision))
+                batch = self._rows(split, some, device, (len(some),))
+                tally.add(*_measured(model, batch, precision))
+                size += self._data.bytes_of(batch["targets"])
                 done += len(some)
                 progress(done)
-            bytes_a_token = self._data.count(split, "bytes") / self._data.count(split)
+            bytes_a_token = size / (count * self.context)
             rows.append({"split": split, **tally.summary(bytes_a_token)})
             positions.append(tally.positions(split, bytes_a_token))
         return TextEvaluation(pd.DataFrame(rows), pd.concat(positions, ignore_index=True))

@@ -72,7 +72,7 @@ def _of_gguf(file: Path) -> tuple[str, str | None]:
 
 
 def loaded(content: str, source: str) -> "Tokenizer":
-    """The tokenizer that a JSON text describes, without truncation or padding."""
+    """The tokenizer that a JSON text describes, without truncation or padding; special tokens in a text are plain text."""
     from tokenizers import Tokenizer
 
     try:
@@ -81,6 +81,7 @@ def loaded(content: str, source: str) -> "Tokenizer":
         raise InputError(f"cannot read the tokenizer '{source}': {' '.join(str(error).split())[:200]}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 
@@ -88,6 +89,13 @@ def size_of(tokenizer: "Tokenizer") -> int:
     """One more than the largest id."""
     ids = tokenizer.get_vocab(with_added_tokens=True).values()
     return max(ids, default=-1) + 1
+
+
+def unknown_id(content: str, tokenizer: "Tokenizer") -> int | None:
+    """The id that stands for whatever a tokenizer does not know, if it has one."""
+    model = json.loads(content)["model"]
+    token = model.get("unk_token")
+    return model.get("unk_id") if token is None else tokenizer.token_to_id(token)
 
 
 def trained(texts: Iterable[str], vocabulary: int) -> "Tokenizer":
