@@ -374,7 +374,7 @@ def test_findings_carry_the_numbers_of_the_tables(all_schemes: Result) -> None:
     assert set(all_schemes.tables["findings"]["basis"]) >= {"setting", "simulation", "theory", "training", "language models"}
     said = "\n".join(finding.text for finding in all_schemes.findings)
     first = all_schemes.tables["ranks"].iloc[0]
-    assert f"{first['scheme']} has the best mean rank over the criteria, {first['rank']:.1f} of {len(SEEN)}" in said
+    assert f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(SEEN)}" in said
     assert f"ngpt-lerp, {mean(all_schemes, 'ngpt-lerp', 'gradient'):.3g}" in said
     assert re.search(r"After 9 layers all tokens point the same way.*post.*ngpt", said)
     longer = advise(chosen("pre"), depth=1, context=96, tokens=24)
