@@ -323,7 +323,7 @@ _CORPORA: dict[str, Any] = {}
 def unigram_loss(data: Any) -> float:
     """Cross-entropy of held-out tokens under their frequencies in the training part, each counted once more than it occurs."""
     if data.identity not in _UNIGRAMS:
-        counts = {part: np.bincount(data._maps[part], minlength=data.vocabulary) for part in ("training", "held-out")}
+        counts = {part: np.bincount(data.maps[part], minlength=data.vocabulary) for part in ("training", "held-out")}
         frequency = (counts["training"] + 1) / (counts["training"] + 1).sum()
         _UNIGRAMS[data.identity] = float(-(counts["held-out"] @ np.log(frequency)) / counts["held-out"].sum())
     return _UNIGRAMS[data.identity]

@@ -64,6 +64,7 @@ def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     assert fails.startswith("Fails: none; at some learning rates sqrt-scaling at 24 layers. How sure: 63 language models (")
     assert "20 of them with 24 layers" in fails
     assert fails.endswith("Trust it.")
+    assert lines(48, "ngpt")[0].text == "Safe: none of these schemes."  # and not that every run learned
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
     assert "Slow: ngpt at 24 layers; they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
 

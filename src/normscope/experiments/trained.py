@@ -239,11 +239,11 @@ class Verdicts:
         at = runs[runs["depth"] == _nearest(self.evidence.trained[0], self.depth)]
         rates = [f"{rate:g}" for rate in sorted(runs["rate"].unique())]
         fewest = self.table[self.table["verdict"] == SAFE]["rates"].min()
-        some_of = f"at least {fewest:.0f} of the " if fewest < len(rates) else ""  # NaN where none is safe
+        some_of = f"at least {fewest:.0f} of the " if fewest < len(rates) else ""
         deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
+        learned = f" Every run learned, at {some_of}learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}."
         yield Finding(
-            f"Safe: {self.named(SAFE) or 'none'}. Every run learned, at {some_of}learning rate{'s' * (len(rates) > 1)} "
-            f"{' and '.join(rates)}.{deeper}",
+            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
         yield self._fast_finding(int(at["depth"].iloc[0]))

@@ -88,7 +88,8 @@ class Prepared:
         return int(self.about[part][what])
 
     @cached_property
-    def _maps(self) -> dict[str, npt.NDArray[Any]]:
+    def maps(self) -> dict[str, npt.NDArray[Any]]:
+        """The tokens of each part, memory-mapped."""
         return {
             part: np.memmap(self.folder / f"{part}.bin", self.about["dtype"], "r", shape=(self.count(part),)) for part in PARTS
         }
@@ -102,7 +103,7 @@ class Prepared:
         held = self._held(part, device)
         if held is not None:
             return held[starts.to(device)[:, None] + places.to(device)].long()
-        rows = self._maps[part][(starts[:, None] + places).numpy()]
+        rows = self.maps[part][(starts[:, None] + places).numpy()]
         return torch.from_numpy(rows.astype(np.int64)).to(device)
 
     def _held(self, part: str, device: torch.device) -> Tensor | None:
@@ -111,7 +112,7 @@ class Prepared:
         if device.type == "cuda" and name not in self.on_device:
             if 4 * self.count(part) > _SHARE_OF_GPU * available(str(device)):
                 return None
-            self.on_device[name] = torch.from_numpy(self._maps[part].astype(np.int32)).to(device)
+            self.on_device[name] = torch.from_numpy(self.maps[part].astype(np.int32)).to(device)
         return self.on_device.get(name)
 
 
