@@ -139,13 +139,19 @@ def curves(tables: Tables) -> list[dict[str, Any]]:
     motion, writes, replay = (table_of(tables, name) for name in ("motion", "writes", "replay"))
     of_schemes = [] if replay is None else [(str(name), rows) for name, rows in replay.groupby("scheme", sort=False)]
 
-    def curve(name: str, title: str, label: str, text: str, table: pd.DataFrame | None, measured: str, theory: str = "") -> None:
-        lines = [] if table is None else [_line("measured", "measured", table, measured), _line("theory", "theory", table, theory)]
+    def curve(
+        name: str, title: str, label: str, text: str, table: pd.DataFrame | None, measured: str, theory: str = ""
+    ) -> None:
+        lines = (
+            [] if table is None else [_line("measured", "measured", table, measured), _line("theory", "theory", table, theory)]
+        )
         lines += [_line("scheme", f"as {scheme}", rows, measured) for scheme, rows in of_schemes]
         known = [line for line in lines if line is not None]
         if known and known[0]["kind"] == "measured":
             values = [value for line in known for value in line["y"] if value is not None]
-            made.append({"name": name, "title": title, "label": label, "text": text, "log": spans_decades(values), "lines": known})
+            made.append(
+                {"name": name, "title": title, "label": label, "text": text, "log": spans_decades(values), "lines": known}
+            )
 
     made: list[dict[str, Any]] = []
     curve("angle", "Rotation per layer", "degrees",

@@ -1,10 +1,10 @@
 """One open model: all that the model atlas computes of it, with a function that may stop the work between layers."""
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,6 @@ from normscope.core.norms import length
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.explorer.atlas_tables import curves, finite, head_grid, head_grids, journey_data
-from normscope.explorer.audits import ABOUT
 from normscope.measures import all_measures
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject, Tables, joined, observe_pass
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability
@@ -27,13 +26,13 @@ from normscope.measures.probes import Returned, nearest_keys, nearest_values, up
 from normscope.measures.sample import chosen_sample, reads_text
 from normscope.measures.vocabulary import probe_words, texts_of, tokens_of
 from normscope.models import Model, Observer, Sample, Softmax
-from normscope.models.describe import why_missing
+from normscope.models.describe import scheme_text, why_missing
 from normscope.results.conventions import NEAR_ONE_HOT
-from normscope.results.tables import token_name
 
 MOST_TOKENS = 128
 PARTS = "xqkm"  # of what norm noise is put on: the input of attention, queries, keys, value outputs
 _READINGS = 3  # prompts whose pass is kept
+_MOST_TABLE = 1 << 30  # bytes of a table of embeddings that is kept
 _NEXT = 10  # tokens of a next-token distribution
 _NEAREST = 6  # tokens that a head looks for
 _NOUNS = 6  # common nouns that heads are probed with in the background
@@ -41,7 +40,6 @@ _SHARED = "1, shared"  # passes of a measure that observes the one pass
 _FEW = "means leave out the first token, so that measures of heads and layers need a prompt of two tokens or more"
 
 Check = Callable[[], None]
-Report = Callable[[str], None]
 
 
 def _nothing() -> None:
@@ -76,6 +74,7 @@ class Reading:
         logits: of every position; None for a model that predicts nothing.
         missing: why measures were not taken, by name.
         noisy: the last disturbance, and the attention weights by layer under it.
+        whole: whether the measures that need the matrices of heads were taken too.
     """
 
     subject: Subject
@@ -86,6 +85,7 @@ class Reading:
     logits: Float[Tensor, "tokens vocabulary"] | None = None
     missing: dict[str, str] = field(default_factory=dict)
     noisy: tuple[Any, dict[int, Tensor]] | None = None
+    whole: bool = False
 
     @cached_property
     def tokens(self) -> list[str]:
@@ -129,13 +129,11 @@ class ModelSession:
     """
 
     def __init__(self, model: Model, seed: int = 0, most_tokens: int = MOST_TOKENS) -> None:
-        self.model, self.seed = model, seed
+        self.model, self.seed = _fixed(model), seed
         self.most_tokens = min(most_tokens, model.context or most_tokens)
         self._readings: OrderedDict[str, Reading] = OrderedDict()
-        self._weights: Tables = {}
         self._nouns: dict[int, list[dict[str, Any]]] = {}
         self._probes: dict[tuple[int, int], dict[str, Any]] = {}
-        self._lock = threading.Lock()
 
     @cached_property
     def lacking(self) -> dict[str, str]:
@@ -145,11 +143,14 @@ class ModelSession:
     @cached_property
     def about(self) -> dict[str, Any]:
         """Facts on the model, as an audit has them; what it reads, and how long a prompt may be."""
-        subject = Subject(self.model, Sample.of(torch.zeros(1, 1, dtype=torch.long)))
-        facts = {**subject.about, "dtype": str(self.model.dtype).removeprefix("torch.") if self._has_words else None}
+        model = self.model
+        shape = {name: getattr(model, name) for name in ("layers", "heads", "kv_heads", "dim", "head_dim", "vocabulary")}
         return {
-            **{name: facts.get(name) for name in ABOUT},
-            "offers": sorted(self.model.offers),
+            "model": model.name,
+            "description": model.summary,
+            "scheme": None if model.scheme is None else model.scheme.name,
+            "schemes": scheme_text(model.schemes),
+            **shape,
             "lacking": self.lacking,
             "reads_text": self.reads_text,
             "most_tokens": self.most_tokens,
@@ -160,10 +161,6 @@ class ModelSession:
     def reads_text(self) -> bool:
         """Whether a prompt can be typed: a text, or token ids for a model without a tokenizer."""
         return reads_text(self.model)
-
-    @property
-    def _has_words(self) -> bool:
-        return "vocabulary" not in self.lacking
 
     # What a prompt shows at once
 
@@ -179,7 +176,7 @@ class ModelSession:
             "kind": "model",
             "about": self.about,
             "prompt": {"text": prompt, "tokens": reading.tokens, "note": reading.note},
-            "heads": head_grids(joined([reading.tables, self._weights]), layers),
+            "heads": head_grids(reading.tables, layers),
             "curves": curves(reading.tables),
             "maps": [],
             "token": None,
@@ -250,16 +247,16 @@ class ModelSession:
             "lens": ("predictions", "No logit lens and no next token"),
             "noise": ("attention", "No noise on norms of attention"),
         }
-        parts = {
-            part: f"{text}: {lacking[needed]}." for part, (needed, text) in sentences.items() if needed in lacking
-        }
+        parts = {part: f"{text}: {lacking[needed]}." for part, (needed, text) in sentences.items() if needed in lacking}
         if "words" not in parts and "vocabulary" in lacking:
             parts["words"] = f"No words of heads: {lacking['vocabulary']}."
         return parts
 
     # What a selection shows
 
-    def head(self, prompt: str, layer: int, head: int, noise: dict[str, Any] | None = None, check: Check = _nothing) -> dict[str, Any]:
+    def head(
+        self, prompt: str, layer: int, head: int, noise: dict[str, Any] | None = None, check: Check = _nothing
+    ) -> dict[str, Any]:
         """The attention map of a head, and for every query its top key, largest weight and margin.
 
         ``norms`` are those of the tokens before the layer over their median. With ``noise``, the map under that noise too.
@@ -342,12 +339,11 @@ class ModelSession:
         moved, switched, rows, lost, expected = [], [], 0, 0, 0.0
         for layer, weights in noisy.items():
             clean = reading.attention[layer]
-            several = (clean.weights > 0).sum(-1) > 1  # a query that sees one key has no other
+            several = clean.raw.isfinite().sum(-1) > 1  # a query that sees one key has no other
             changed = (weights.argmax(-1) != clean.weights.argmax(-1)) & several
-            one_hot = (clean.weights.amax(-1) >= NEAR_ONE_HOT) & clean.raw.isfinite().sum(-1).gt(1)
+            one_hot = (clean.weights.amax(-1) >= NEAR_ONE_HOT) & several
             for head in range(len(weights)):
-                seen = clean.raw[head].isfinite().sum(-1) > 1
-                moved.append((layer, head, _share(changed[head], seen)))
+                moved.append((layer, head, _share(changed[head], several[head])))
                 switched.append((layer, head, _share(changed[head], one_hot[head])))
             rows, lost = rows + int(one_hot.sum()), lost + int((changed & one_hot).sum())
             expected += self._expected(clean, one_hot, layer, disturbance)
@@ -424,24 +420,19 @@ class ModelSession:
 
     # What is computed while nobody waits
 
-    def background(self) -> Iterator[tuple[str, Callable[[Check], None]]]:
-        """Steps of less than a second, each with what it does: probes of the weights with words, a layer at a time.
-
-        Runs of the steps are cached for the life of the session.
-        """
-        if not self._missing_parts().get("words"):
-            for layer in self.model.attention_layers:
-                if layer not in self._nouns:
-                    yield f"words of heads, layer {layer} of 0–{self.model.layers - 1}", lambda check, layer=layer: self._probe_nouns(layer)
+    def background(self) -> list[Callable[[], None]]:
+        """Steps that probe the weights without a prompt, a layer each; what they compute is kept."""
+        if self._missing_parts().get("words"):
+            return []
+        return [partial(self._probe_nouns, layer) for layer in self.model.attention_layers if layer not in self._nouns]
 
     def later(self, prompt: str, check: Check = _nothing) -> dict[str, Any]:
         """``read`` with the measures that need the matrices of heads as well: interference, subspaces, ranks."""
         reading = self.reading(prompt, check)
-        if not reading.missing:
-            taken = set(reading.tables)
-            wanted = [m for m in _audited() if "matrices" in m.needs and not m.missing(reading.subject)]
-            if "interference" not in taken:
-                self._observe(reading, wanted, check, keep=False)
+        wanted = [measure for measure in _audited() if "matrices" in measure.needs and not measure.missing(reading.subject)]
+        if wanted and not reading.missing and not reading.whole:
+            self._observe(reading, wanted, check, keep=False)
+            reading.whole = True
         return self.read(prompt, check)
 
     def _probe_nouns(self, layer: int) -> None:
@@ -503,3 +494,70 @@ class ModelSession:
         if not -count <= position < count:
             raise InputError(f"token={position}: the prompt has tokens 0 to {count - 1}")
         return position % count
+
+
+_NO_JOURNEY = "The journey of a token needs hidden states of one shape before every layer, finite and not 0; these are not."
+
+
+def _fixed(model: Model) -> Model:
+    """The model as one whose weights no longer change: tables that it otherwise computes at every use are computed once."""
+    kind, names = type(model), ["norms"]
+    names += [] if 4 * model.vocabulary * model.dim > _MOST_TABLE else ["embeddings", "unembedding"]
+
+    def once(name: str) -> Any:
+        return cached_property(lambda self: getattr(kind, name).fget(self))
+
+    fixed = copy(model)
+    fixed.__class__ = type(kind.__name__, (kind,), {name: once(name) for name in names})
+    return fixed
+
+
+def _audited() -> list[Measure]:
+    """The measures of an audit that observe one pass of the sample."""
+    return [kind() for kind in all_measures().values() if kind.order is not None and kind.passes.startswith(_SHARED)]
+
+
+def _first_row(sample: Sample) -> Sample:
+    """The first row of a sample, without its padding."""
+    present = int(sample.attention_mask[0].sum()) if sample.features is None else sample.tokens.shape[1]
+
+    def cut(name: str, x: Tensor) -> Tensor:
+        return x[:1] if name == "features" else x[:1, :present]
+
+    return sample.mapped(cut)
+
+
+def _numbers(prompt: str, vocabulary: int) -> list[int]:
+    """Token ids in a prompt for a model without a tokenizer."""
+    words = prompt.replace(",", " ").split()
+    if not all(word.isdecimal() and int(word) < vocabulary for word in words):
+        raise InputError(f"this model has no tokenizer: type token ids from 0 to {vocabulary - 1}, such as 5 12 7")
+    return [int(word) for word in words]
+
+
+def _grid(weights: Float[Tensor, "queries keys"]) -> list[list[float]]:
+    """An attention map with four decimals, which is what colours show."""
+    return [[round(value, 4) for value in row] for row in weights.tolist()]
+
+
+def _queries(found: LayerWeights, head: int, tokens: Sequence[str]) -> list[dict[str, Any]]:
+    """For every query its top key, the largest weight, and the margin of its row."""
+    raw, weights = found.raw[head], found.weights[head]
+    softmax = found.softmax.select(found.raw.shape, lambda x: x[head])
+    margins = collapse_margin(raw, softmax.shift).tolist()
+    largest, keys = (part.tolist() for part in weights.max(-1))
+    return [
+        {"key": key, "text": tokens[key] if key < len(tokens) else str(key), "weight": finite(weight), "margin": finite(margin)}
+        for key, weight, margin in zip(keys, largest, margins, strict=True)
+    ]
+
+
+def _share(changed: Tensor, of: Tensor) -> float:
+    """The share of some rows that changed; NaN without rows."""
+    count = int(of.sum())
+    return int((changed & of).sum()) / count if count else float("nan")
+
+
+def _of_head(row: dict[str, Any], head: int) -> dict[str, Any]:
+    """A row of ``_probed`` for one head."""
+    return {"word": row["word"], **{name: row[name] and row[name][head] for name in ("keys", "values")}}
