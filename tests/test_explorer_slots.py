@@ -46,7 +46,9 @@ def test_schemes_are_those_of_the_library(tab: Tab) -> None:
     assert not tab.errors
 
 
-@pytest.mark.parametrize("formula", ["lambda: 1", "(t := 1)", "{t}", "[t for t in t]", "t[1:2]", "f'{t}'", "'\\x41'", "await t"])
+@pytest.mark.parametrize(
+    "formula", ["lambda: 1", "(t := 1)", "{t}", "[t for t in t]", "t[1:2]", "f'{t}'", "'\\x41'", "await t"]
+)
 def test_python_beyond_operators_and_calls_is_refused_too(tab: Tab, formula: str) -> None:
     assert "error" in formula_answer(formula)
     answer = tab.page.evaluate("([text, places]) => answers.formulaAnswer(text, places)", [formula, PLACES])
@@ -54,13 +56,13 @@ def test_python_beyond_operators_and_calls_is_refused_too(tab: Tab, formula: str
 
 
 def assert_same(browser: Any, library: Any, where: str) -> None:
-    """Equal texts and structure, numbers to 1e-12; digits of a number within a text to 1e-11, as each prints its own rounding."""
+    """Equal texts and structure, numbers to 1e-12, and 11 digits of a number within a text."""
     if isinstance(library, dict):
-        assert isinstance(browser, dict) and browser.keys() == library.keys(), (where, browser, library)
+        assert set(browser) == set(library), (where, browser, library)
         for key, value in library.items():
             assert_same(browser[key], value, f"{where} {key}")
     elif isinstance(library, list):
-        assert isinstance(browser, list) and len(browser) == len(library), (where, browser, library)
+        assert len(browser) == len(library), (where, browser, library)
         for place, (left, right) in enumerate(zip(browser, library, strict=True)):
             assert_same(left, right, f"{where} {place}")
     elif isinstance(library, float) and isinstance(browser, int | float):

@@ -6,26 +6,56 @@ from itertools import product
 from typing import Any
 
 from normscope import InputError
-from normscope.schemes import NAMED, NORM_TITLES, Expression, Product, Scheme, block_records, find_scheme, scheme_from
-from normscope.schemes import scheme_record, scheme_values
+from normscope.schemes import (
+    NAMED,
+    NORM_TITLES,
+    At,
+    Expression,
+    Product,
+    Scheme,
+    Slots,
+    block_records,
+    find_scheme,
+    scheme_from,
+    scheme_record,
+    scheme_values,
+)
 from normscope.schemes.display import fact_rows
 from normscope.schemes.expressions import finite_value
+from normscope.schemes.law import Law
+from normscope.schemes.score_slot import Temperature
 
 PLACES = [(0.0, 1.0), (3.0, 12.0), (2.5, 7.25), (40.0, 40.0), (99.0, 100.0)]
 MEASURES = {"r": 1.7, "A": 0.6, "M": 0.8, "m": 0.3}
 INNER = -0.4
 _NUMBERS = ["0", "1", "2", "3", "0.5", "1.0", "2.5", "1e-3", "1e5", ".25", "4.", "0.1", "1/3", "1e16", "12345678901234567890"]
 _HOSTILE = [
-    "", " ", "2t", "t t", "t^2", "t²", "√t", "α", "1/0", "0**-1", "(0-1)**0.5", "log(0)", "log(t-t)", "exp(1000)", "1e400", "1e300",
-    "9**9**9", "1/(t-t)", "t if t else 2", "1if t else 2", "not t", "t<2<3", "t and t or 1 and t", "t or not t", "a.b", "1 .real", "f(t)(t)",
-    "sqrt(t, 2)", "sqrt()", "sqrt(t=2)", "f(1, a=t)", "f(a=1, 2)", "t[1]", "t[1, 2]", "[t, 1]", "()", "(t,)", "t, 2", "1,", "'a' \"b\"", "True", "None",
-    "1j", "1.5J", "...", "0x1F", "0b11", "0o17", "01", "00", "1_000", "1__0", "1_", "1e", "1.e5", "t // 2", "t % 2", "t @ t", "t << 1 | 2 & 3 ^ 1",
-    "+t", "~t", "-(-t)", "- t", "--t", "2**-t", "-t**2", "(-t)**2", "t # note", "(t\n+1)", "t\n+1", "t\\\n+1", "t\x00", "t\t+ 1", "layr", "dept",
-    "alpa", "sqr(t)", "t is not t", "t not in t", "1 in t", "t;", "t=1", "t==1", "$", "t!", "“t”", "(" * 60 + "t" + ")" * 60, "(" * 120 + "t",
-    "-" * 150 + "t", "t" + "+t" * 90, "t" + "+t" * 120, "layer" + "*layer" * 33, "x" * 201, "\u202et", "t\u00a0+1", "1/(1/0)", "inf", "nan", "1e308*10", "1/(1e308*10)",
-    "t**1e200", "(t**1e200)**1e200", "t**0.001**0.001", "2**0.5**0.5", "t**(1/7)", "t**0.123456789", "sqrt(t**2)", "sqrt(sqrt(t))", "sqrt(t*depth)", "(t**2)**0.5",
-    "sqrt(depth)*sqrt(depth)", "t/t", "2/2", "-0", "0-0", "1-1", "1 - alpha", "1 - alpha*t", "1.0 - t", "1 - (t - 2)", "2 - alpha", "(((1)))", "1**0", "t**0",
+    "", " ", "2t", "t t", "t^2", "t²", "√t", "α", "1/0", "0**-1", "(0-1)**0.5", "log(0)", "log(t-t)", "exp(1000)",
+    "1e400", "1e300",
+    "9**9**9", "1/(t-t)", "t if t else 2", "1if t else 2", "not t", "t<2<3", "t and t or 1 and t", "t or not t", "a.b",
+    "1 .real", "f(t)(t)",
+    "sqrt(t, 2)", "sqrt()", "sqrt(t=2)", "f(1, a=t)", "f(a=1, 2)", "t[1]", "t[1, 2]", "[t, 1]", "()", "(t,)", "t, 2",
+    "1,", "'a' \"b\"", "True", "None",
+    "1j", "1.5J", "...", "0x1F", "0b11", "0o17", "01", "00", "1_000", "1__0", "1_", "1e", "1.e5", "t // 2", "t % 2",
+    "t @ t", "t << 1 | 2 & 3 ^ 1",
+    "+t", "~t", "-(-t)", "- t", "--t", "2**-t", "-t**2", "(-t)**2", "t # note", "(t\n+1)", "t\n+1", "t\\\n+1", "t\x00",
+    "t\t+ 1", "layr", "dept",
+    "alpa", "sqr(t)", "t is not t", "t not in t", "1 in t", "t;", "t=1", "t==1", "$", "t!", "“t”",
+    "(" * 60 + "t" + ")" * 60, "(" * 120 + "t",
+    "-" * 150 + "t", "t" + "+t" * 90, "t" + "+t" * 120, "layer" + "*layer" * 33, "x" * 201, "\u202et", "t\u00a0+1",
+    "1/(1/0)", "inf", "nan", "1e308*10", "1/(1e308*10)",
+    "t**1e200", "(t**1e200)**1e200", "t**0.001**0.001", "2**0.5**0.5", "t**(1/7)", "t**0.123456789", "sqrt(t**2)",
+    "sqrt(sqrt(t))", "sqrt(t*depth)", "(t**2)**0.5",
+    "sqrt(depth)*sqrt(depth)", "t/t", "2/2", "-0", "0-0", "1-1", "1 - alpha", "1 - alpha*t", "1.0 - t", "1 - (t - 2)",
+    "2 - alpha", "(((1)))", "1**0", "t**0",
 ]  # fmt: skip
+_WRONG_VALUES: list[Any] = [
+    None, True, 3, [], {}, "nrom", "norn", "", "none ", "qkq", "vk", "sinc", "sink+sink", "softcap(0)", "softcap(n)",
+    "softcap(1+2j)", "temperature(t)", "temperature(-n)", "sink(log(0))", "norm+1", "norm**2", "1/norm", "norm*0", "norm*(0-1)", "norm/norm",
+    "softmax ", "tangnt",
+]  # fmt: skip
+_WRONG_FORMULAS: list[Any] = ["alpha", "x", True, "1/t", 0, 2, "-1", "depth", "t", [], "log(0)"]
+_WRONG_KEYS = ["nam", "thn", "attn", "papers", "title", "name", "then", "feedforward"]
 _LETTERS = "t1.+-*/^()<=,[]% n"
 
 
@@ -50,7 +80,7 @@ def schemes(seed: int, count: int) -> list[Any]:
     for _ in range(count):
         scheme = _scheme(draw)
         made += [scheme, _mistaken(draw, scheme)]
-    return made + [None, 3, [], {}, {"name": "a"}, {"name": "a", "attention": []}, {"attention": {}}, _deep(16), _deep(17)]
+    return [*made, None, 3, [], {}, {"name": "a"}, {"name": "a", "attention": []}, {"attention": {}}, _deep(16), _deep(17)]
 
 
 def formula_answer(text: Any) -> dict[str, Any]:
@@ -95,23 +125,30 @@ def scheme_answer(dictionary: Any) -> dict[str, Any]:
 def _numbers(scheme: Scheme, t: float, depth: float) -> dict[str, Any]:
     stage = scheme.at(t, depth)
     place = stage.place(t, depth)
+    return {
+        "stage": stage.name,
+        "alpha": place.alpha,
+        "sphere": stage.on_sphere(),
+        "initial": _attempt(lambda: {"is": stage.initial_factor(t, depth)}),
+        "attention": _sublayer(stage.attention, stage.law_of(stage.attention), place),
+        "feedforward": _sublayer(stage.feedforward, stage.law_of(stage.feedforward), place),
+    }
+
+
+def _sublayer(slots: Slots, law: Law, place: At) -> dict[str, Any]:
     values = {**place.values, **MEASURES}
-    made: dict[str, Any] = {"stage": stage.name, "alpha": place.alpha, "sphere": stage.on_sphere(), "initial": None}
-    made["initial"] = _attempt(lambda: {"is": stage.initial_factor(t, depth)})
-    for sublayer in ("attention", "feedforward"):
-        slots = getattr(stage, sublayer)
-        law = stage.law_of(slots)
-        numbers = {slot: _attempt(lambda slot=slot: {"is": slots.number(slot, place)}) for slot in ("step", "carry", "input")}
-        rule = slots.score_rule
-        made[sublayer] = {
-            **numbers,
-            "speed": _attempt(lambda: {"is": finite_value(law.speed, values) if law.known else law.speed(values)}),
-            "radial": _attempt(
-                lambda: {"is": finite_value(lambda at: law.radial(INNER, at), values) if law.known else law.radial(INNER, values)}
-            ),
-            "scores": [rule.cap, rule.sink, rule.temperature and rule.temperature.formula({"n": 5.0})],
-        }
-    return made
+    rule, temperature = slots.score_rule, slots.score_rule.temperature
+    return {
+        **{slot: _attempt(lambda slot=slot: {"is": slots.number(slot, place)}) for slot in ("step", "carry", "input")},
+        "speed": _attempt(lambda: {"is": _finite(law, lambda at: law.speed(at), values)}),
+        "radial": _attempt(lambda: {"is": _finite(law, lambda at: law.radial(INNER, at), values)}),
+        "scores": [rule.cap, rule.sink, temperature.formula({"n": 5.0}) if isinstance(temperature, Temperature) else None],
+    }
+
+
+def _finite(law: Law, formula: Callable[[Any], Any], values: dict[str, Any]) -> float | None:
+    """A number or None; where theory has no law, its refusal."""
+    return finite_value(formula, values) if law.known else formula(values)
 
 
 def _attempt(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -145,7 +182,9 @@ def _broken(draw: random.Random, text: str) -> str:
 
 def _slots(draw: random.Random, feedforward: bool) -> dict[str, Any]:
     values = {
-        "input": draw.choice(["none", "norm", "norm/sqrt(layer)", f"norm*({_formula(draw, ['t', 'depth'], 1)})", "2*norm/alpha"]),
+        "input": draw.choice(
+            ["none", "norm", "norm/sqrt(layer)", f"norm*({_formula(draw, ['t', 'depth'], 1)})", "2*norm/alpha"]
+        ),
         "inner": draw.choice(["none", "none", "norm"]),
         "output": draw.choice(["none", "norm", "tangent"]),
         "step": draw.choice(["1", 0.5, "alpha", "1/sqrt(layer)", _formula(draw, ["t", "layer", "depth", "alpha"], 2)]),
@@ -153,7 +192,10 @@ def _slots(draw: random.Random, feedforward: bool) -> dict[str, Any]:
         "stream": draw.choice(["none", "norm"]),
     }
     if not feedforward:
-        parts = [f"temperature({draw.choice(['log(n)', '1 + log(n)/2', 'sqrt(n)', '2'])})", f"softcap({draw.choice([50, 2.5])})"]
+        parts = [
+            f"temperature({draw.choice(['log(n)', '1 + log(n)/2', 'sqrt(n)', '2'])})",
+            f"softcap({draw.choice([50, 2.5])})",
+        ]
         parts += [draw.choice(["sink", "sink(-1)", "sink(0)", "sink(1/2)"])]
         values["heads"] = draw.choice(["none", "q", "qk", "qkv", "v", "kv"])
         values["scores"] = "+".join(draw.sample(parts, draw.randrange(4))) or "softmax"
@@ -170,7 +212,10 @@ def _scheme(draw: random.Random, stages: int = 3) -> dict[str, Any]:
     if draw.random() < 0.5:
         values["alpha"] = draw.choice([0.05, "1/layer", "2", _formula(draw, ["t", "depth"], 1)])
     if draw.random() < 0.2:
-        values |= {"learned": "scalar", "initial": draw.choice(["sqrt(log(2*depth))", "(8*depth)**(-1/4)", _formula(draw, ["depth"], 1)])}
+        values |= {
+            "learned": "scalar",
+            "initial": draw.choice(["sqrt(log(2*depth))", "(8*depth)**(-1/4)", _formula(draw, ["depth"], 1)]),
+        }
     if stages and draw.random() < 0.4:
         values |= {"until": draw.choice([0.25, "1/depth", 0.5, "2/depth", "1/3"]), "then": _scheme(draw, stages - 1)}
     return values
@@ -180,8 +225,7 @@ def _mistaken(draw: random.Random, scheme: dict[str, Any]) -> dict[str, Any]:
     """The same scheme with one mistake, or one more thing that may be one."""
     wrong = {**scheme, "attention": dict(scheme["attention"])}
     slot = draw.choice(["input", "heads", "scores", "inner", "gate", "output", "step", "carry", "stream"])
-    anything = draw.choice([None, True, 3, [], {}, "nrom", "norn", "", "none ", "qkq", "vk", "sinc", "sink+sink", "softcap(0)", "softcap(n)", "softcap(1+2j)",
-                            "temperature(t)", "temperature(-n)", "sink(log(0))", "norm+1", "norm**2", "1/norm", "norm*0", "norm*(0-1)", "norm/norm", "softmax ", "tangnt"])  # fmt: skip
+    anything = draw.choice(_WRONG_VALUES)
     edits: list[Callable[[], Any]] = [
         lambda: wrong["attention"].update({slot: anything}),
         lambda: wrong["attention"].update({slot + draw.choice("xs"): "none"}),
@@ -189,10 +233,12 @@ def _mistaken(draw: random.Random, scheme: dict[str, Any]) -> dict[str, Any]:
         lambda: wrong["attention"].update(scores=_broken(draw, "temperature(1 + log(n))+softcap(50)+sink(-1)")),
         lambda: wrong["attention"].update(input=_broken(draw, "norm/sqrt(layer)")),
         lambda: wrong.update({draw.choice(["norm", "learned", "weights"]): anything}),
-        lambda: wrong.update({draw.choice(["alpha", "initial", "until"]): draw.choice(["alpha", "x", True, "1/t", 0, 2, "-1", "depth", "t", [], "log(0)"])}),
-        lambda: wrong.update({draw.choice(["nam", "thn", "attn", "papers", "title", "name", "then", "feedforward"]): draw.choice([3, "a b", "", [1], {}, "pre"])}),
-        lambda: wrong.update(feedforward={**_slots(draw, True), draw.choice(["heads", "scores", "gate"]): draw.choice(["qk", "sink", "sigmoid"])}),
-    ]  # fmt: skip
+        lambda: wrong.update({draw.choice(["alpha", "initial", "until"]): draw.choice(_WRONG_FORMULAS)}),
+        lambda: wrong.update({draw.choice(_WRONG_KEYS): draw.choice([3, "a b", "", [1], {}, "pre"])}),
+        lambda: wrong.update(
+            feedforward={**_slots(draw, True), **draw.choice([{"heads": "qk"}, {"scores": "sink"}, {"gate": "x"}])}
+        ),
+    ]
     draw.choice(edits)()
     return wrong
 
