@@ -197,8 +197,9 @@ export function createLines(host, options) {
     }
     series.forEach((each, index) => {
       const ink = inkOf(each, index);
-      const look = { fill: "none", stroke: ink, "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" };
-      parts.push(svg("path", { d: pathOf(each.x, each.y, across, down), ...look, "stroke-linejoin": "round", class: "lines-path" }));
+      const look = { stroke: ink, "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" };
+      const path = { d: pathOf(each.x, each.y, across, down), fill: "none", "stroke-linejoin": "round", class: "lines-path" };
+      parts.push(svg("path", { ...path, ...look }));
       if (!each.dots) return;
       for (let i = 0; i < each.x.length; i += 1) {
         const [x, y] = [across.place(each.x[i]), down.place(each.y[i])];
