@@ -31,8 +31,8 @@ _DIGITS = 6  # of numbers that are drawn
 def ledger_data(path: Path | str | None = None) -> dict[str, Any]:
     """What the page shows of a run folder of ``normscope verify``; of the packaged run without one.
 
-    ``source`` says which run it was; ``statements`` has a dictionary for each, with ``groups`` (the worst margin of each option of
-    a choice), ``origins`` (how many cases were edges, random or searched), and, where there is one, ``curves``, ``dial`` and
+    ``source`` says which run it was; ``statements`` has a dictionary for each, with ``groups`` (the worst margin of each option
+    of a choice), ``origins`` (how many cases were edges, random or searched), and, where there is one, ``curves``, ``dial`` and
     ``simulation``.
     """
     if path is None:

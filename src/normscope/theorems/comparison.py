@@ -69,8 +69,9 @@ class Comparison:
 
     def pair(self, check: int) -> tuple[float, float]:
         """Measured and claimed of one of the numbers compared."""
-        measured, claimed = torch.broadcast_tensors(_tensor(self.measured), _tensor(self.claimed))
-        return float(measured.flatten()[check]), float(claimed.flatten()[check])
+        measured, claimed = _tensor(self.measured), _tensor(self.claimed)
+        both = measured + torch.zeros_like(claimed), torch.zeros_like(measured) + claimed
+        return float(both[0].flatten()[check]), float(both[1].flatten()[check])
 
     def deviation(self, margin: float) -> str:
         """What a margin of such a comparison means, in words."""
