@@ -1,6 +1,7 @@
 // A line chart in SVG: axes, legend, marker and tips; redrawn when data, width or theme change. Strips and the ledger use it.
 import { element, svg } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
+import { csvBlob } from "./save.js";
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const SIZE = 11;
@@ -191,12 +192,13 @@ export function createLines(host, options) {
     }
     if (settings.y.label) {
       const middle = (top + bottom) / 2;
-      text(11, middle, settings.y.label, colours.soft, { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` });
+      const turned = { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` };
+      text(11, middle, settings.y.label, colours.soft, turned);
     }
     series.forEach((each, index) => {
       const ink = inkOf(each, index);
-      const look = { fill: "none", stroke: ink, "stroke-width": each.width ?? 2, "stroke-linejoin": "round", class: "lines-path" };
-      const path = { d: pathOf(each.x, each.y, across, down), "stroke-dasharray": dashOf(each, index) || "none" };
+      const look = { stroke: ink, "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" };
+      const path = { d: pathOf(each.x, each.y, across, down), fill: "none", "stroke-linejoin": "round", class: "lines-path" };
       parts.push(svg("path", { ...path, ...look }));
       if (!each.dots) return;
       for (let i = 0; i < each.x.length; i += 1) {
@@ -248,7 +250,7 @@ export function createLines(host, options) {
   function describe() {
     const ends = settings.series.map(({ name, y }) => {
       const finite = Array.from(y).filter(Number.isFinite);
-      return finite.length ? `${name} from ${formatY(finite[0])} to ${formatY(finite[finite.length - 1])}` : `${name}: no values`;
+      return finite.length ? `${name} from ${formatY(finite[0])} to ${formatY(finite.at(-1))}` : `${name}: no values`;
     });
     const axes = `${settings.y.label ?? "value"} over ${settings.x.label ?? "x"}`;
     return `${settings.label ? `${settings.label}: ` : ""}${axes}. ${ends.join("; ")}.`;
@@ -314,15 +316,11 @@ export function createLines(host, options) {
     return new XMLSerializer().serializeToString(made);
   }
 
+  /** The numbers of all lines as a blob of CSV. */
   function csv() {
-    const quoted = (words) => (/[",\n]/.test(words) ? `"${words.replaceAll('"', '""')}"` : words);
-    const lines = [["line", settings.x.label ?? "x", settings.y.label ?? "y"].map(quoted).join(",")];
-    for (const each of settings.series) {
-      for (let i = 0; i < each.x.length; i += 1) {
-        lines.push([quoted(each.name), each.x[i], Number.isFinite(each.y[i]) ? each.y[i] : ""].join(","));
-      }
-    }
-    return `${lines.join("\n")}\n`;
+    const rows = settings.series.flatMap(({ name, x, y }) =>
+      Array.from(x, (value, i) => [name, value, Number.isFinite(y[i]) ? y[i] : null]));
+    return csvBlob(["line", settings.x.label ?? "x", settings.y.label ?? "y"], rows);
   }
 
   function dispose() {
