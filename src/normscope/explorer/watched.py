@@ -76,7 +76,8 @@ class Blocks:
         counts = np.stack([count[:, rows].sum(1) for rows in chosen], 1)
         if what == "mean":
             sums = np.stack([total[:, rows].sum(1) for rows in chosen], 1)
-            return np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
+            means: Floats = np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
+            return means
         extremes = [least[:, rows].min(1) if what == "least" else largest[:, rows].max(1) for rows in chosen]
         return np.where(counts > 0, np.stack(extremes, 1), math.nan)
 
@@ -248,7 +249,7 @@ class WatchedTraining:
         if table is None or each.column not in table.columns:
             return {}
         rows = _grouped(table.names, len(ROWS_OF[each.table]))
-        filled = np.isfinite(table.values(each.column, "mean", 0, list(rows.values()))).any(axis=0)
+        filled = map(np.any, np.isfinite(table.values(each.column, "mean", 0, list(rows.values()))).T)
         return dict([item for item, shown in zip(rows.items(), filled, strict=True) if shown][:_ROWS])
 
     def _map(self, each: LayerMap, first: int) -> dict[str, Any] | None:
