@@ -1,30 +1,14 @@
 """Run folders of models as data for the model atlas: what was measured then, without the model."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
-from normscope.experiments.result import load
 from normscope.explorer.atlas_tables import curves, grid_of, head_grids, journey_data
 from normscope.results.tables import Tables, plain_rows, table_of, token_name
 
 _MAPS = "An audit keeps the attention maps of the few heads that noise would damage most; open the model to see every head's."
 _WORDS = "An audit does not probe heads with words; open the model, or run normscope words."
 _TOKEN = "An audit follows one token of its sentence; open the model to follow any token of a prompt."
-
-
-def is_atlas(tables: Tables, about: Mapping[str, Any]) -> bool:
-    """Whether a run holds something that the atlas shows: heads by layer, or curves by layer, of one model."""
-    return "layers" in about and "model" in about and bool(head_grids(tables, int(about["layers"])) or curves(tables))
-
-
-def read_audit(path: Path | str) -> dict[str, Any]:
-    """The data of a run folder; ``InputError`` with plain words for one that is damaged or holds nothing for the atlas."""
-    result = load(path)
-    if not is_atlas(result.tables, result.configuration):
-        raise InputError(f"'{path}' is a run of {result.kind.command}, which has no heads and no layers for the atlas")
-    return audit_data(result.tables, result.configuration)
 
 
 def audit_data(tables: Tables, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Asked(BaseModel):
 
 
 class OpenModels:
-    """The models that a server was given; each is opened when it is first asked, and its weights are probed in the background."""
+    """The models that a server was given, each opened when it is first asked; then its weights are probed in the background."""
 
     def __init__(self, names: Sequence[str], queue: ModelQueue) -> None:
         self.names, self.queue = tuple(names), queue
@@ -114,7 +114,9 @@ def add_model_routes(app: FastAPI, names: Sequence[str], queue: ModelQueue) -> N
     add("prompt", lambda session, asked, check: session.read(asked.prompt, check), "read")
     add("prompt", lambda session, asked, check: session.later(asked.prompt, check), "later")
     add("head", lambda session, asked, check: session.head(asked.prompt, asked.layer, asked.head, _noise(asked), check), "head")
-    add("words", lambda session, asked, check: session.words(asked.prompt, asked.layer, asked.head, asked.token, check), "words")
+    add(
+        "words", lambda session, asked, check: session.words(asked.prompt, asked.layer, asked.head, asked.token, check), "words"
+    )
     add("token", lambda session, asked, check: session.token(asked.prompt, asked.token, check), "token")
     add("noise", lambda session, asked, check: session.noise(asked.prompt, _noise(asked) or {}, asked.token, check), "noise")
 
