@@ -195,7 +195,7 @@ def test_long_prompts_and_wrong_places_are_refused_in_plain_words(session: Model
 
 
 def test_a_run_ends_between_layers(session: ModelSession) -> None:
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     seen = []
@@ -203,9 +203,9 @@ def test_a_run_ends_between_layers(session: ModelSession) -> None:
     def check() -> None:
         seen.append(1)
         if len(seen) == 2:
-            raise Stop
+            raise StopError
 
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         session.read("the world of the time", check)
     assert len(session.read("the world of the time")["prompt"]["tokens"]) == 5  # nothing half is kept
 

@@ -80,7 +80,7 @@ HEAD_MEASURES = (
                 "As the smallest margin, for the median near-one-hot row of the head.",
                 "margins", _column("median_margin"), "log"),
     HeadMeasure("collapse", "Circuit collapse", "probability of a switch",
-                f"The probability that a near-one-hot row switches its key at {100 * NOISE:g} % RMS noise on key norms, by theory.",
+                f"By theory: how likely a near-one-hot row switches its key at {100 * NOISE:g} % RMS noise on key norms.",
                 "collapse", _column("probability", noise=NOISE, definition="loose")),
     HeadMeasure("interference", "Interference", "relative change of logits",
                 "How much attention logits change when content that the head cannot read is resampled before the norm.",

@@ -43,10 +43,10 @@ def _maps(tables: Tables, size: int) -> list[dict[str, Any]]:
     maps = table_of(tables, "maps")
     if maps is None:
         return []
-    return [
-        {"layer": int(layer), "head": int(head), "pattern": grid_of(plain_rows(rows), size)}
-        for (layer, head), rows in maps.groupby(["layer", "head"])
-    ]
+    cells: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in plain_rows(maps):
+        cells.setdefault((int(row["layer"]), int(row["head"])), []).append(row)
+    return [{"layer": layer, "head": head, "pattern": grid_of(rows, size)} for (layer, head), rows in sorted(cells.items())]
 
 
 def _token(tables: Tables, about: Mapping[str, Any]) -> dict[str, Any] | None:
