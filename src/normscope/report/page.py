@@ -13,7 +13,7 @@ from normscope.report.blocks import blocks_svg
 from normscope.report.charts import draw
 from normscope.report.outline import Outline, Target
 from normscope.report.sphere import scene_data, scene_svg
-from normscope.report.theme import DARK, FONT, LIGHT, STEPS_ON_DARK, STEPS_ON_LIGHT, vega_config
+from normscope.report.theme import DARK, FONT, LIGHT, STEPS_ON_DARK, STEPS_ON_LIGHT, theme_css, vega_config
 from normscope.results.figures import Blocks, Chart, HeatMap, Panels, Scene
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
@@ -65,10 +65,7 @@ def render_page(
         folded=others[shown:],
         sections=parts,
         footer=footer,
-        font=Markup(FONT),
-        light=_variables("light"),
-        dark=_variables("dark"),
-        css=Markup(_file("page.css")),
+        css=Markup(theme_css() + _file("page.css")),
         data=Markup(compact({**themes, "figures": plots, **({"follow": dict(follow)} if follow else {})})),
         vega=Markup(vega_script() if any("spec" in plot for plot in plots) else ""),
         sphere_script=Markup(_file("sphere.js") if any("data" in plot for plot in plots) else ""),
@@ -109,13 +106,6 @@ def vega_script() -> str:
 
 def _file(name: str) -> str:
     return files("normscope.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _variables(theme: str) -> dict[str, str]:
-    """The colours of the style sheet."""
-    colours = LIGHT if theme == "light" else DARK
-    lines = {f"line-{i}": colour for i, colour in enumerate(vega_config(colours)["range"]["category"])}
-    return {**{key: colour for key, colour in colours.items() if key != "last"}, **lines}
 
 
 def _finding(finding: Finding, outline: Outline) -> dict[str, Any]:

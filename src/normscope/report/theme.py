@@ -44,6 +44,25 @@ STATIC_FONT = "'DejaVu Sans', 'Liberation Sans', Arial, sans-serif"  # of files,
 _NARROW, _WIDE = "ijlt.,:;'|!()[]{}f ·", "mwMW@%—→"
 
 
+def theme_css() -> str:
+    """The colours as variables of a style sheet: the screen's theme, or the one that ``data-theme`` of the root names."""
+    light, dark = (
+        " ".join(f"--{name}: {colour};" for name, colour in {**colours, **_line_variables(colours)}.items())
+        for colours in (LIGHT, DARK)
+    )
+    return (
+        f":root {{ color-scheme: light dark; --font: {FONT}; {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}\n"
+        f"@media screen {{ :root[data-theme=dark] {{ color-scheme: dark; {dark} }} "
+        ":root[data-theme=light] { color-scheme: light; } }\n"
+        "@media print { :root { color-scheme: light; } }\n"
+    )
+
+
+def _line_variables(colours: dict[str, str]) -> dict[str, str]:
+    return {f"line-{i}": colour for i, colour in enumerate((*LINE_COLOURS, colours["last"]))}
+
+
 def vega_config(colours: dict[str, str], font: str = STATIC_FONT) -> dict[str, Any]:
     """The look of all charts in these colours."""
     axis = {

@@ -1,0 +1,1 @@
+"""The explorer: a browser application that shows token dynamics, models, training runs and the ledger."""
