@@ -55,17 +55,19 @@ export class SymmetricFlow {
     values.M = values.A / gate;
     const sink = rule.sink === null ? 0 : Math.exp(rule.sink - self);
     values.m = sink / (Z + sink);
-    const speed = number(law.speed, values);
-    const closing = (size * 2 * w * ((n - 1) * gamma + 1)) / (Z * speed);
-    return {
+    const rate = number(law.speed.power(-1), values); // 1/s, which is 0 where nothing is added
+    const closing = (size * 2 * w * ((n - 1) * gamma + 1) * rate) / Z;
+    const rates = {
       cosine: gamma,
       variance: ((n - 1) / n) * gap,
       radius: r,
-      speed: (size * sideways) / (Z * speed),
+      speed: (size * sideways * rate) / Z,
       cosine_rate: closing * gap,
       radialRate: number({ evaluate: () => law.radial.evaluate((size * R) / Z, values) }, values),
       closing,
     };
+    if (!Object.values(rates).every(Number.isFinite)) throw new InputError("not a finite number");
+    return rates;
   }
 
   /** The logit of a token with itself, and how much smaller those with the others are. */
