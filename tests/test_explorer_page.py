@@ -2,6 +2,10 @@
 
 import csv
 import io
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +14,9 @@ import pytest
 from PIL import Image
 
 from helpers.browser import Tab, assert_readable, open_tab
-from normscope.explorer.page import FOLDERS, explorer_data, render_explorer
+from helpers.cli import run
+from normscope.explorer.export import export_explorer
+from normscope.explorer.page import FOLDERS
 from normscope.report.bundle import BundleError, bundle
 
 VIEWS = ("lab", "atlas", "training", "ledger")
@@ -38,9 +44,7 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("explorer") / "tour.html"
-    path.write_text(render_explorer(explorer_data()), encoding="utf-8")
-    return path
+    return export_explorer(tmp_path_factory.mktemp("explorer") / "tour.html")
 
 
 def test_modules_have_scopes_of_their_own(tmp_path: Path, tab: Tab) -> None:
@@ -212,3 +216,84 @@ def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
         tab.page.wait_for_function(f"{READY} && {SHOWN} === 'view-lab'")
         assert tab.run("document.querySelectorAll('.failure').length") == 0
         assert tab.errors == []
+
+
+# The command
+
+
+def test_an_exported_page_is_small_and_replaced_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "explore", "--export", "tour.html") == (0, "tour.html\n", "")
+    first = (here / "tour.html").read_bytes()
+    assert len(first) <= 5_000_000
+    status, out, err = run(capsys, "explore", "--export", "tour.html")
+    assert (status, out) == (2, "")
+    assert "'tour.html' exists already" in err
+    assert "--overwrite" in err
+    assert run(capsys, "explore", "--export", "tour.html", "--overwrite")[0] == 0
+    assert (here / "tour.html").read_bytes() == first  # the same page every time
+    assert [path.name for path in here.iterdir()] == ["tour.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--export", "tour.pdf"), "--export tour.pdf: the page's name has to end in .html"),
+        (("--export", "absent/tour.html"), "there is no folder 'absent'"),
+        (("--export", "mine.html", "--overwrite"), "'mine.html' exists and is no page of the explorer"),
+        (("--export", "folder.html", "--overwrite"), "'folder.html' exists and is no page of the explorer"),
+        (("package:smollm2", "--export", "tour.html"), "'package:smollm2' is no run folder"),
+        (("--export", "tour.html", "--open"), "--export writes a file and opens nothing"),
+        (("damaged", "--export", "tour.html"), "damaged"),
+        (("--port", "70000"), "--port"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    (here / "mine.html").write_text("<p>mine</p>")
+    for folder in ("folder.html", "damaged"):
+        (here / folder).mkdir()
+    (here / "damaged" / "run.json").write_text("{")
+    status, out, err = run(capsys, "explore", *arguments)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+    assert (here / "mine.html").read_text() == "<p>mine</p>"
+    assert not (here / "tour.html").exists()
+
+
+def test_only_the_server_needs_the_extra(here: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('fastapi', 'uvicorn', 'starlette')))\n"
+        "from normscope.cli import main; main(sys.argv[1:])"
+    )
+    served, exported = (
+        subprocess.run([sys.executable, "-c", code, "explore", *extra], capture_output=True, text=True, check=False)
+        for extra in (("--no-open",), ("--export", "tour.html"))
+    )
+    assert (served.returncode, served.stdout, len(served.stderr.splitlines())) == (2, "", 1)
+    assert "pip install 'normscope[explorer]'" in served.stderr
+    assert "--export" in served.stderr
+    assert (exported.returncode, exported.stdout) == (0, "tour.html\n"), exported.stderr
+
+
+def test_a_served_page_opens_and_says_when_its_server_is_gone(tab: Tab, here: Path) -> None:
+    command = [sys.executable, "-c", "from normscope.cli import main; main()", "explore", "--port", "0", "--no-open"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]+", line)
+        assert address is not None, line
+        tab.page.goto(address.group())
+        tab.errors.clear()
+        tab.page.wait_for_function(READY)
+        assert tab.run(SHOWN) == "view-lab"
+        assert tab.errors == []
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
+        tab.page.wait_for_function("document.getElementById('connection').textContent.includes('does not answer')")
+        assert tab.run(SHOWN) == "view-lab"
+    finally:
+        server.kill()
+        server.communicate()
+        tab.page.goto("about:blank")
