@@ -154,6 +154,13 @@ def test_dialogs_open_by_key_and_close_by_key_and_say_what_they_are(tab: Tab, pa
     assert tab.errors == []
 
 
+def test_a_change_of_the_view_is_announced(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    tab.page.keyboard.press("4")
+    tab.page.wait_for_function("document.getElementById('announcement').textContent === 'Ledger'")
+    assert tab.run("document.getElementById('announcement').ariaLive") == "polite"
+
+
 def test_the_first_tab_stop_skips_to_the_view(tab: Tab, page: Path) -> None:
     tab.open(page)
     tab.page.keyboard.press("Tab")
@@ -192,9 +199,11 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
     assert tab.errors == []
 
 
-def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: Path) -> None:
+def test_a_page_from_disk_needs_no_network_and_runs_its_own_script_alone(tab: Tab, page: Path) -> None:
+    tab.page.context.set_offline(True)
     tab.open(page)
     assert tab.run(READY)
+    assert tab.errors == []
     assert [address for address in tab.loaded if not address.startswith(("data:", "blob:"))] == [page.as_uri()]
     tab.run("""(() => {
       const script = document.createElement("script");
@@ -206,6 +215,7 @@ def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: P
     assert tab.run("typeof injected") == "undefined"
     assert all("Content Security Policy" in error or "example.org" in error for error in tab.errors)
     assert tab.errors
+    tab.page.context.set_offline(False)
 
 
 def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
