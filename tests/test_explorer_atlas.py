@@ -159,7 +159,7 @@ def test_heads_are_described_in_words(session: ModelSession, folder: str) -> Non
     """The tokens with the largest q·k are those that the words experiment reports; common nouns come with the background."""
     token = session.reading(PROMPT).tokens[1].strip()
     for step in session.background():
-        step()
+        step(lambda: None)
     assert session.background() == []
     shown = session.words(PROMPT, 1, 1, 1)["rows"]
     wanted = ns.words(folder, "queries", layer=1, head=1, word=token, nearest=6, progress=False).tables["nearest"]

@@ -295,7 +295,7 @@ class ModelSession:
         if reason:
             return {"rows": [], "missing": reason}
         token = int(reading.subject.sample.tokens[0, self._position(reading, position)])
-        rows = [self._probe(layer, token), *self._nouns.get(layer, [])]
+        rows = [self._probe(layer, token, check), *self._nouns.get(layer, [])]
         return {"rows": [_of_head(row, head) for row in rows], "missing": ""}
 
     def token(self, prompt: str, position: int, check: Check = _nothing) -> dict[str, Any]:
@@ -420,8 +420,8 @@ class ModelSession:
 
     # What is computed while nobody waits
 
-    def background(self) -> list[Callable[[], None]]:
-        """Steps that probe the weights without a prompt, a layer each; what they compute is kept."""
+    def background(self) -> list[Callable[[Check], None]]:
+        """Steps that probe the weights without a prompt, a layer each; what a step that was not stopped computes is kept."""
         if self._missing_parts().get("words"):
             return []
         return [partial(self._probe_nouns, layer) for layer in self.model.attention_layers if layer not in self._nouns]
@@ -435,26 +435,26 @@ class ModelSession:
             reading.whole = True
         return self.read(prompt, check)
 
-    def _probe_nouns(self, layer: int) -> None:
+    def _probe_nouns(self, layer: int, check: Check) -> None:
         """What the heads of a layer do with common nouns."""
         try:
             words = probe_words(self.model)[:_NOUNS]
         except InputError:  # a vocabulary without English nouns
             self._nouns[layer] = []
             return
-        found = self._probed(layer, tokens_of(self.model, words))
+        found = self._probed(layer, tokens_of(self.model, words), check)
         self._nouns[layer] = [{**row, "word": word.name} for word, row in zip(words, found, strict=True)]
 
-    def _probe(self, layer: int, token: int) -> dict[str, Any]:
+    def _probe(self, layer: int, token: int, check: Check) -> dict[str, Any]:
         """What the heads of a layer do with one token; kept."""
         if (layer, token) not in self._probes:
-            (found,) = self._probed(layer, torch.tensor([token], device=self.model.device))
+            (found,) = self._probed(layer, torch.tensor([token], device=self.model.device), check)
             self._probes[layer, token] = found
         return self._probes[layer, token]
 
-    def _probed(self, layer: int, tokens: Tensor) -> list[dict[str, Any]]:
+    def _probed(self, layer: int, tokens: Tensor, check: Check) -> list[dict[str, Any]]:
         """For every token: its text, and by head the tokens that it looks for and that its value promotes."""
-        keys = nearest_keys(self.model, layer, tokens, _NEAREST)
+        keys = nearest_keys(self.model, layer, tokens, _NEAREST, progress=lambda share: check())
         try:
             values: Returned | None = nearest_values(self.model, layer, updates_of(self.model, layer, tokens), _NEAREST)[0]
         except InputError:  # a gate or norm between the heads and W_O: no updates by head

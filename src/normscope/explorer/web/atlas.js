@@ -112,7 +112,8 @@ export function createAtlas(host, app) {
 
   /** Ask for parts in their order, and show them as they come; a newer change takes over. */
   async function follow(asked) {
-    const mine = ++run;
+    const mine = ++run, began = performance.now(), since = () => ((performance.now() - began) / 1000).toFixed(1);
+    host.dataset.settled = "false";
     if (makeSides()) ORDER.forEach((part) => asked.add(part));
     showControls();
     if (!asked.size) return showAll();
@@ -120,7 +121,6 @@ export function createAtlas(host, app) {
     if (asked.has("read")) {
       status.textContent = models().length ? "Reading the prompt…" : "";
       cancel.hidden = !models().length;
-      const began = performance.now();
       try {
         await Promise.all(all().map((side) => side.read(state, "read")));
       } catch (error) {
@@ -128,8 +128,7 @@ export function createAtlas(host, app) {
       }
       if (mine !== run) return undefined;
       cancel.hidden = true;
-      const seconds = ((performance.now() - began) / 1000).toFixed(1);
-      status.textContent = models().some(({ data }) => data) ? `Read in ${seconds} s.` : "";
+      status.textContent = "";
       for (const side of all()) if (side.data) side.showAbout();
       showControls();
     }
@@ -141,10 +140,13 @@ export function createAtlas(host, app) {
       await Promise.all(ready.map((side) => side[`ask${part[0].toUpperCase()}${part.slice(1)}`](state)));
       if (mine !== run) return undefined;
       if (part === "noise") showNoise();
-      if (part === "token") for (const side of ready) side.showNext();
-      if (part === "token") showChart();
+      if (part === "token") {
+        for (const side of ready) side.showNext();
+        showChart();
+      }
+      if (part === "head" && asked.has("read") && models().some(({ data }) => data)) status.textContent = `Shown after ${since()} s.`;
     }
-    host.dataset.settled = String(mine);
+    host.dataset.settled = "true";
     poll();
     return undefined;
   }
@@ -265,7 +267,7 @@ export function createAtlas(host, app) {
     chartWords.textContent = found?.text ?? sides.a?.data?.missing.curves ?? "No curves by layer were measured.";
     if (!found) return;
     const series = seriesOf();
-    const settings = { series, label: found.title, x: { label: "layer" }, y: { label: found.label, log: found.log }, colours: app.theme.colours,
+    const settings = { series, label: found.title, x: { label: "layer", format: (value) => (Number.isInteger(value) ? String(value) : "") }, y: { label: found.label, log: found.log }, colours: app.theme.colours,
       tip: app.tip, marker: state.layer, onPick: (x) => update({ layer: Math.max(Math.round(x), 0) }), height: 260 };
     if (chart) chart.set(settings);
     else chart = createLines(chartPlace, settings);
@@ -278,7 +280,7 @@ export function createAtlas(host, app) {
     showMaps();
     showChart();
     for (const side of all()) if (side.data) side.showHead(state);
-    host.dataset.settled = String(run);
+    host.dataset.settled = "true";
     return undefined;
   }
 

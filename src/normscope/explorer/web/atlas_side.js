@@ -85,8 +85,12 @@ export function createSide(app, source, on) {
   /** What the noise does, in one sentence. */
   function noiseText() {
     if (!noise) return canBeNoisy() ? "" : data?.missing.noise ?? "Noise needs an open model: an audit has only what was measured then.";
+    const shares = noise.moved.flat().filter((value) => value !== null);
+    const moved = shares.length ? shares.reduce((sum, value) => sum + value, 0) / shares.length : 0;
+    const all = `The top key changes for ${(100 * moved).toPrecision(2)} % of all queries.`;
     const expected = noise.expected === null ? "" : ` (theory, for noise on each layer's keys alone: ${shortNumber(noise.expected)})`;
-    return `${noise.lost} of ${noise.rows} near-one-hot rows attend to another key${expected}.`;
+    if (!noise.rows) return `No attention row is near one-hot in this prompt, so that no circuit can collapse. ${all}`;
+    return `${noise.lost} of ${noise.rows} near-one-hot rows collapse onto another key${expected}. ${all}`;
   }
 
   async function guarded(promise, use) {
