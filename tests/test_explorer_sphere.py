@@ -274,8 +274,14 @@ def test_a_scene_of_a_report_has_all_its_marks_and_names(tab: Tab) -> None:
     svgs = tab.run(f"""(async () => {{
       a = create("left"); b = without(() => create("right"));
       for (const sphere of [a, b]) sphere.setScene({json.dumps(scene_data(scene))});
+      document.getElementById("left").focus();
       return [a.svg(), b.svg()];
     }})()""")
+    tab.page.keyboard.press("Enter")
+    for _ in range(tab.run("a.chosen") - 1):
+        tab.page.keyboard.press("Shift+Tab")
+    assert tab.run("a.live.textContent").startswith("layer 1: b, elevation")
+    assert ">layer 1: b</text>" in tab.run("a.svg()")
     assert svgs[0].replace(">left<", "><") == svgs[1].replace(">right<", "><")
     assert len(circles(svgs[0])) == 31
     assert svgs[0].count("<circle") == 31 + 4
