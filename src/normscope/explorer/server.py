@@ -23,12 +23,13 @@ except ImportError as error:
     raise MissingExtraError(f"the explorer's server needs {error.name}: pip install 'normscope[explorer]'") from error
 
 from normscope.errors import InputError
+from normscope.explorer import HOST, PORT
 from normscope.explorer.folders import Folders, UnknownRunError, first_view, split_sources
+from normscope.explorer.model_routes import add_model_routes
 from normscope.explorer.page import content_policy, explorer_data, render_explorer
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue
 from normscope.explorer.security import Guard, Rules, check_token, is_loopback, new_token
 
-HOST, PORT = "127.0.0.1", 8347
 _EVERY = 1.0  # seconds between two looks at the run folders
 _QUICK = 0.25  # seconds between two looks at the queue
 _BEAT = 10.0  # seconds between two signs of life
@@ -69,6 +70,7 @@ def make_app(settings: Settings) -> FastAPI:
     _add_page(app, models)
     _add_runs(app, folders)
     _add_events(app, folders, queue)
+    add_model_routes(app, models, queue)
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _explained(status))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -255,4 +257,4 @@ def _listen(settings: Settings) -> socket.socket:
     return listening
 
 
-__all__ = ["HOST", "PORT", "Settings", "address", "exposed", "make_app", "serve"]
+__all__ = ["Settings", "address", "exposed", "make_app", "serve"]

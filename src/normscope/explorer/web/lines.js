@@ -117,13 +117,13 @@ export function nearestIndex(xs, x) {
  * gap), `colour` and `dash` indices of the theme's series and of dash patterns, or a colour, `dot: false` for no dot at the
  * marker; `{x, y}`: `{label, log?, domain?, format?}`, a domain [1, 0] runs from right to left; `{colours}` those of the theme;
  * `{label}` words for screen readers; `{marker}` a value of x or null; `{bands}` `[{from, to, name}]` shaded stretches of x;
- * `{rules}` `[{y, name}]` horizontal lines; `{height, legend, tip, onPick}`: `tip(event, rows | null)` shows a small table,
- * `onPick(x)` is called where the chart is clicked or dragged.
- * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, dispose}`.
+ * `{rules}` `[{y, name}]` horizontal lines; `{height, legend, left, tip, onPick}`: `left` is the least room for the y
+ * axis, `tip(event, rows | null)` shows a small table, `onPick(x)` is called where the chart is clicked or dragged.
+ * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, box, dispose}`.
  */
 export function createLines(host, options) {
   let settings = { series: [], x: {}, y: {}, bands: [], rules: [], label: "", marker: null, height: 220, legend: true,
-    tip: null, onPick: null };
+    left: 0, tip: null, onPick: null };
   let view = null;
 
   const picture = svg("svg", { class: "lines-picture", role: "img" });
@@ -154,7 +154,7 @@ export function createLines(host, options) {
     const down = axisOf(y, [...series.map((line) => line.y), rules], bottom, top, 0.05);
     const yTicks = ticksOf(...down.ends, Math.max(Math.floor((bottom - top) / 34), 2), down.log);
     const longest = Math.max(...yTicks.map((tick) => tickY(tick).length), 1);
-    const left = (y.label && !long ? 18 : 4) + longest * LETTER + TICK + 4;
+    const left = Math.max((y.label && !long ? 18 : 4) + longest * LETTER + TICK + 4, settings.left);
     const across = axisOf(x, series.map((line) => line.x), left, Math.max(width - 12, left + 20), 0);
     const xTicks = ticksOf(...across.ends, Math.max(Math.floor((width - left) / 64), 2), across.log);
     const right = Math.max(width - 12, left + 20);
@@ -343,5 +343,5 @@ export function createLines(host, options) {
   }
 
   set(options);
-  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; } };
+  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; }, get box() { return view; } };
 }
