@@ -343,5 +343,9 @@ export function createLines(host, options) {
   }
 
   set(options);
-  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; }, get box() { return view; } };
+  return {
+    set, mark, svg: svgText, csv, element: root, dispose,
+    get marker() { return settings.marker; },
+    get box() { return view; },
+  };
 }
