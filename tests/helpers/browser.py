@@ -1,6 +1,7 @@
 """A headless browser for tests, driven by playwright: pages of files, and what they load and complain about."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,14 @@ class Tab:
     def run(self, script: str) -> Any:
         """The value of an expression in the page, awaited if it is a promise."""
         return self.page.evaluate(script)
+
+    def wait(self, script: str, seconds: float = 60.0) -> Any:
+        """The value of an expression once it is true; asked from outside: a strict policy forbids the page to evaluate."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.run(script)):
+            assert time.monotonic() < deadline, script
+            time.sleep(0.02)
+        return value
 
 
 @contextmanager
