@@ -18,6 +18,7 @@ from helpers.cli import run
 from normscope.explorer.export import export_explorer
 from normscope.explorer.page import FOLDERS
 from normscope.report.bundle import BundleError, bundle
+from normscope.report.theme import DARK, LIGHT
 
 VIEWS = ("lab", "atlas", "training", "ledger")
 READY = "document.documentElement.dataset.ready === 'true'"
@@ -131,13 +132,13 @@ def test_tabs_keys_and_the_back_button_choose_the_view(tab: Tab, page: Path) -> 
     tab.open(page)
     assert tab.run(SHOWN) == "view-lab"
     tab.page.get_by_role("tab", name="Ledger").click()
-    tab.page.wait_for_function(f"{SHOWN} === 'view-ledger' && location.hash.startsWith('#ledger')")
+    tab.wait(f"{SHOWN} === 'view-ledger' && location.hash.startsWith('#ledger')")
     tab.page.keyboard.press("ArrowLeft")
-    tab.page.wait_for_function(f"{SHOWN} === 'view-training'")
+    tab.wait(f"{SHOWN} === 'view-training'")
     tab.page.go_back()
-    tab.page.wait_for_function(f"{SHOWN} === 'view-ledger'")
+    tab.wait(f"{SHOWN} === 'view-ledger'")
     tab.page.keyboard.press("2")
-    tab.page.wait_for_function(f"{SHOWN} === 'view-atlas' && document.title.startsWith('Model atlas')")
+    tab.wait(f"{SHOWN} === 'view-atlas' && document.title.startsWith('Model atlas')")
     assert tab.errors == []
 
 
@@ -150,8 +151,15 @@ def test_dialogs_open_by_key_and_close_by_key_and_say_what_they_are(tab: Tab, pa
         tab.page.keyboard.press("2")  # belongs to the dialog now
         assert tab.run(SHOWN) == "view-lab"
         tab.page.keyboard.press("Escape")
-        tab.page.wait_for_function("!document.getElementById('dialog').open")
+        tab.wait("!document.getElementById('dialog').open")
     assert tab.errors == []
+
+
+def test_a_change_of_the_view_is_announced(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    tab.page.keyboard.press("4")
+    tab.wait("document.getElementById('announcement').textContent === 'Ledger'")
+    assert tab.run("document.getElementById('announcement').ariaLive") == "polite"
 
 
 def test_the_first_tab_stop_skips_to_the_view(tab: Tab, page: Path) -> None:
@@ -182,7 +190,7 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
     tab.open(page, scheme, width)
     for view in VIEWS:
         tab.page.goto(f"{page.as_uri()}#{view}")
-        tab.page.wait_for_function(f"{READY} && {SHOWN} === 'view-{view}'")
+        tab.wait(f"{READY} && {SHOWN} === 'view-{view}'")
         tab.settle()
         assert tab.run(f"document.querySelectorAll('#view-{view} > *').length") > 0
         assert tab.run("document.querySelectorAll('.failure').length") == 0
@@ -192,9 +200,11 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
     assert tab.errors == []
 
 
-def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: Path) -> None:
+def test_a_page_from_disk_needs_no_network_and_runs_its_own_script_alone(tab: Tab, page: Path) -> None:
+    tab.page.context.set_offline(True)
     tab.open(page)
     assert tab.run(READY)
+    assert tab.errors == []
     assert [address for address in tab.loaded if not address.startswith(("data:", "blob:"))] == [page.as_uri()]
     tab.run("""(() => {
       const script = document.createElement("script");
@@ -206,6 +216,7 @@ def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: P
     assert tab.run("typeof injected") == "undefined"
     assert all("Content Security Policy" in error or "example.org" in error for error in tab.errors)
     assert tab.errors
+    tab.page.context.set_offline(False)
 
 
 def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
@@ -213,9 +224,113 @@ def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
         tab.page.goto("about:blank")
         tab.errors.clear()
         tab.page.goto(page.as_uri() + link)
-        tab.page.wait_for_function(f"{READY} && {SHOWN} === 'view-lab'")
+        tab.wait(f"{READY} && {SHOWN} === 'view-lab'")
         assert tab.run("document.querySelectorAll('.failure').length") == 0
         assert tab.errors == []
+
+
+# What the frame does for a view
+
+
+VIEW = """
+import { csvBlob } from "./save.js";
+export function createLab(host, app) {
+  globalThis.app = app;
+  globalThis.shown = [];
+  globalThis.pressed = 0;
+  host.append(document.createElement("textarea"));
+  return {
+    show(state) { shown.push(state); if (state.wrong) throw new Error("a number is missing"); },
+    hide() { shown.push("hidden"); },
+    keys: { x: ["count", () => { pressed += 1; }], y: ["fail", async () => { throw new Error("no answer"); }] },
+    saves: [
+      { label: "Numbers", make: async () => ({ name: "numbers.csv", blob: csvBlob(["a"], [[1]]) }) },
+      { label: "Video", make: async () => { throw new Error("this browser records none"); } },
+    ],
+  };
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page whose first view is the one above."""
+    folder = tmp_path_factory.mktemp("view")
+    (folder / "lab.js").write_text(VIEW, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("normscope.explorer.page.FOLDERS", (folder, *FOLDERS))
+        return export_explorer(folder / "page.html")
+
+
+def test_a_views_state_is_in_the_address_and_back_leads_to_the_one_before(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.run("app.setState('lab', {tokens: 64, note: 'a b'}, {push: true})")
+    assert tab.run("location.hash") == "#lab?tokens=64&note=a+b"
+    for tokens in range(65, 200):  # a dragged slider
+        tab.run(f"app.setState('lab', {{tokens: {tokens}, note: null}})")
+    tab.wait("location.hash === '#lab?tokens=199'")
+    assert tab.run("shown") == [{}]  # a view is not told what it said itself
+    tab.run("app.setState('lab', {tokens: 7}, {push: true})")
+    tab.page.go_back()
+    tab.wait("shown.at(-1).tokens === '199'")
+    assert tab.run("app.state('lab')") == {"tokens": "199"}
+    tab.run("app.go('ledger', {claim: '1:3.1'})")
+    assert tab.run("[location.hash, shown.at(-1)]") == ["#ledger?claim=1%3A3.1", "hidden"]
+    tab.page.keyboard.press("1")
+    assert tab.run("[location.hash, shown.at(-1)]") == ["#lab?tokens=199", {"tokens": "199"}]
+    tab.page.goto(view.as_uri() + "#lab?tokens=3")
+    tab.wait("shown.at(-1).tokens === '3'")
+    assert tab.errors == []
+
+
+def test_keys_reach_the_view_unless_a_text_takes_them(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.page.keyboard.press("x")
+    assert tab.run("pressed") == 1
+    tab.page.locator("textarea").press_sequentially("x1?")
+    assert tab.run("[pressed, document.querySelector('textarea').value]") == [1, "x1?"]
+    tab.page.locator("textarea").evaluate("node => node.blur()")
+    tab.page.keyboard.press("?")
+    assert "count" in tab.page.get_by_role("dialog", name="Keys").inner_text()
+    assert tab.errors == []
+
+
+def test_files_are_saved_from_the_dialog_and_a_failure_is_told_there(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.page.get_by_role("button", name="Save").click()
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("button", name="Numbers").click()
+    assert download.value.suggested_filename == "numbers.csv"
+    assert Path(download.value.path()).read_bytes() == b"a\r\n1\r\n"
+    tab.page.get_by_role("button", name="Video").click()
+    tab.page.get_by_text("Video cannot be saved: this browser records none").wait_for()
+    assert tab.errors == []
+
+
+def test_what_goes_wrong_in_a_view_is_told_in_it(tab: Tab, view: Path) -> None:
+    failure = "document.querySelector('#view-lab > .failure')?.textContent"
+    tab.page.goto("about:blank")
+    tab.open(view)
+    tab.page.keyboard.press("y")
+    tab.wait(f"{failure}?.includes('no answer')")
+    tab.run("app.go('lab', {wrong: 1})")
+    assert "a number is missing" in tab.run(failure)
+    assert_readable(tab)
+    tab.run("app.go('lab', {wrong: null})")
+    assert tab.run(failure) is None
+    assert tab.errors == []
+
+
+def test_a_view_follows_the_colours(tab: Tab, view: Path) -> None:
+    tab.open(view, "dark")
+    tab.run("globalThis.themes = []; globalThis.stop = app.onTheme(theme => themes.push(theme.dark)); null")
+    assert tab.run("[app.theme.dark, app.theme.colours.paper]") == [True, DARK["paper"]]
+    tab.page.keyboard.press("d")
+    assert tab.run("[themes, app.theme.colours.paper, app.theme.colours.series.length]") == [[False], LIGHT["paper"], 7]
+    tab.run("stop()")
+    tab.page.keyboard.press("d")
+    assert tab.run("themes") == [False]
+    tab.run("localStorage.clear()")
 
 
 # The command
@@ -286,12 +401,12 @@ def test_a_served_page_opens_and_says_when_its_server_is_gone(tab: Tab, here: Pa
         assert address is not None, line
         tab.page.goto(address.group())
         tab.errors.clear()
-        tab.page.wait_for_function(READY)
+        tab.wait(READY)
         assert tab.run(SHOWN) == "view-lab"
         assert tab.errors == []
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 130
-        tab.page.wait_for_function("document.getElementById('connection').textContent.includes('does not answer')")
+        tab.wait("document.getElementById('connection').textContent.includes('does not answer')")
         assert tab.run(SHOWN) == "view-lab"
     finally:
         server.kill()

@@ -52,8 +52,8 @@ _HOSTILE = [
 _WRONG_VALUES: list[Any] = [
     None, True, 3, [], {}, "nrom", "norn", "", "none ", "qkq", "vk", "sinc", "sink+sink", "softcap(0)", "softcap(n)",
     "softcap(1+2j)", "temperature(t)", "temperature(-n)", "sink(log(0))", "softcap(" + "-" * 1500 + "1)",
-    "sink" + "+sink" * 1000, "temperature(n" + "*n" * 80 + ")", "norm+1", "norm**2", "1/norm", "norm*0", "norm*(0-1)", "norm/norm",
-    "softmax ", "tangnt",
+    "sink" + "+sink" * 1000, "temperature(n" + "*n" * 80 + ")", "norm+1", "norm**2", "1/norm", "norm*0", "norm*(0-1)",
+    "norm/norm", "softmax ", "tangnt",
 ]  # fmt: skip
 _WRONG_FORMULAS: list[Any] = ["alpha", "x", True, "1/t", 0, 2, "-1", "depth", "t", [], "log(0)"]
 _WRONG_KEYS = ["nam", "thn", "attn", "papers", "title", "name", "then", "feedforward"]
@@ -115,7 +115,6 @@ def scheme_answer(dictionary: Any) -> dict[str, Any]:
             "texts": scheme_record(scheme),
             "facts": [list(row) for row in fact_rows(scheme)],
             "blocks": [{**record, "branch": list(record["branch"])} for record in block_records(scheme)],
-            "features": sorted(scheme.features),
             "places": [_attempt(lambda t=t, depth=depth: _numbers(scheme, t, depth)) for t, depth in PLACES],
             "checks": [_attempt(lambda depth=depth: scheme.check(depth) or {}) for depth in (1.0, 6.0, 7.25)],
         }
