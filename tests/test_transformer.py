@@ -282,6 +282,20 @@ def test_pointwise_maps_learn_a_slope_a_gain_and_a_bias(scheme: str) -> None:
     assert all((p.grad != 0).any() for p in learned)
 
 
+@pytest.mark.parametrize("scheme", ["dyt", "derf", "pre"])
+def test_language_models_with_pointwise_maps_learn_a_factor_on_embeddings(scheme: str) -> None:
+    plain, model = (model_of(scheme, **TEXT, initial_std=std) for std in (None, 0.02))
+    assert plain.embed.growth is None
+    row, factor = row_of(some_characters()), 1.0
+    if scheme != "pre":
+        assert model.embed.growth.value.item() == pytest.approx(math.sqrt(12))
+        with torch.no_grad():
+            factor = model.embed.growth.value.fill_(3.0).item()
+    expected = factor * model.embed.type_scale.factor * model.embed.scale.factor * model.embed.types[row.characters]
+    assert torch.allclose(model.embed(row), expected, rtol=0, atol=1e-12)
+    assert (model.embed.growth is None) == (scheme == "pre")
+
+
 def test_steps_of_language_models_are_plain_parameters() -> None:
     """LayerScale's vectors and ReZero's scalars, which may take either sign; nGPT keeps its steps times 1/√d."""
     for scheme, shape, start in (("layerscale", (12,), 1e-4), ("rezero", (), 0.0)):

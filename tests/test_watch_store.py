@@ -376,12 +376,19 @@ def wandb_records(file: Path) -> Iterator[Any]:
             at += left
             continue
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if at + 7 + length > len(data):  # still being written
+            return
         whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
         if kind in (1, 4):  # a whole record, or the last piece of one
             record = Record()
             record.ParseFromString(whole)
             whole = b""
             yield record
+
+
+def wandb_rows(file: Path) -> list[dict[str, float]]:
+    logged = [record.history.item for record in wandb_records(file) if record.WhichOneof("record_type") == "history"]
+    return [{item.key or "".join(item.nested_key): float(item.value_json) for item in items} for items in logged]
 
 
 def test_wandb_gets_the_scalars_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,8 +404,9 @@ def test_wandb_gets_the_scalars_offline(tmp_path: Path, monkeypatch: pytest.Monk
     destination.close()
     assert wandb.run is None  # it was started here, and is finished
     (file,) = tmp_path.rglob("*.wandb")
-    logged = [record.history.item for record in wandb_records(file) if record.WhichOneof("record_type") == "history"]
-    rows = [{item.key or "".join(item.nested_key): float(item.value_json) for item in items} for items in logged]
+    deadline = time.monotonic() + 60  # wandb's own process writes the file, and may do so after finish() has returned
+    while len(rows := wandb_rows(file)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert [row["normscope/step"] for row in rows] == [0, 10]
     assert rows[1]["normscope/layers/norm/02"] == pytest.approx(snapshot(10).tables["layers"]["norm"][2])
 

@@ -55,8 +55,6 @@ def simulate(
     check_start(start)
     if solver != "layers" or step not in (None, 1):
         require_flow(scheme)
-    if solver != "layers" or step not in (None, 1):
-        require_flow(scheme)
     motion = Motion(scheme, attention, depth if depth is not None else (times[-1] or 1.0), feedforward, alpha)
     path, wanted = Trajectory(scheme.name), set(times)
     keep = wanted if keep_states is True else set(keep_states or ())

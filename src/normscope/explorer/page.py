@@ -15,6 +15,8 @@ from normscope.schemes import NAMED, scheme_values
 
 FOLDERS = (files("normscope.explorer") / "web", SCRIPTS)  # where the page's files are, in order
 
+GENERATOR = '<meta name="generator" content="normscope explore">'
+
 
 def explorer_data(
     *,
@@ -55,6 +57,7 @@ def render_explorer(data: Mapping[str, Any]) -> str:
     script = bundle("app.js", FOLDERS)
     connect = "'self'" if data["server"] else "'none'"
     return environment.from_string(source("index.html.j2", FOLDERS)).render(
+        generator=Markup(GENERATOR),
         policy=Markup(_policy(script, style, connect)),
         style=Markup(style),
         data=Markup(compact({**data, "themes": themes})),

@@ -167,7 +167,7 @@ class NormscopeModel(Model):
     def embeddings(self) -> Float[Tensor, "vocabulary dim"]:
         """The vectors of characters or tokens, as they enter the sum with positions where these are added."""
         embed = self.model.embed
-        types: Tensor = embed.scale(embed.type_scale(embed.types))
+        types: Tensor = embed.scaled(embed.type_scale(embed.types))
         return types.detach()
 
     @property

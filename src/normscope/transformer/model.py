@@ -153,11 +153,19 @@ class Embedding(nn.Module):
         periods = _SHORTEST_PERIOD * (_LONGEST_PERIOD / _SHORTEST_PERIOD) ** share
         self.frequencies = nn.Parameter((2 * math.pi / periods).float()) if config.positions == "cyclic" else None
         self.type_scale, self.scale = Calibrated(0.5), Calibrated(1.0)
+        # a pointwise map is linear for small numbers, so DyT's language models learn a factor that starts at √d
+        grown = config.initial_std is not None and first.pointwise
+        self.growth = LearnedScale(start=math.sqrt(config.dim), base=math.sqrt(config.dim)) if grown else None
         self.norm = Norm(first.norm) if first.on_sphere() else nn.Identity()
 
     def matrices(self) -> Matrices:
         """The types."""
         return [(self.types, -1)]
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Sums of types and positions with the factors on them, calibrated and learned."""
+        scaled: Tensor = self.scale(x)
+        return scaled if self.growth is None else (scaled * self.growth()).to(scaled.dtype)
 
     def forward(self, row: Row) -> States:
         """The initial hidden states, normalised if any sublayer of the first block normalises the stream."""
@@ -166,7 +174,7 @@ class Embedding(nn.Module):
             angles = row.positions[..., None] * self.frequencies
             waves = torch.cat((angles.sin(), angles.cos()), -1)
             x = x + F.pad(waves, (0, self.types.shape[1] - waves.shape[-1]))
-        states: Tensor = self.norm(self.scale(x))
+        states: Tensor = self.norm(self.scaled(x))
         return states
 
     def _types(self, characters: Int[Tensor, "rows tokens"]) -> States:

@@ -199,6 +199,7 @@ function start() {
   show(states.current, states.of(states.current));
   if (server) server.stream("/api/events", () => {});
   root.dataset.ready = "true";
+  performance.mark("interactive");
 }
 
 start();

@@ -12,10 +12,12 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
-/** A blob of CSV (RFC 4180): a line of column names, then rows, an array of values each. Numbers are whole to the last bit. */
+/** A blob of CSV (RFC 4180): a line of column names, then rows, an array of values each. Numbers are whole to the last bit;
+ * an apostrophe stands before a text that a spreadsheet would run as a formula. */
 export function csvBlob(columns, rows) {
   const cell = value => {
-    const text = value === null || value === undefined ? "" : String(value);
+    const plain = value === null || value === undefined ? "" : String(value);
+    const text = typeof value === "string" && /^[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/.test(value) ? `'${plain}` : plain;
     return /[",\r\n]/.test(text) ? `"${text.replaceAll("\"", "\"\"")}"` : text;
   };
   return new Blob([[columns, ...rows].map(row => Array.from(row, cell).join(",") + "\r\n").join("")], { type: "text/csv" });

@@ -1,11 +1,12 @@
 // What a page asks of the server that sent it: JSON, and streams of events that reconnect.
 
-const TOKEN = "X-Normscope-Token", LONGEST_PAUSE = 8000;
+const TOKEN = "X-Normscope-Token", PAGE = "X-Normscope-Page", LONGEST_PAUSE = 8000;
 const GONE = "The server does not answer. What is on the page stays; it connects again by itself.";
 
 /** `{request, stream}` for a server with that token. `onConnection(text)` gets why there is no connection, or null when there is. */
 export function createServer({ token }, onConnection) {
-  const headers = { [TOKEN]: token }, streams = new Map();
+  const page = Array.from(crypto.getRandomValues(new Uint32Array(4)), part => part.toString(36)).join("");
+  const headers = { [TOKEN]: token, [PAGE]: page }, streams = new Map();
 
   async function request(path, { method = "GET", body, signal } = {}) {
     const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { ...headers, "Content-Type": "application/json" } };
