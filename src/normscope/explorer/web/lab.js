@@ -5,7 +5,7 @@ import { createEditor } from "./editor.js";
 import { createControls } from "./lab_controls.js";
 import { Run } from "./lab_run.js";
 import { measuresCsv, pictureSvg, statesCsv } from "./lab_saves.js";
-import { LOOKS, conflicts, frameTime, initialSettings, isEdited, readMoved, readSchemes, readSettings, runSettings, SCHEMES_AT_ONCE, writeMoved, writeSchemes } from "./lab_settings.js";
+import { LOOKS, conflicts, frameTime, initialSettings, isEdited, noTheory, readMoved, readSchemes, readSettings, runSettings, SCHEMES_AT_ONCE, writeMoved, writeSchemes } from "./lab_settings.js";
 import { createSpheres, schemeTitle } from "./lab_spheres.js";
 import { Player } from "./player.js";
 import { pngOfSvg, svgBlob } from "./save.js";
@@ -52,10 +52,10 @@ export function createLab(host, app) {
   const clock = element("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, "aria-label": "Time", class: "lab-clock" });
   const reading = element("output", { class: "number lab-time" });
   const speed = element("select", { "aria-label": "Speed of the clock" }, SPEEDS.map(value => element("option", { value }, `× ${value}`)));
-  clock.addEventListener("input", () => { player.pause(); player.seek(player.axis.time(clock.value / 1000)); });
+  clock.addEventListener("input", () => scrub(player.axis.time(clock.value / 1000)));
   speed.addEventListener("change", () => { player.speed = Number(speed.value); app.setState("lab", { speed: player.speed === 1 ? null : player.speed }); });
-  at.player.replaceChildren(play, button("⏮", () => restart(), { "aria-label": "To the start", title: "To the start" }),
-    button("−1", () => player.step(-1), { "aria-label": "One step back", title: "One step back" }), button("+1", () => player.step(1), { "aria-label": "One step forwards", title: "One step forwards" }),
+  at.player.replaceChildren(play, button("Start", restart, { title: "To the start" }),
+    button("−1", () => step(-1), { "aria-label": "One step back", title: "One step back" }), button("+1", () => step(1), { "aria-label": "One step forwards", title: "One step forwards" }),
     clock, reading, speed, layers);
 
   const player = new Player({ onTime: drawSoon, onPlaying: playing => {
@@ -70,7 +70,7 @@ export function createLab(host, app) {
     camera: ({ azimuth, elevation, zoom }) => app.setState("lab", { camera: [azimuth, elevation, zoom].map(value => Number(value.toFixed(2))).join() }),
   } });
   const strips = createStrips(at.strips, { colours: () => app.theme.colours, tip: app.tip,
-    onScrub: t => { player.pause(); player.seek(settings.solver === "layers" ? Math.round(t / player.every) * player.every : t); }, onStep: count => player.step(count) });
+    onScrub: scrub, onStep: step });
   const controls = createControls(at.form, { onChange: choose });
   const tour = createTour(at.tour, { onGo: goTo });
   const picture = createCircuit(at.circuit, { theme: () => app.theme.colours, onChange: next => {
@@ -111,7 +111,8 @@ export function createLab(host, app) {
   }
 
   function linkedTime() {
-    return player.time > 1e-9 ? Number(player.time.toPrecision(6)) : null;
+    const t = player.wanted ?? player.time;
+    return t > 1e-9 ? Number(t.toPrecision(6)) : null;
   }
 
   /** Settings, schemes or moved tokens have changed: the link, the page and the run follow. */
@@ -179,7 +180,7 @@ export function createLab(host, app) {
     host.dataset.run = "computing";
     player.setRun({ duration: settings.time, every: frameTime(settings), axis: settings.axis, whole: settings.solver === "layers" });
     player.wanted = Math.min(t, settings.time);
-    run.begin(wanted, player.wanted);
+    run.begin(wanted, { until: player.wanted, theory: !noTheory(wanted) });
   }
 
   function framesCame() {
@@ -235,16 +236,17 @@ export function createLab(host, app) {
     strips.setData({ series: lines(), duration: settings.time, every: player.every, axis: settings.axis, theory: theoryWords(),
       strips: [
         { key: "cosine", label: "Mean cosine of pairs, γ", most: 1, least: 0 },
-        { key: "speed", label: "Mean angular speed |θ̇|", log, ...(log ? {} : { least: 0 }) },
+        { key: "speed", label: "Mean angular speed", log, ...(log ? {} : { least: 0 }) },
         { key: "radius", label: "Mean residual norm r", least: 0 },
         { key: "clusters", label: "Clusters", log: true, steps: true, least: 1, most: 2 },
       ] });
   }
 
   function theoryWords() {
-    const reasons = [...new Set(run.series.map(line => line.reason).filter(Boolean))];
-    const some = run.series.some(line => line.theory);
-    return [some ? "Dotted: the symmetric reduction, solved without any particles." : "", reasons.length ? `No theory curve: ${reasons.join(" ")}` : ""].join(" ").trim();
+    const curves = run.series.filter(line => line.theory), unique = list => [...new Set(list.filter(Boolean))];
+    const words = curves.length ? ["Dotted: theory, the symmetric reduction to one cosine and one norm.", ...unique(curves.map(line => line.theory.note))] : [];
+    const reasons = unique([noTheory(run.settings), ...run.series.map(line => line.reason)]);
+    return [...words, ...(reasons.length ? [`No theory curve: ${reasons.join(" ")}`] : [])].join(" ");
   }
 
   function drawSoon() {
@@ -313,10 +315,19 @@ export function createLab(host, app) {
     changed();
   }
 
-  function restart() {
+  function scrub(t) {
     player.pause();
-    player.seek(0);
-    app.setState("lab", { t: null });
+    player.seek(settings.solver === "layers" ? Math.round(t / player.every) * player.every : t);
+    app.setState("lab", { t: linkedTime() });
+  }
+
+  function step(count) {
+    player.step(count);
+    app.setState("lab", { t: linkedTime() });
+  }
+
+  function restart() {
+    scrub(0);
   }
 
   /** To a stop of the tour, or out of it: the settings stay as they are then. */
@@ -362,10 +373,10 @@ export function createLab(host, app) {
 
   const keys = {
     " ": ["play or pause", () => player.toggle()],
-    ArrowRight: ["one step forwards", () => player.step(1)],
-    ArrowLeft: ["one step back", () => player.step(-1)],
+    ArrowRight: ["one step forwards", () => step(1)],
+    ArrowLeft: ["one step back", () => step(-1)],
     Home: ["to the start", restart],
-    End: ["to the end", () => { player.pause(); player.seek(settings.time); }],
+    End: ["to the end", () => scrub(settings.time)],
     l: ["single layers or flow", () => choose("solver", settings.solver === "layers" ? "rk4" : "layers")],
     a: ["add a scheme", () => chosen.length < SCHEMES_AT_ONCE && addScheme()],
     e: ["edit the slots of the next scheme", () => edit(open === null ? 0 : open + 1 < chosen.length ? open + 1 : null)],

@@ -22,12 +22,12 @@ export class Run {
     this.worker.onerror = event => onProblem(`The simulation stopped: ${event.message || "its worker could not be started"}.`);
   }
 
-  /** Start a run. The frames of the one before are shown until this one has come to `until`. */
-  begin(settings, until = 0) {
+  /** Start a run, with theory curves or without. The frames of the one before are shown until this one has come to `until`. */
+  begin(settings, { until = 0, theory = true } = {}) {
     this.id += 1;
     Object.assign(this, { settings, done: false, until: Math.min(until, settings.time), next: settings.schemes.map(() => emptySeries(settings)) });
     this.worker.postMessage({ kind: "begin", id: this.id, settings });
-    this.worker.postMessage({ kind: "theory", id: this.id, settings });
+    if (theory) this.worker.postMessage({ kind: "theory", id: this.id, settings });
   }
 
   stop() {
@@ -59,7 +59,7 @@ export class Run {
     if (message.kind === "frames") this.#add(line, message);
     else if (message.kind === "stopped") line.stopped = { t: message.t, text: message.text };
     else if (message.kind === "theory" && message.text) line.reason = message.text;
-    else if (message.kind === "theory") line.theory = { times: message.times, cosine: message.cosine, speed: message.speed, radius: message.radius };
+    else if (message.kind === "theory") line.theory = { note: message.note, times: message.times, cosine: message.cosine, speed: message.speed, radius: message.radius };
     else if (message.kind === "states") this.#answer(message);
     else if (message.kind === "done") this.done = true;
     else if (message.kind === "error") {

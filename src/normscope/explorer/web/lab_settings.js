@@ -171,3 +171,10 @@ export function runSettings(settings, chosen, moved) {
     every: frameTime(settings), norm: settings.norm === "scheme" ? null : settings.norm,
   };
 }
+
+/** Why the symmetric reduction says nothing about a run; empty where it does. */
+export function noTheory({ start }) {
+  if (start.kind !== "orthogonal") return "the symmetric reduction needs an orthogonal start.";
+  if (Object.keys(start.moved).length) return "the symmetric reduction needs an orthogonal start, and tokens of this one were moved by hand.";
+  return "";
+}

@@ -56,7 +56,8 @@ export function createSpheres(host, { app, on }) {
     const steps = look.trails ? Math.min(TRAIL, k + 1) : 0, from = k + 1 - steps;
     panel.sphere.setTrails(steps < 2 ? null : { steps, positions: line.points.subarray(3 * from * tokens, 3 * (k + 1) * tokens),
       radii: line.radii.subarray(from * tokens, (k + 1) * tokens) });
-    panel.sphere.setMarks(clusterMarks(line, k));
+    const { sphere } = panel, shell = sphere.distance(settings.start.radius);  // rings are drawn in units of the wire sphere
+    sphere.setMarks(clusterMarks(line, k, radius => sphere.distance(radius) / shell));
     const number = key => shortNumber(valueAt(line.times, line.values[key], line.length, Math.min(t, line.times[line.length - 1]), key === "clusters"));
     panel.values.textContent = `cosine ${number("cosine")} · speed ${number("speed")} · norm r ${number("radius")} · ${clusterWords(line.values.clusters[k])}`;
     const shown = line.values.shown[k], words = [];
@@ -99,7 +100,7 @@ export function createSpheres(host, { app, on }) {
           if (r > high && r < Infinity) high = r;
         }
       }
-      limits = high ? [low, high] : null;
+      limits = high ? [low * low / high, high] : null;  // the smallest norm is halfway out on the log scale
     },
     show(series, t, look) {
       const wanted = `${look.shells} ${limits}`;
@@ -137,15 +138,16 @@ function clusterWords(count) {
   return count === 1 ? "1 cluster" : `${count} clusters`;
 }
 
-/** A ring with its number of tokens around every cluster of at least two, largest first. */
-function clusterMarks(line, k) {
-  const { tokens, points, labels } = line, sums = new Map();
-  for (let i = 0; i < tokens; i++) {
-    const label = labels[k * tokens + i], at = 3 * (k * tokens + i), sum = sums.get(label) ?? [0, 0, 0, 0];
-    for (let axis = 0; axis < 3; axis++) sum[axis] += points[at + axis];
+/** A ring with its number of tokens around every cluster of at least three, largest first; `distance(r)` says how far out. */
+function clusterMarks(line, k, distance) {
+  const { tokens, points, labels, radii } = line, sums = new Map();
+  for (let i = k * tokens; i < (k + 1) * tokens; i++) {
+    const sum = sums.get(labels[i]) ?? [0, 0, 0, 0, 0];
+    for (let axis = 0; axis < 3; axis++) sum[axis] += points[3 * i + axis];
     sum[3] += 1;
-    sums.set(label, sum);
+    sum[4] += radii[i];
+    sums.set(labels[i], sum);
   }
-  return [...sums.values()].filter(sum => sum[3] > 1).sort((a, b) => b[3] - a[3])
-    .map(([x, y, z, count]) => ({ position: [x / count, y / count, z / count], text: String(count), size: 12 }));
+  return [...sums.values()].filter(sum => sum[3] > 2).sort((a, b) => b[3] - a[3]).map(([x, y, z, count, r]) =>
+    ({ position: [x, y, z].map(value => value * distance(r / count) / count), text: String(count), size: 12 }));
 }
