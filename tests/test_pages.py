@@ -32,7 +32,7 @@ DRAW = """(async () => {
 
 # For each figure its name and how many marks its picture has; a canvas counts the colours of its pixels.
 DRAWN = """[...normscope.plots.values()].map(figure => {
-  const canvas = figure.plot.querySelector("canvas");
+  const canvas = figure.scene ? figure.scene.picture() : figure.plot.querySelector("canvas");
   const marks = "svg [role=graphics-symbol], svg .mark-rect path, svg .mark-line path";
   if (!canvas) return [figure.name, figure.plot.querySelectorAll(marks).length];
   const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });

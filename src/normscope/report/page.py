@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.report.blocks import blocks_svg
+from normscope.report.bundle import bundle
 from normscope.report.charts import draw
 from normscope.report.outline import Outline, Target
 from normscope.report.sphere import scene_data, scene_svg
@@ -68,8 +69,7 @@ def render_page(
         css=Markup(theme_css() + _file("page.css")),
         data=Markup(compact({**themes, "figures": plots, **({"follow": dict(follow)} if follow else {})})),
         vega=Markup(vega_script() if any("spec" in plot for plot in plots) else ""),
-        sphere_script=Markup(_file("sphere.js") if any("data" in plot for plot in plots) else ""),
-        script=Markup(_file("page.js")),
+        script=Markup(bundle("page.js")),
         follow_script=Markup(_file("follow.js") if follow else ""),
     )
 

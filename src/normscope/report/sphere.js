@@ -1,202 +1,591 @@
-// Points, trails and a wire sphere in three dimensions, by WebGL: drag or arrow keys rotate, shift and wheel or + and − zoom.
-// normscopeSphere(host, scene, colours, tip) draws into an element; `scene` comes from report/sphere.py.
-function normscopeSphere(host, scene, colours, tip) {
-  "use strict";
-  const glCanvas = document.createElement("canvas"), flat = document.createElement("canvas");
-  host.replaceChildren(glCanvas, flat);
-  const gl = glCanvas.getContext("webgl", { antialias: true, preserveDrawingBuffer: true });
-  if (!gl) return null;
-  const pen = flat.getContext("2d");
-  const unpack = text => {
-    const bytes = Uint8Array.from(atob(text), one => one.charCodeAt(0));
-    return Float32Array.from(new Int16Array(bytes.buffer), one => one / 32767);
-  };
-  const rgb = colour => [1, 3, 5].map(k => parseInt(colour.slice(k, k + 2), 16) / 255);
-  const mixed = share => {
-    const steps = colours.steps, place = Math.min(1, Math.max(0, share)) * (steps.length - 1);
-    const low = Math.min(Math.floor(place), steps.length - 2);
-    const [from, to] = [rgb(steps[low]), rgb(steps[low + 1])];
-    return `rgb(${from.map((one, k) => Math.round(255 * (one + (place - low) * (to[k] - one)))).join()})`;
-  };
-  const clouds = scene.clouds.map(cloud => ({ ...cloud, at: unpack(cloud.points) }));
-  const trails = scene.trails.map(trail => ({ ...trail, at: unpack(trail.points) }));
+// Points, trails and a wire sphere in three dimensions: by WebGL, and where there is none the same picture on a 2D canvas.
+// The report shows scenes of report/sphere.py with it, the explorer points that move.
+import { CanvasPen, SvgPen } from "./sphere_pens.js";
+import { Batch, createPainter, paintBatches, project } from "./sphere_webgl.js";
+import { addControls } from "./sphere_controls.js";
 
-  // Buffers: three numbers of place, four of colour, one of size for every vertex.
-  const vertices = [], lines = [];
-  const push = (list, at, k, colour, alpha, size) => list.push(at[k], at[k + 1], at[k + 2], ...rgb(colour), alpha, size);
-  for (const cloud of clouds) {
-    const count = cloud.at.length / 3, few = cloud.marked || count < 1000;
-    for (let k = 0; k < cloud.at.length; k += 3) push(vertices, cloud.at, k, cloud.colour, few ? 1 : 0.6, cloud.marked ? 11 : few ? 6 : 3);
-    if (!cloud.origins) continue;
-    const from = unpack(cloud.origins);
-    for (let k = 0; k < from.length; k += 3) { push(lines, from, k, colours.soft, 0.35, 1); push(lines, cloud.at, k, colours.soft, 0.35, 1); }
+const STEEPEST = 1.55, ZOOMS = [0.5, 20];
+const HALF = 0.46;  // of the picture's side, for the unit sphere
+const INNERMOST = 0.3;  // where the smallest radius of a log scale is drawn
+const LEAST_RANGE = 4;  // of a log scale: smaller differences of the radius look small
+const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
+
+// All spheres of a page are painted in one callback of a frame, however often they are asked to be.
+const waiting = new Set();
+let asked = false;
+function paintAll() {
+  asked = false;
+  for (const sphere of waiting) sphere.paint();
+  waiting.clear();
+}
+function schedule(sphere) {
+  waiting.add(sphere);
+  if (!asked) requestAnimationFrame(paintAll);
+  asked = true;
+}
+
+/** The bytes red, green, blue of a colour "#rrggbb". */
+export function rgb(colour) {
+  return [1, 3, 5].map(k => parseInt(colour.slice(k, k + 2), 16));
+}
+
+/** The bytes of the colour at a share from 0 to 1 of the way along a list of colours. */
+export function stepColour(steps, share) {
+  const place = clamp(share, 0, 1) * (steps.length - 1), low = Math.min(Math.floor(place), steps.length - 2);
+  const [start, end] = [rgb(steps[low]), rgb(steps[low + 1])];
+  return start.map((byte, k) => Math.round(byte + (place - low) * (end[k] - byte)));
+}
+
+/** Turning one of these spheres turns them all. */
+export function shareCamera(spheres) {
+  for (const sphere of spheres) {
+    sphere.onCamera = camera => { for (const other of spheres) if (other !== sphere) other.camera = camera; };
   }
-  const segment = (from, to, alpha) => { push(lines, from, 0, colours.wire, alpha, 1); push(lines, to, 0, colours.wire, alpha, 1); };
-  const ring = point => { for (let i = 0; i < 72; i++) segment(point(i * Math.PI / 36), point((i + 1) * Math.PI / 36), 0.8); };
-  const r = scene.radius, reach = r || 1;
-  for (let k = 0; r && k < 6; k++) {
-    const turn = Math.PI * k / 6;
-    ring(a => [r * Math.cos(a) * Math.cos(turn), r * Math.cos(a) * Math.sin(turn), r * Math.sin(a)]);
-    if (k) ring(a => [r * Math.sin(turn) * Math.cos(a), r * Math.sin(turn) * Math.sin(a), r * Math.cos(turn)]);
-  }
-  const axes = [[reach, 0, 0], [0, reach, 0], [0, 0, reach]];
-  for (const end of axes) segment(r ? end.map(one => -one) : [0, 0, 0], end, 1);
+}
 
-  const shader = (kind, text) => {
-    const made = gl.createShader(kind);
-    gl.shaderSource(made, text); gl.compileShader(made);
-    return made;
-  };
-  const program = gl.createProgram();
-  gl.attachShader(program, shader(gl.VERTEX_SHADER, `
-    attribute vec3 place; attribute vec4 colour; attribute float size;
-    uniform mat3 turn; uniform vec2 zoom; uniform float ratio; varying vec4 shade;
-    void main() {
-      vec3 seen = turn * place;
-      gl_Position = vec4(seen.xy * zoom, -0.3 * seen.z, 1.0);
-      gl_PointSize = size * ratio;
-      shade = vec4(colour.rgb, colour.a * mix(0.45, 1.0, 0.5 + 0.5 * clamp(seen.z, -1.0, 1.0)));
-    }`));
-  gl.attachShader(program, shader(gl.FRAGMENT_SHADER, `
-    precision mediump float; varying vec4 shade; uniform bool round;
-    void main() {
-      if (round && length(gl_PointCoord - 0.5) > 0.5) discard;
-      gl_FragColor = vec4(shade.rgb * shade.a, shade.a);
-    }`));
-  gl.linkProgram(program); gl.useProgram(program);
-  gl.enable(gl.BLEND); gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
-  const buffers = [lines, vertices].map(list => {
-    const made = gl.createBuffer();
-    gl.bindBuffer(gl.ARRAY_BUFFER, made); gl.bufferData(gl.ARRAY_BUFFER, new Float32Array(list), gl.STATIC_DRAW);
-    return made;
-  });
-  const uniform = name => gl.getUniformLocation(program, name);
+/**
+ * A sphere in an element, which gives it its size. Options: `label` for screen readers, `colours` of the page ({ink, soft, paper,
+ * wire, steps, series}), `tip(event, rows)`, `axes` (three names), and `onCamera`, `onDrag`, `onHover`, which can be set later too.
+ */
+export function createSphere(host, options) {
+  return new Sphere(host, options);
+}
 
-  let [elevation, azimuth] = scene.view.map(angle => angle * Math.PI / 180), zoom = 1, width = 0, height = 0, near = null;
-  const start = [elevation, azimuth];
-  const turned = () => {
-    const [se, ce, sa, ca] = [Math.sin(elevation), Math.cos(elevation), Math.sin(azimuth), Math.cos(azimuth)];
-    return [[-sa, ca, 0], [-se * ca, -se * sa, ce], [ce * ca, ce * sa, se]];  // right, up, towards the camera
-  };
-  const spot = (rows, at, k) => {
-    const [x, y, z] = rows.map(row => row[0] * at[k] + row[1] * at[k + 1] + row[2] * at[k + 2]);
-    const scale = 0.46 * Math.min(width, height) * zoom;
-    return [width / 2 + x * scale, height / 2 - y * scale, z];
-  };
+class Sphere {
+  #pen;
+  #painter = null;
+  #pointInput = null;
+  #trailInput = null;
+  #scene = null;
+  #marks = [];
+  #axes = null;
+  #radius = { show: "none", scale: "log", limits: null };
+  #limits = [Infinity, 0];  // of all radii that were shown
+  #distances = new Float32Array(0);  // from the centre, as drawn
+  #scratch = new Float32Array(0);
+  #ramp = new Uint8Array(3 * 256);
+  #camera = { elevation: 0.35, azimuth: -1.05, zoom: 1 };
+  #start = { ...this.#camera };
+  #spot = new Float64Array(3);
+  #boxes = [];
+  #view = { width: 0, height: 0, ratio: 1, scale: 1, zoom: 1, rows: new Float64Array(9), columns: new Float32Array(9) };
+  #batches = { wire: new Batch(true), axes: new Batch(true), links: new Batch(true), tails: new Batch(true), points: new Batch(false) };
+  #parts = [];  // what can be picked: {at: places, rows(index)}
+  #ended = new AbortController();
+  #sized;
 
-  function draw() {
-    const ratio = window.devicePixelRatio || 1, rows = turned();
-    [width, height] = [host.clientWidth, host.clientHeight];
-    if (!width) return;
-    for (const canvas of [glCanvas, flat]) [canvas.width, canvas.height] = [width * ratio, height * ratio];
-    gl.viewport(0, 0, glCanvas.width, glCanvas.height);
-    gl.clearColor(0, 0, 0, 0); gl.clear(gl.COLOR_BUFFER_BIT);
-    const scale = 0.92 * zoom * Math.min(width, height);
-    gl.uniformMatrix3fv(uniform("turn"), false, [0, 1, 2].flatMap(k => rows.map(row => row[k])));
-    gl.uniform2f(uniform("zoom"), scale / width, scale / height);
-    gl.uniform1f(uniform("ratio"), ratio * Math.sqrt(zoom));
-    buffers.forEach((buffer, points) => {
-      gl.bindBuffer(gl.ARRAY_BUFFER, buffer);
-      [["place", 3, 0], ["colour", 4, 12], ["size", 1, 28]].forEach(([name, count, offset]) => {
-        const place = gl.getAttribLocation(program, name);
-        if (place < 0) return;
-        gl.enableVertexAttribArray(place); gl.vertexAttribPointer(place, count, gl.FLOAT, false, 32, offset);
-      });
-      gl.uniform1i(uniform("round"), points);
-      gl.drawArrays(points ? gl.POINTS : gl.LINES, 0, (points ? vertices : lines).length / 8);
-    });
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    pen.font = "12px system-ui, sans-serif"; pen.lineJoin = "round"; pen.textBaseline = "middle";
-    const taken = [];
-    const write = (text, x, y, bold, colour) => {
-      pen.font = `${bold ? "bold " : ""}12px system-ui, sans-serif`;
-      const box = [x + 8, y - 8, x + 12 + pen.measureText(text).width, y + 8];
-      if (box[2] > width) { const wide = box[2] - box[0]; box[0] = x - 8 - wide; box[2] = x - 8; }
-      if (taken.some(other => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3])) return;
-      taken.push(box);
-      pen.strokeStyle = colours.paper; pen.lineWidth = 3; pen.strokeText(text, box[0], y);
-      pen.fillStyle = colour; pen.fillText(text, box[0], y);
-    };
-    for (const trail of trails) {
-      const spots = trail.steps.map((_, i) => spot(rows, trail.at, 3 * i)), [low, high] = scene.steps;
-      pen.lineWidth = 2.5;
-      spots.forEach((at, i) => {
-        if (!i) return;
-        pen.strokeStyle = mixed((trail.steps[i] - low) / (high - low));
-        pen.beginPath(); pen.moveTo(spots[i - 1][0], spots[i - 1][1]); pen.lineTo(at[0], at[1]); pen.stroke();
-      });
-      spots.forEach((at, i) => {
-        pen.beginPath(); pen.arc(at[0], at[1], 3 + 4 * i / Math.max(1, spots.length - 1), 0, 7);
-        pen.fillStyle = mixed((trail.steps[i] - low) / (high - low)); pen.fill();
-        pen.lineWidth = 1; pen.strokeStyle = colours.paper; pen.stroke();
-      });
+  constructor(host, { label = "", colours, tip = null, axes = null, onCamera = null, onDrag = null, onHover = null }) {
+    Object.assign(this, { host, label, tip, onCamera, onDrag, onHover, near: null, chosen: -1 });
+    const [below, above] = this.canvases = [document.createElement("canvas"), document.createElement("canvas")];
+    const live = this.live = document.createElement("div");
+    live.ariaLive = "polite";
+    Object.assign(live.style, { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" });
+    for (const canvas of this.canvases) {
+      canvas.ariaHidden = "true";
+      Object.assign(canvas.style, { position: "absolute", inset: "0", width: "100%", height: "100%" });
     }
-    for (const cloud of clouds) if (cloud.marked) cloud.labels.forEach((text, i) => {
-      const [x, y] = spot(rows, cloud.at, 3 * i);
-      write(text, x, y, true, colours.ink);
-    });
-    for (const trail of trails) {
-      const [first, last] = [trail.captions[0], trail.captions.at(-1)];
-      for (const [i, text] of [first, last, ...trail.captions.slice(1, -1)].filter(Boolean)) {
-        const [x, y] = spot(rows, trail.at, 3 * i);
-        write(text, x, y, false, colours.ink);
+    Object.assign(host.style, { position: "relative", overflow: "hidden", touchAction: "pan-y", cursor: "grab" });
+    host.replaceChildren(below, above, live);
+    if (label) {
+      host.tabIndex = 0;
+      host.role = "application";
+      host.ariaLabel = `${label} Arrow keys rotate, plus and minus zoom.`;
+    }
+    this.#pen = new CanvasPen(above);
+    this.#painter = createPainter(below, Object.values(this.#batches));
+    const { signal } = this.#ended;
+    below.addEventListener("webglcontextlost", event => { event.preventDefault(); this.#painter = null; this.draw(); }, { signal });
+    below.addEventListener("webglcontextrestored", () => {
+      this.#painter = createPainter(below, Object.values(this.#batches));
+      this.draw();
+    }, { signal });
+    this.#sized = new ResizeObserver(() => { this.#measure(); this.draw(); });
+    this.#sized.observe(host);
+    this.#measure();
+    this.colours = colours;
+    this.axes = axes;
+    this.#wire();
+    addControls(this, signal);
+    this.draw();
+  }
+
+  /** Whether pictures are painted by WebGL at this moment. */
+  get webgl() {
+    return this.#painter !== null;
+  }
+
+  get colours() {
+    return this.#colours;
+  }
+  #colours;
+
+  /** Colours of the page: everything is drawn again in them. */
+  set colours(colours) {
+    this.#colours = colours;
+    for (let k = 0; k < 256; k++) this.#ramp.set(stepColour(colours.steps, k / 255), 3 * k);
+    this.#shadeAll(this.#batches.wire, colours.wire, 0.8);
+    this.#shadeAll(this.#batches.axes, colours.wire, 1);
+    if (this.#scene) this.setScene(this.#scene);
+    else if (this.#pointInput) this.setPoints(this.#pointInput);
+    this.draw();
+  }
+
+  /** Elevation and azimuth in radians, and zoom. */
+  get camera() {
+    return { ...this.#camera };
+  }
+
+  set camera({ elevation = this.#camera.elevation, azimuth = this.#camera.azimuth, zoom = this.#camera.zoom }) {
+    this.#camera.elevation = clamp(elevation, -STEEPEST, STEEPEST);
+    this.#camera.azimuth = azimuth;
+    this.#camera.zoom = clamp(zoom, ...ZOOMS);
+    this.#aim();
+    this.draw();
+  }
+
+  /** The camera as a user moves it: other spheres can follow. */
+  moveCamera(camera) {
+    this.camera = camera;
+    this.onCamera?.(this.camera);
+  }
+
+  resetCamera() {
+    this.moveCamera(this.#start);
+  }
+
+  /** Names of the three axes, or null for none. */
+  set axes(names) {
+    this.#axes = names;
+    const ends = names ? [1, 0, 0, 0, 1, 0, 0, 0, 1] : [], places = [];
+    for (let k = 0; k < ends.length; k += 3) {
+      const end = ends.slice(k, k + 3);
+      places.push(...(this.#scene && !this.#scene.radius ? [0, 0, 0] : end.map(value => -value)), ...end);
+    }
+    this.#batches.axes.set({ places: Float32Array.from(places) });
+    this.#shadeAll(this.#batches.axes, this.#colours.wire, 1);
+  }
+
+  /**
+   * How radii are shown: `show` "shells" (distance from the centre, with the wire sphere at `shellRadius`), "colour" or "none", on a
+   * `scale` "log" or "linear", between `limits` [low, high] or those of all radii since this call.
+   */
+  setRadius({ show = "none", scale = "log", limits = null }) {
+    this.#radius = { show, scale, limits };
+    this.#limits = [Infinity, 0];
+    if (this.#pointInput) this.setPoints(this.#pointInput);
+  }
+
+  /** Where a radius is on its scale, from 0 to 1. */
+  share(radius) {
+    let [low, high] = this.#radius.limits ?? this.#limits;
+    if (this.#radius.scale === "linear") return clamp(radius / high, 0, 1);
+    low = Math.min(low, high / LEAST_RANGE);
+    return clamp(Math.log(radius / low) / Math.log(high / low), 0, 1);
+  }
+
+  /** How far from the centre a radius is drawn: 1 unless shells show it. */
+  distance(radius) {
+    if (this.#radius.show !== "shells") return 1;
+    return this.#radius.scale === "linear" ? this.share(radius) : INNERMOST + (1 - INNERMOST) * this.share(radius);
+  }
+
+  /**
+   * Points that move: `positions` 3n (directions, or their projections), `radii` n, `colours` 4n bytes, `sizes` n in pixels,
+   * `shellRadius` where the wire sphere is, `labels` n texts. Arrays are read at once, so that they can be used again.
+   */
+  setPoints(input) {
+    const { positions, radii = null, shellRadius = 0 } = input, count = positions.length / 3, { points, links, wire } = this.#batches;
+    if (this.#scene) this.#forgetScene();
+    this.#pointInput = input;
+    if (count !== this.#distances.length) this.#resize(count);
+    const shells = this.#radius.show === "shells" && radii;
+    if (radii && !this.#radius.limits) this.#widen(radii, shellRadius);
+    for (let i = 0, at = points.places; i < count; i++) {
+      const distance = this.#distances[i] = shells ? this.distance(radii[i]) : 1;
+      for (let k = 3 * i; k < 3 * i + 3; k++) at[k] = distance * positions[k];
+    }
+    wire.grow = shells && shellRadius ? this.distance(shellRadius) : 1;
+    points.changed.places = true;
+    this.#colourPoints(input);
+    if (input.sizes) points.sizes.set(input.sizes);
+    points.changed.sizes ||= Boolean(input.sizes);
+    this.#linkToShell(shells ? positions : null);
+    this.draw();
+  }
+
+  /** The last `steps` positions of all points, oldest first (steps × 3n), with radii (steps × n) where shells show them; null: none. */
+  setTrails(input) {
+    const { tails } = this.#batches, count = this.#distances.length;
+    this.#trailInput = input;
+    if (!input || input.steps < 2 || !count) {
+      if (tails.count) tails.set({ places: new Float32Array(0), shades: new Uint8Array(0), pairs: new Uint32Array(0) });
+      return this.draw();
+    }
+    const { positions, steps, radii = null } = input;
+    if (positions.length !== 3 * steps * count) throw new Error(`trails: ${positions.length} numbers are not ${steps} × 3 × ${count}`);
+    if (tails.count !== steps * count) this.#pairTails(steps, count);
+    let places = positions;
+    if (radii && this.#radius.show === "shells") {
+      if (this.#scratch.length !== positions.length) this.#scratch = new Float32Array(positions.length);
+      places = this.#scratch;
+      for (let i = 0; i < steps * count; i++) {
+        const distance = this.distance(radii[i]);
+        for (let k = 3 * i; k < 3 * i + 3; k++) places[k] = distance * positions[k];
       }
     }
-    axes.forEach((end, k) => { const [x, y] = spot(rows, end, 0); write(scene.axes[k], x, y, false, colours.soft); });
-    if (near) { pen.beginPath(); pen.arc(near[0], near[1], 9, 0, 7); pen.lineWidth = 2; pen.strokeStyle = colours.ink; pen.stroke(); }
+    tails.places = places;
+    tails.changed.places = true;
+    this.draw();
   }
 
-  function hover(event) {
-    const box = flat.getBoundingClientRect(), rows = turned(), [px, py] = [event.clientX - box.left, event.clientY - box.top];
-    let best = null, least = 14;
-    for (const part of [...clouds, ...trails]) {
-      for (let i = 0; 3 * i < part.at.length; i++) {
-        const [x, y, z] = spot(rows, part.at, 3 * i), far = Math.hypot(x - px, y - py) - (part.steps ? 3 : 0) - z;
-        if (far < least) { least = far; best = [x, y, part, i]; }
+  /** Rings with texts, such as those of clusters: {position: [x, y, z], text, size in pixels}. */
+  setMarks(marks) {
+    this.#marks = marks ?? [];
+    this.draw();
+  }
+
+  /** A scene of report/sphere.py: clouds, trails with steps, axes, and where the camera is at first. */
+  setScene(scene) {
+    const first = this.#scene !== scene;
+    if (first) {
+      const prepared = part => ({ ...part, at: numbers(part.points) });
+      this.#scene = scene;
+      this.#parts = [...scene.clouds, ...scene.trails].map(prepared);
+      for (const part of this.#parts) part.rows = index => sceneRows(scene, part, index);
+      this.#pointInput = null;
+      this.setTrails(null);
+      [this.#camera.elevation, this.#camera.azimuth] = scene.view.map(angle => angle * Math.PI / 180);
+      this.#start = { ...this.#camera };
+      this.#aim();
+      this.#batches.wire.grow = scene.radius;
+      this.axes = scene.axes;
+    }
+    const at = [], shades = [], sizes = [], links = [];
+    for (const part of this.#parts) {
+      if (part.steps) continue;
+      const count = part.at.length / 3, few = part.marked || count < 1000;
+      for (let i = 0; i < count; i++) {
+        shades.push(...rgb(part.colour), few ? 255 : 153);
+        sizes.push(part.marked ? 11 : few ? 6 : 3);
+      }
+      for (const value of part.at) at.push(value);
+      const origins = part.origins ? numbers(part.origins) : [];
+      for (let k = 0; k < origins.length; k += 3) links.push(...origins.slice(k, k + 3), ...part.at.slice(k, k + 3));
+    }
+    this.#batches.points.set({ places: Float32Array.from(at), shades: Uint8Array.from(shades), sizes: Float32Array.from(sizes) });
+    this.#batches.links.set({ places: Float32Array.from(links) });
+    this.#shadeAll(this.#batches.links, this.#colours.soft, 0.35);
+    this.draw();
+  }
+
+  /** Paint with the next frame; many calls are one. */
+  draw() {
+    schedule(this);
+  }
+
+  /** Paint now. */
+  paint() {
+    const view = this.#view, [below, above] = this.canvases, ratio = window.devicePixelRatio || 1;
+    if (!view.width) return;
+    view.ratio = ratio;
+    const width = Math.round(view.width * ratio), height = Math.round(view.height * ratio);
+    if (above.width !== width || above.height !== height) {
+      for (const canvas of this.canvases) Object.assign(canvas, { width, height });
+    }
+    below.style.display = this.#painter ? "" : "none";
+    this.#painter?.paint(view);
+    this.#pen.begin(view.width, view.height, ratio);
+    if (!this.#painter) paintBatches(this.#pen, view, Object.values(this.#batches));
+    this.#drawTexts(this.#pen);
+    this.#pen.end();
+  }
+
+  /** Where a place falls: x and y in pixels of the element, and its depth, positive towards the camera. */
+  project(place) {
+    return [...project(this.#view, place, 0, 1, this.#spot)];
+  }
+
+  /** The direction on the front of the sphere that is drawn at a pixel; outside of the sphere, on its rim. */
+  unproject(x, y, distance = 1) {
+    const { rows, width, height, scale } = this.#view;
+    let right = (x - width / 2) / (scale * distance), up = (height / 2 - y) / (scale * distance);
+    const away = Math.max(1, Math.hypot(right, up));
+    [right, up] = [right / away, up / away];
+    const towards = Math.sqrt(Math.max(0, 1 - right * right - up * up));
+    return [0, 1, 2].map(k => right * rows[k] + up * rows[3 + k] + towards * rows[6 + k]);
+  }
+
+  /** The directions right and up of the screen. */
+  screen() {
+    return [[...this.#view.rows.subarray(0, 3)], [...this.#view.rows.subarray(3, 6)]];
+  }
+
+  /** The part and index of what is drawn nearest to a pixel, among near ones the one in front; null if nothing is near. */
+  pick(x, y, reach = 14, frontOnly = false) {
+    let best = null, least = reach;
+    for (const part of this.#parts) {
+      for (let index = 0; 3 * index < part.at.length; index++) {
+        const [px, py, depth] = project(this.#view, part.at, index, 1, this.#spot);
+        const far = Math.hypot(px - x, py - y) - (part.steps ? 3 : 0) - depth;
+        if (far < least && !(frontOnly && depth < 0)) [least, best] = [far, { part, index }];
       }
     }
-    near = best;
-    const said = best && [best[2].steps ? `${scene.order} ${best[2].steps[best[3]]}` : best[2].name, best[2].labels[best[3]] || ""];
-    tip(event, best && { [said[0]]: said[1] });
-    draw();
+    return best;
   }
 
-  const held = new Map();
-  let apart = 0;
-  flat.addEventListener("pointerdown", event => { held.set(event.pointerId, event); flat.setPointerCapture(event.pointerId); });
-  for (const end of ["pointerup", "pointercancel"]) flat.addEventListener(end, event => { held.delete(event.pointerId); apart = 0; });
-  flat.addEventListener("pointermove", event => {
-    const before = held.get(event.pointerId);
-    if (!before) return hover(event);
-    held.set(event.pointerId, event);
-    if (held.size === 2) {
-      const [a, b] = [...held.values()], now = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
-      if (apart) zoom = Math.min(20, Math.max(0.5, zoom * now / apart));
-      apart = now;
-    } else {
-      azimuth -= (event.clientX - before.clientX) / 150;
-      elevation = Math.min(1.55, Math.max(-1.55, elevation + (event.clientY - before.clientY) / 150));
-    }
-    near = null; draw();
-  });
-  flat.addEventListener("pointerleave", event => { near = null; tip(event, null); draw(); });
-  flat.addEventListener("wheel", event => {
-    if (!event.shiftKey && !event.ctrlKey) return;
-    event.preventDefault();
-    zoom = Math.min(20, Math.max(0.5, zoom * Math.exp(-(event.deltaY || event.deltaX) / 300)));
-    draw();
-  }, { passive: false });
-  host.addEventListener("keydown", event => {
-    const moves = {
-      ArrowLeft: () => azimuth += 0.1, ArrowRight: () => azimuth -= 0.1,
-      ArrowUp: () => elevation = Math.min(1.55, elevation + 0.1), ArrowDown: () => elevation = Math.max(-1.55, elevation - 0.1),
-      "+": () => zoom = Math.min(20, 1.2 * zoom), "=": () => zoom = Math.min(20, 1.2 * zoom), "-": () => zoom = Math.max(0.5, zoom / 1.2),
-      "0": () => { [elevation, azimuth] = start; zoom = 1; },
+  /** How many points there are that can be chosen, and dragged where `onDrag` is set. */
+  get count() {
+    return this.#pointInput ? this.#distances.length : 0;
+  }
+
+  /** The drawn place of a point. */
+  placeOf(index) {
+    return [...this.#batches.points.places.subarray(3 * index, 3 * index + 3)];
+  }
+
+  /** The text of a point, for labels and screen readers. */
+  nameOf(index) {
+    return this.#pointInput?.labels?.[index] || `Point ${index + 1} of ${this.count}`;
+  }
+
+  /** A point as a user drags it, to the front of the sphere below a pixel. */
+  dragTo(index, x, y) {
+    this.moveTo(index, this.unproject(x, y, this.#distances[index]));
+  }
+
+  /** A point as a user moves it, to a direction. */
+  moveTo(index, direction) {
+    const { points } = this.#batches, length = Math.hypot(...direction), unit = direction.map(value => value / length);
+    points.places.set(unit.map(value => value * this.#distances[index]), 3 * index);
+    points.changed.places = true;
+    this.onDrag?.(index, unit);
+    this.draw();
+  }
+
+  /** A new canvas with the picture on the colour of the paper. */
+  picture() {
+    const [below, above] = this.canvases;
+    if (!this.#view.width) this.#measure(600, 600);
+    this.paint();
+    const whole = Object.assign(document.createElement("canvas"), { width: above.width, height: above.height });
+    const pen = whole.getContext("2d");
+    pen.fillStyle = this.#colours.paper;
+    pen.fillRect(0, 0, whole.width, whole.height);
+    if (this.#painter) pen.drawImage(below, 0, 0);
+    pen.drawImage(above, 0, 0);
+    return whole;
+  }
+
+  /** The picture as a PNG file. */
+  png() {
+    return new Promise(done => this.picture().toBlob(done));
+  }
+
+  /** The picture as SVG text. */
+  svg() {
+    if (!this.#view.width) this.#measure(600, 600);
+    const pen = new SvgPen(), { width, height } = this.#view;
+    paintBatches(pen, this.#view, Object.values(this.#batches));
+    this.#drawTexts(pen);
+    return pen.finish(width, height, this.label, this.#colours.paper);
+  }
+
+  /** Announce a text to screen readers. */
+  announce(text) {
+    this.live.textContent = text;
+  }
+
+  dispose() {
+    this.#ended.abort();
+    this.#sized.disconnect();
+    waiting.delete(this);
+    this.#painter?.dispose();
+    this.host.replaceChildren();
+  }
+
+  #measure(width = this.host.clientWidth, height = this.host.clientHeight) {
+    Object.assign(this.#view, { width, height });
+    this.#aim();
+  }
+
+  #aim() {
+    const { elevation, azimuth, zoom } = this.#camera, { rows, columns, width, height } = this.#view;
+    const se = Math.sin(elevation), ce = Math.cos(elevation), sa = Math.sin(azimuth), ca = Math.cos(azimuth);
+    rows[0] = -sa; rows[1] = ca; rows[2] = 0;  // right
+    rows[3] = -se * ca; rows[4] = -se * sa; rows[5] = ce;  // up
+    rows[6] = ce * ca; rows[7] = ce * sa; rows[8] = se;  // towards the camera
+    for (let k = 0; k < 9; k++) columns[k] = rows[3 * (k % 3) + Math.floor(k / 3)];
+    this.#view.zoom = zoom;
+    this.#view.scale = HALF * Math.min(width, height) * zoom;
+  }
+
+  /** Meridians and parallels of the unit sphere. */
+  #wire() {
+    const places = [], steps = 72, circles = 6;
+    const ring = point => {
+      for (let i = 0; i < steps; i++) places.push(...point(2 * Math.PI * i / steps), ...point(2 * Math.PI * (i + 1) / steps));
     };
-    if (!moves[event.key]) return;
-    event.preventDefault(); moves[event.key](); draw();
-  });
-  draw();
-  return { draw, canvases: [glCanvas, flat] };
+    for (let k = 0; k < circles; k++) {
+      const [c, s] = [Math.cos(Math.PI * k / circles), Math.sin(Math.PI * k / circles)];
+      ring(a => [Math.cos(a) * c, Math.cos(a) * s, Math.sin(a)]);
+      if (k) ring(a => [s * Math.cos(a), s * Math.sin(a), c]);
+    }
+    this.#batches.wire.set({ places: Float32Array.from(places) });
+    this.#shadeAll(this.#batches.wire, this.#colours.wire, 0.8);
+  }
+
+  #shadeAll(batch, colour, opacity) {
+    const bytes = [...rgb(colour), Math.round(255 * opacity)], shades = new Uint8Array(4 * batch.count);
+    for (let k = 0; k < shades.length; k++) shades[k] = bytes[k % 4];
+    batch.set({ shades });
+  }
+
+  /** Room for another number of points. */
+  #resize(count) {
+    const size = count <= 64 ? 9 : count <= 300 ? 7 : count <= 1000 ? 5 : 3;
+    this.#distances = new Float32Array(count);
+    const sizes = new Float32Array(count).fill(size), shades = new Uint8Array(4 * count);
+    this.#batches.points.set({ places: new Float32Array(3 * count), shades, sizes });
+    this.#parts = [{ at: this.#batches.points.places, rows: null }];
+    this.chosen = -1;
+    this.near = null;
+    this.host.ariaLabel = `${this.label} Arrow keys rotate, plus and minus zoom, Enter chooses a point.`;
+    this.setTrails(null);
+  }
+
+  #forgetScene() {
+    this.#scene = null;
+    this.#distances = new Float32Array(0);
+    this.axes = null;
+    this.#batches.links.set({ places: new Float32Array(0), shades: new Uint8Array(0) });
+  }
+
+  #widen(radii, shellRadius) {
+    const limits = this.#limits;
+    for (let i = -1; i < radii.length; i++) {
+      const radius = i < 0 ? shellRadius : radii[i];
+      if (!(radius > 0 && radius < Infinity)) continue;
+      limits[0] = Math.min(limits[0], radius);
+      limits[1] = Math.max(limits[1], radius);
+    }
+  }
+
+  #colourPoints({ radii, colours }) {
+    const { shades } = this.#batches.points, byRadius = this.#radius.show === "colour" && radii;
+    const plain = byRadius || colours ? null : rgb((this.#colours.series ?? this.#colours.steps)[0]);
+    if (colours && !byRadius) shades.set(colours);
+    else for (let i = 0; 4 * i < shades.length; i++) {
+      const step = byRadius ? 3 * Math.round(255 * this.share(radii[i])) : 0;
+      for (let k = 0; k < 3; k++) shades[4 * i + k] = byRadius ? this.#ramp[step + k] : plain[k];
+      shades[4 * i + 3] = 255;
+    }
+    this.#batches.points.changed.shades = true;
+    if (this.#batches.tails.count) this.#shadeTails();
+  }
+
+  /** With shells, a line from each point to the wire sphere. */
+  #linkToShell(positions) {
+    const { links, points, wire } = this.#batches, wanted = positions ? 2 * positions.length : 0;
+    if (links.places.length !== wanted) {
+      links.set({ places: new Float32Array(wanted) });
+      this.#shadeAll(links, this.#colours.soft, 0.35);
+    }
+    for (let k = 0; k < wanted / 2; k++) {
+      const start = 6 * Math.floor(k / 3) + k % 3;
+      links.places[start] = points.places[k];
+      links.places[start + 3] = wire.grow * positions[k];
+    }
+    links.changed.places = true;
+  }
+
+  #pairTails(steps, count) {
+    const pairs = new Uint32Array(2 * (steps - 1) * count);
+    for (let i = 0; i < (steps - 1) * count; i++) [pairs[2 * i], pairs[2 * i + 1]] = [i, i + count];
+    this.#batches.tails.set({ pairs, places: new Float32Array(3 * steps * count), shades: new Uint8Array(4 * steps * count) });
+    this.#shadeTails();
+  }
+
+  /** Trails have the colours of their points and fade with age. */
+  #shadeTails() {
+    const { tails, points } = this.#batches, count = points.count, steps = tails.count / count;
+    for (let i = 0; i < tails.count; i++) {
+      const point = i % count, age = (i - point) / count;
+      for (let k = 0; k < 3; k++) tails.shades[4 * i + k] = points.shades[4 * point + k];
+      tails.shades[4 * i + 3] = 220 * (age / (steps - 1)) ** 1.5;
+    }
+    tails.changed.shades = true;
+  }
+
+  /** Above points and lines: trails of a scene, rings, and texts that do not cover each other. */
+  #drawTexts(pen) {
+    const scene = this.#scene, view = this.#view, spot = this.#spot, { ink, soft, paper } = this.#colours;
+    this.#boxes.length = 0;
+    if (scene) this.#drawScene(pen);
+    const surface = this.#batches.wire.grow;
+    for (const { position, text, size = 12 } of this.#marks) {
+      project(view, position, 0, surface, spot);
+      if (!Number.isFinite(spot[0])) continue;
+      pen.disc(spot[0], spot[1], size, "", spot[2] < 0 ? 0.45 : 1, ink, 1.5);
+      if (text) this.#write(pen, text, spot[0] + size - 6, spot[1], true, ink);
+    }
+    const labels = this.#pointInput?.labels;
+    for (let i = 0; labels && i < labels.length; i++) {
+      if (!labels[i]) continue;
+      project(view, this.#batches.points.places, i, 1, spot);
+      this.#write(pen, labels[i], spot[0], spot[1], i === this.chosen, ink);
+    }
+    for (let k = 0; this.#axes && k < 3; k++) {
+      project(view, this.#batches.axes.places, 2 * k + 1, 1, spot);
+      this.#write(pen, this.#axes[k], spot[0], spot[1], false, soft);
+    }
+    if (this.near) this.#ring(pen, this.near.part.at, this.near.index, 9, ink, paper);
+    if (this.chosen >= 0) this.#ring(pen, this.#batches.points.places, this.chosen, 11, ink, paper);
+  }
+
+  #ring(pen, places, index, size, ink, paper) {
+    const [x, y] = project(this.#view, places, index, 1, this.#spot);
+    pen.disc(x, y, size, "", 1, paper, 4);
+    pen.disc(x, y, size, "", 1, ink, 2);
+  }
+
+  #drawScene(pen) {
+    const scene = this.#scene, view = this.#view, spot = this.#spot, { ink, paper, steps } = this.#colours, [low, high] = scene.steps;
+    const colour = step => `rgb(${stepColour(steps, (step - low) / (high - low)).join()})`;
+    for (const part of this.#parts) {
+      if (!part.steps) continue;
+      const spots = part.steps.map((_, i) => [...project(view, part.at, i, 1, spot)]);
+      spots.forEach(([x, y], i) => i && pen.line(spots[i - 1][0], spots[i - 1][1], x, y, colour(part.steps[i]), 1, 2.5));
+      spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / Math.max(1, spots.length - 1), colour(part.steps[i]), 1, paper, 1));
+    }
+    for (const part of this.#parts) {
+      if (part.marked) part.labels.forEach((text, i) => this.#write(pen, text, ...project(view, part.at, i, 1, spot).slice(0, 2), true, ink));
+    }
+    for (const part of this.#parts) {
+      if (!part.steps) continue;
+      for (const [i, text] of [part.captions[0], part.captions.at(-1), ...part.captions.slice(1, -1)].filter(Boolean)) {
+        this.#write(pen, text, ...project(view, part.at, i, 1, spot).slice(0, 2), false, ink);
+      }
+    }
+  }
+
+  /** A text beside a place, unless it would cover another one. */
+  #write(pen, text, x, y, bold, colour) {
+    const wide = 4 + pen.width(text, bold), left = x + 8 + wide > this.#view.width ? x - 8 - wide : x + 8;
+    for (const box of this.#boxes) {
+      if (left < box[0] + box[2] && box[0] < left + wide && Math.abs(y - box[1]) < 16) return;
+    }
+    this.#boxes.push([left, y, wide]);
+    pen.text(left, y, text, bold, colour, this.#colours.paper);
+  }
+}
+
+/** Numbers of a scene: 16-bit integers in base64, in units of the scene's reach, or rows of numbers. */
+function numbers(points) {
+  if (typeof points !== "string") return Float32Array.from(points.flat());
+  const bytes = Uint8Array.from(atob(points), letter => letter.charCodeAt(0));
+  return Float32Array.from(new Int16Array(bytes.buffer), value => value / 32767);
+}
+
+function sceneRows(scene, part, index) {
+  return { [part.steps ? `${scene.order} ${part.steps[index]}` : part.name]: part.labels[index] || "" };
 }

@@ -1,5 +1,6 @@
 """Find a scheme by name, by name with further slots (``peri+qk``), or by the path of a TOML file."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from normscope.schemes.scheme import Scheme, Slots
 
 _SLOT_KEYS = tuple(f.name for f in fields(Slots))
 _SCHEME_KEYS = tuple(f.name for f in fields(Scheme))
-_MOST_STAGES = 16  # files, each of which is the "then" of the one before
+_MOST_STAGES = 16  # tables or files, each of which is the "then" of the one before
 
 
 def find_scheme(name_or_path: str | Path) -> Scheme:
@@ -53,8 +54,13 @@ def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
     if len(readers) == _MOST_STAGES:
         raise InputError(f"more than {_MOST_STAGES} scheme files lead to each other by 'then'")
     content = read_toml(path, "scheme file")
+
+    def other(then: str) -> Scheme:
+        is_file = then.endswith(".toml") or "/" in then
+        return read_scheme(path.parent / then, (*readers, place)) if is_file else find_scheme(then)
+
     try:
-        return _scheme(content, path, (*readers, place))
+        return _scheme({"name": path.stem, **content}, other)
     except InputError as error:
         raise InputError(f"in '{path}': {error}") from error
 
@@ -65,21 +71,8 @@ def scheme_values(scheme: Scheme) -> dict[str, Any]:
 
 
 def scheme_from(values: dict[str, Any]) -> Scheme:
-    """The scheme that ``scheme_values`` wrote down."""
-    if not isinstance(values, dict):
-        raise InputError(f"a scheme is a table of slots, not {values!r}")
-    require_keys(values, _SCHEME_KEYS, "a scheme")
-    if not isinstance(values.get("name"), str):
-        raise InputError(f"a scheme's name is a text, not {values.get('name')!r}")
-    then = values.get("then")
-    given = {
-        **values,
-        "attention": _slots(values.get("attention"), "attention"),
-        "feedforward": _slots(values.get("feedforward"), "feedforward"),
-        "then": None if then is None else scheme_from(then),
-        "papers": tuple(values.get("papers", ())),
-    }
-    return Scheme(**given)
+    """The scheme of plain values: those that ``scheme_values`` wrote down, or some of them by hand, without files."""
+    return _scheme(values, _only_tables)
 
 
 def _plain(value: Any) -> Any:
@@ -95,28 +88,34 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _scheme(content: dict[str, Any], path: Path, readers: tuple[Path, ...]) -> Scheme:
+def _scheme(content: Any, other: Callable[[str], Scheme], stage: int = 1) -> Scheme:
+    """The scheme of a table; ``other`` finds the one that a text in ``then`` names. A key with None is one left out."""
+    if not isinstance(content, dict):
+        raise InputError(f"a scheme is a table of slots, not {content!r}")
+    if stage > _MOST_STAGES:
+        raise InputError(f"a scheme has at most {_MOST_STAGES} stages")
     require_keys(content, _SCHEME_KEYS, "a scheme")
-    if "attention" not in content:
+    given = {key: value for key, value in content.items() if value is not None}
+    if "attention" not in given:
         raise InputError(f"a scheme needs the table [attention] with some of {', '.join(_SLOT_KEYS)}")
-    given = {"name": path.stem, **content}
     for sublayer in ("attention", "feedforward"):
         if sublayer in given:
             given[sublayer] = _slots(given[sublayer], sublayer)
     if "then" in given:
         then = given["then"]
-        if not isinstance(then, str):
-            raise InputError("'then' is the name or the path of a scheme")
-        is_file = then.endswith(".toml") or "/" in then
-        given["then"] = read_scheme(path.parent / then, readers) if is_file else find_scheme(then)
+        given["then"] = other(then) if isinstance(then, str) else _scheme(then, other, stage + 1)
     for key in ("name", "norm", "learned", "weights", "title", "users", "note"):
-        if not isinstance(given.get(key, ""), str):
-            raise InputError(f"'{key}' is a text, not {given[key]!r}")
+        if not isinstance(given.get(key, None if key == "name" else ""), str):
+            raise InputError(f"'{key}' is a text, not {given.get(key)!r}")
     papers = given.get("papers", [])
     if not isinstance(papers, list) or not all(isinstance(paper, str) for paper in papers):
         raise InputError(f"'papers' is a list of texts, not {papers!r}")
     given["papers"] = tuple(papers)
     return Scheme(**given)
+
+
+def _only_tables(then: str) -> Scheme:
+    raise InputError(f"a scheme is a table of slots, not {then!r}")
 
 
 def _slots(content: Any, where: str) -> Slots:
