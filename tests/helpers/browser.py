@@ -1,6 +1,7 @@
 """A headless browser for tests, driven by playwright: pages of files, and what they load and complain about."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,14 @@ class Tab:
     def settle(self) -> None:
         """Let the page draw what it has to."""
         self.run("new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn, 50)))")
+
+    def wait(self, condition: str, seconds: float = 60.0) -> None:
+        """Wait until an expression is true; pages with a strict content policy cannot be polled from inside."""
+        end = time.monotonic() + seconds
+        while not self.run(condition):
+            if time.monotonic() > end:
+                pytest.fail(f"still not true after {seconds:g} s: {condition}; console: {self.errors}")
+            self.page.wait_for_timeout(30)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page, awaited if it is a promise."""

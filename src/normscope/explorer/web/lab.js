@@ -5,11 +5,13 @@ import { createEditor } from "./editor.js";
 import { createControls } from "./lab_controls.js";
 import { Run } from "./lab_run.js";
 import { measuresCsv, pictureSvg, statesCsv } from "./lab_saves.js";
-import { LOOKS, conflicts, frameTime, initialSettings, isEdited, noTheory, readMoved, readSchemes, readSettings, runSettings, SCHEMES_AT_ONCE, writeMoved, writeSchemes } from "./lab_settings.js";
+import { CONTROLS, LOOKS, conflicts, frameTime, initialSettings, isEdited, noTheory, readMoved, readSchemes, readSettings, runSettings, SCHEMES_AT_ONCE, writeMoved, writeSchemes } from "./lab_settings.js";
 import { createSpheres, schemeTitle } from "./lab_spheres.js";
 import { Player } from "./player.js";
 import { pngOfSvg, svgBlob } from "./save.js";
 import { shortNumber } from "./heatmap.js";
+import { checkSettings } from "./simulation.js";
+import { parseScheme } from "./slots.js";
 import { stateChanges } from "./state.js";
 import { createStrips, frameAt } from "./strips.js";
 import { createTour, STOPS } from "./tour.js";
@@ -17,23 +19,25 @@ import { record } from "./video.js";
 
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const LETTERS = "ABCD";
+const VIDEO = 360;  // frames of a video at speed 1, 12 seconds
 
 /** The view in `host`. */
 export function createLab(host, app) {
-  const named = app.data.schemes;
+  const named = app.data.schemes.map(dictionary => parseScheme(dictionary).values);
   let settings = initialSettings(), chosen = readSchemes(undefined, named), moved = new Map(), open = null, stop = null, circuit = {};
-  let begun = "", drawing = false, shown = false;
+  let editor = null, begun = "", drawing = false, shown = false;
   const at = {};  // parts of the page
 
   // Parts of the page
 
   at.tour = element("section", { class: "panel lab-tour", "aria-label": "Guided tour", hidden: true });
   at.circuit = element("section", { class: "lab-circuit", "aria-label": "Circuits that break", hidden: true });
-  at.spheres = element("div", { class: "lab-spheres" });
+  at.spheres = element("div", {});
   at.editor = element("section", { class: "panel lab-editor", "aria-label": "Slots of a scheme", hidden: true });
   at.player = element("div", { class: "lab-player", role: "group", "aria-label": "Clock" });
   at.strips = element("div", {});
   at.problem = element("p", { class: "problem", role: "alert" });
+  at.link = element("p", { class: "problem", role: "alert" });
   at.progress = element("p", { class: "note", role: "status" });
   at.hint = element("p", { class: "note" });
   at.form = element("form", { class: "lab-form", on: { submit: event => event.preventDefault() } });
@@ -43,7 +47,7 @@ export function createLab(host, app) {
   at.begin = button("Guided tour", () => goTo(0), { class: "main" });
   at.reset = button("Undo moved tokens", () => { moved = new Map(); changed({ push: true }); });
   at.lab = element("div", { class: "lab" },
-    element("div", { class: "lab-main" }, element("div", { class: "controls" }, at.begin, at.add, at.reset, at.progress), at.problem, at.spheres, at.player, at.hint, at.editor, at.strips),
+    element("div", { class: "lab-main" }, element("div", { class: "controls" }, at.begin, at.add, at.reset, at.progress), at.link, at.problem, at.spheres, at.player, at.hint, at.editor, at.strips),
     at.controls);
   host.replaceChildren(element("h2", { class: "visually-hidden" }, "Sphere lab"), at.tour, at.circuit, at.lab);
 
@@ -77,7 +81,6 @@ export function createLab(host, app) {
     circuit = next;
     app.setState("lab", { noise: next.noise || null, draw: next.draw || null });
   } });
-  let editor = null;
   app.onTheme(() => {
     spheres.recolour();
     picture.paint();
@@ -106,7 +109,8 @@ export function createLab(host, app) {
     player.speed = SPEEDS.includes(Number(state.speed)) ? Number(state.speed) : 1;
     speed.value = String(player.speed);
     const camera = (state.camera ?? "").split(",").map(Number);
-    problem(words.join(" "));
+    for (const [key, text] of Object.entries(problems)) words.push(`${[...CONTROLS, ...LOOKS].find(control => control.key === key).label}: ${text}`);
+    at.link.textContent = words.join(" ");
     return { problems, time: Number(state.t) || 0, camera: camera.length === 3 && camera.every(Number.isFinite) ? camera : null };
   }
 
@@ -117,6 +121,7 @@ export function createLab(host, app) {
 
   /** Settings, schemes or moved tokens have changed: the link, the page and the run follow. */
   function changed({ push = false } = {}) {
+    at.link.textContent = "";
     app.setState("lab", { ...stateChanges(settings, initialSettings()), schemes: writeSchemes(chosen, named), moved: writeMoved(moved),
       edit: open, t: linkedTime() }, { push });
     arrange({});
@@ -146,7 +151,9 @@ export function createLab(host, app) {
     at.reset.hidden = !moved.size;
     spheres.set(chosen, { edited, open });
     spheres.recolour();
-    controls.set(settings, { ...conflicts(settings), ...problems });
+    const sentences = { ...conflicts(settings), ...problems };
+    controls.set(settings, sentences);
+    at.controls.open ||= Object.keys(sentences).length > 0;
     layers.setAttribute("aria-pressed", String(settings.solver === "layers"));
     picture.set(circuit);
     showEditor();
@@ -196,7 +203,7 @@ export function createLab(host, app) {
     player.setReached(Math.min(run.reached, settings.time));
     feedStrips();
     host.dataset.run = "done";
-    if (stop !== null) tour.measure(lines(), settings);
+    if (stop !== null) tour.measure(lines(), settings, writeSchemes(chosen, named));
     drawSoon();
   }
 
@@ -299,14 +306,17 @@ export function createLab(host, app) {
 
   function showEditor() {
     at.editor.hidden = open === null;
-    const key = open === null ? null : `${open} ${chosen[open].base}`;
-    if (key === editor?.key) return;
-    editor?.made.dispose?.();
+    if (open === editor?.place) {
+      if (open !== null && JSON.stringify(editor.made.scheme.values) !== JSON.stringify(chosen[open].dictionary)) editor.made.setScheme(chosen[open].dictionary);
+      return;
+    }
+    editor?.made.dispose();
     editor = null;
-    if (key === null) return;
+    if (open === null) return;
     const place = open;
-    editor = { key, made: createEditor(at.editor, { app, scheme: chosen[open].dictionary, schemes: named,
-      onChange: dictionary => setScheme(place, { base: chosen[place].base, dictionary }) }) };
+    editor = { place, made: createEditor(at.editor, { app, scheme: chosen[open].dictionary, schemes: named,
+      onChange: (dictionary, base) => setScheme(place, { base, dictionary }),
+      check: scheme => checkSettings(runSettings(settings, [{ dictionary: scheme.values }], new Map())) }) };
   }
 
   function dragged(index, point) {
@@ -331,23 +341,25 @@ export function createLab(host, app) {
   }
 
   /** To a stop of the tour, or out of it: the settings stay as they are then. */
-  function goTo(index) {
+  function goTo(index, { push = true } = {}) {
     if (index !== null && !STOPS[index]) return;
     player.pause();
     const state = index === null ? { ...app.state("lab"), tour: null } : { ...STOPS[index].state, tour: index + 1 };
     const cleared = Object.fromEntries(Object.keys(app.state("lab")).map(key => [key, null]));
-    app.setState("lab", { ...cleared, ...state }, { push: true });
+    app.setState("lab", { ...cleared, ...state }, { push });
     show(app.state("lab"));
   }
 
   function show(state) {
     shown = true;
+    const asked = STOPS[Number(state.tour) - 1];
+    if (asked && !asked.circuit && Object.keys(state).length === 1) return goTo(Number(state.tour) - 1, { push: false });  // a short link to a stop
     const before = stop, { problems, time, camera } = read(state);
     tour.show(stop);
     arrange(problems);
     if (camera) spheres.camera = { azimuth: camera[0], elevation: camera[1], zoom: camera[2] };
     simulate(time);
-    if (stop !== null && run.done && run.current && !STOPS[stop].circuit) tour.measure(lines(), settings);
+    if (stop !== null && run.done && run.current && !STOPS[stop].circuit) tour.measure(lines(), settings, writeSchemes(chosen, named));
     if (stop !== null && stop !== before && !time && !app.reducedMotion && !STOPS[stop].circuit) player.play();
     drawSoon();
   }
@@ -358,6 +370,26 @@ export function createLab(host, app) {
   const captions = () => [...at.spheres.querySelectorAll(".lab-values")].map(node => node.textContent);
   const makeSvg = () => pictureSvg({ names: names(), captions: captions(), spheres: spheres.spheres.map(sphere => sphere.svg()), strips: strips.pictures(),
     colours: app.theme.colours, time: player.time, about: about() });
+  async function makeVideo() {
+    if (!run.done) throw new Error("the run is still being computed; wait until it has come to its end.");
+    player.pause();
+    const before = player.time, frames = Math.max(2, Math.round(VIDEO / player.speed)), layers = settings.solver === "layers";
+    const timeOf = frame => {
+      const t = frame ? player.axis.time(frame / (frames - 1)) : 0;
+      return layers ? Math.floor(t / player.every + 1e-9) * player.every : t;
+    };
+    try {
+      return await record({
+        frames, colours: app.theme.colours, caption: frame => `t = ${timeOf(frame).toFixed(2)}   ${about()}`,
+        panels: spheres.spheres.map((sphere, k) => ({ title: names()[k], layers: () => { sphere.paint(); return sphere.canvases.slice(sphere.webgl ? 0 : 1); } })),
+        show: frame => { player.seek(timeOf(frame)); draw(); },
+        onProgress: share => progress(`Recording… ${Math.round(100 * share)} %`),
+      });
+    } finally {
+      progress("");
+      player.seek(before);
+    }
+  }
   const csv = text => new Blob([text], { type: "text/csv" });
   const saves = [
     { label: "Picture (SVG)", make: async () => ({ name: "normscope-lab.svg", blob: svgBlob(makeSvg()) }) },
@@ -369,6 +401,7 @@ export function createLab(host, app) {
       const text = statesCsv(names(), frames.map((frame, k) => run.series[k].times[frame]), states, settings.dim);
       return { name: "normscope-lab-states.csv", blob: csv(text) };
     } },
+    { label: "Video of the run (WebM)", make: async () => ({ name: "normscope-lab.webm", blob: await makeVideo() }) },
   ];
 
   const keys = {

@@ -1,5 +1,7 @@
 // The settings of the sphere lab: what can be chosen, how a link holds it, and what the worker is to run.
 
+import { parseScheme } from "./slots.js";
+
 const FRAMES = 480;  // shown frames of a run, at most; the integrator takes its steps whatever their number
 
 /** What can be chosen, in the order of the page; `when(settings)` says where a control has an effect. */
@@ -109,7 +111,7 @@ export function patched(value, patch) {
   return result;
 }
 
-/** Chosen schemes `[{base, dictionary}]` from a link: names, or pairs of a name and how its slots were edited. */
+/** Chosen schemes `[{base, dictionary}]` from a link: names, or pairs of a name and how its slots were edited; `named` has their values. */
 export function readSchemes(text, named) {
   const list = text ?? FIRST_SCHEMES;
   const entries = list.startsWith("[") ? JSON.parse(list) : list.split(",");
@@ -118,7 +120,7 @@ export function readSchemes(text, named) {
     const [base, patch] = Array.isArray(entry) ? entry : [entry, null];
     const dictionary = named.find(scheme => scheme.name === base);
     if (!dictionary) throw new Error(`There is no scheme named “${base}”.`);
-    return { base, dictionary: patch ? patched(dictionary, patch) : dictionary };
+    return { base, dictionary: patch ? parseScheme(patched(dictionary, patch)).values : dictionary };
   });
 }
 

@@ -2,7 +2,7 @@
 import { button, element } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
 import { SCHEMES_AT_ONCE } from "./lab_settings.js";
-import { createSphere, rgb, shareCamera } from "./sphere.js";
+import { createSphere, LEAST_RANGE, rgb, shareCamera } from "./sphere.js";
 import { frameAt, valueAt } from "./strips.js";
 
 const TRAIL = 40;  // frames
@@ -19,6 +19,17 @@ export function schemeTitle(dictionary) {
  */
 export function createSpheres(host, { app, on }) {
   let panels = [], limits = null, applied = "";
+  const row = element("div", { class: "lab-spheres" }), scale = element("p", { class: "note lab-scale", hidden: true });
+  host.replaceChildren(row, scale);
+
+  /** Colours of the norm r, from the smallest to the largest of the run. */
+  function showScale(coloured) {
+    scale.hidden = !coloured || !limits;
+    if (scale.hidden) return;
+    const low = Math.min(limits[0], limits[1] / LEAST_RANGE);
+    scale.replaceChildren(`Norm r, logarithmic: ${shortNumber(low)} `,
+      ...app.theme.colours.steps.map(colour => element("span", { class: "lab-colour", style: { background: colour }, "aria-hidden": "true" })), ` ${shortNumber(limits[1])}`);
+  }
 
   function makePanel(k, count) {
     const picture = element("div", { class: "lab-sphere" }), values = element("p", { class: "lab-values" }), note = element("p", { class: "note" });
@@ -47,10 +58,16 @@ export function createSpheres(host, { app, on }) {
     return spot;
   }
 
+  function tokenRows({ line, frame }, index) {
+    const at = frame * line.tokens + index;
+    return [["token", index], ["norm r", shortNumber(line.radii[at])], ["cluster", `${line.labels[at] + 1} of ${line.values.clusters[frame]}`]];
+  }
+
   function paint(panel, line, t, look) {
     const { tokens, settings } = line, k = frameAt(line.times, line.length, t), last = k + 1 >= line.length;
     const share = last || settings.solver === "layers" ? 0 : Math.max(0, t - line.times[k]) / (line.times[k + 1] - line.times[k]);
     const at = share < 1e-6 ? 0 : share;
+    Object.assign(panel, { line, frame: k });
     panel.sphere.setPoints({ positions: place(panel, line, k, at), radii: line.radii.subarray(k * tokens, (k + 1) * tokens),
       colours: panel.colours, shellRadius: settings.start.radius });
     const steps = look.trails ? Math.min(TRAIL, k + 1) : 0, from = k + 1 - steps;
@@ -71,14 +88,15 @@ export function createSpheres(host, { app, on }) {
       if (chosen.length !== panels.length) {
         panels.forEach(panel => panel.sphere.dispose());
         panels = chosen.map((_, k) => makePanel(k, chosen.length));
-        host.replaceChildren(...panels.map(panel => panel.figure));
-        host.dataset.count = String(panels.length);
+        row.replaceChildren(...panels.map(panel => panel.figure));
+        row.dataset.count = String(panels.length);
         applied = "";
         const spheres = panels.map(panel => panel.sphere);
         shareCamera(spheres);
         for (const sphere of spheres) {
           const follow = sphere.onCamera;
           sphere.onCamera = camera => { follow(camera); on.camera(camera); };
+          sphere.onHover = (index, event) => app.tip(event, index === null ? null : tokenRows(panels.find(panel => panel.sphere === sphere), index));
         }
       }
       panels.forEach((panel, k) => {
@@ -100,12 +118,15 @@ export function createSpheres(host, { app, on }) {
           if (r > high && r < Infinity) high = r;
         }
       }
-      limits = high ? [low * low / high, high] : null;  // the smallest norm is halfway out on the log scale
+      limits = high ? [low, high] : null;
     },
     show(series, t, look) {
       const wanted = `${look.shells} ${limits}`;
+      // As a distance, the smallest norm of the run is halfway out on the log scale.
+      const within = limits && look.shells === "shell" ? [limits[0] ** 2 / limits[1], limits[1]] : limits;
+      if (applied !== wanted) showScale(look.shells === "colour");
       panels.forEach((panel, k) => {
-        if (applied !== wanted) panel.sphere.setRadius({ show: { shell: "shells", colour: "colour", none: "none" }[look.shells], limits });
+        if (applied !== wanted) panel.sphere.setRadius({ show: { shell: "shells", colour: "colour", none: "none" }[look.shells], limits: within });
         if (!series[k]?.length) return;
         if (panel.colours.length !== 4 * series[k].tokens) panel.colours = new Uint8Array(4 * series[k].tokens);
         const shade = rgb(app.theme.colours.series[k]);
@@ -127,6 +148,7 @@ export function createSpheres(host, { app, on }) {
         panel.sphere.colours = colours;
         panel.mark.style.color = colours.series[k];
       });
+      applied = "";
     },
     get spheres() { return panels.map(panel => panel.sphere); },
     letters: LETTERS,
@@ -138,7 +160,7 @@ function clusterWords(count) {
   return count === 1 ? "1 cluster" : `${count} clusters`;
 }
 
-/** A ring with its number of tokens around every cluster of at least three, largest first; `distance(r)` says how far out. */
+/** A ring with its number of tokens around every cluster of three tokens and a 32nd of all, largest first; `distance(r)` says how far out. */
 function clusterMarks(line, k, distance) {
   const { tokens, points, labels, radii } = line, sums = new Map();
   for (let i = k * tokens; i < (k + 1) * tokens; i++) {
@@ -148,6 +170,6 @@ function clusterMarks(line, k, distance) {
     sum[4] += radii[i];
     sums.set(labels[i], sum);
   }
-  return [...sums.values()].filter(sum => sum[3] > 2).sort((a, b) => b[3] - a[3]).map(([x, y, z, count, r]) =>
+  return [...sums.values()].filter(sum => sum[3] >= Math.max(3, tokens / 32)).sort((a, b) => b[3] - a[3]).map(([x, y, z, count, r]) =>
     ({ position: [x, y, z].map(value => value * distance(r / count) / count), text: String(count), size: 12 }));
 }

@@ -108,8 +108,8 @@ export function nearestIndex(xs, x) {
 }
 
 /**
- * A line chart. `{series}`: `[{name, x, y, colour?, dash?, width?, dots?}]` with numbers of equal length (NaN: a gap), `colour`
- * and `dash` indices of the theme's series and of dash patterns, or a colour; `{x, y}`: `{label, log?, domain?, format?}`;
+ * A line chart. `{series}`: `[{name, x, y, colour?, dash?, width?, dots?, dot?}]` with numbers of equal length (NaN: a gap), `colour`
+ * and `dash` indices of the theme's series and of dash patterns, or a colour, `dot: false` for none at the marker; `{x, y}`: `{label, log?, domain?, format?}`;
  * `{colours}` those of the theme; `{label}` words for screen readers; `{marker}` a value of x or null; `{bands}`
  * `[{from, to, name}]` shaded stretches of x; `{rules}` `[{y, name}]` horizontal lines; `{height, legend, tip, onPick}`:
  * `tip(event, rows | null)` shows a small table, `onPick(x)` is called where the chart is clicked or dragged.
@@ -217,7 +217,7 @@ export function createLines(host, options) {
     const ends = { x1: x.toFixed(1), x2: x.toFixed(1), y1: at.top, y2: at.bottom };
     const parts = [svg("line", { ...ends, stroke: colours.ink, "stroke-width": 1.5, class: "lines-marker" })];
     series.forEach((each, index) => {
-      const i = nearestIndex(each.x, marker);
+      const i = each.dot === false ? -1 : nearestIndex(each.x, marker);
       const y = i < 0 ? NaN : at.down.place(each.y[i]);
       if (!Number.isFinite(y)) return;
       parts.push(svg("circle", { cx: at.across.place(each.x[i]).toFixed(1), cy: y.toFixed(1), r: 4, fill: inkOf(each, index),

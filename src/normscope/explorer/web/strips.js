@@ -69,7 +69,7 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       return { name: line.name, x, y, colour: line.colour, dash: 0, width: 2.4 };
     });
     const theory = data.series.filter(line => line.theory?.[strip.key]).map(line =>
-      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], colour: colours().ink, dash: 2, width: 1.2 }));
+      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], colour: colours().ink, dash: 2, width: 1.2, dot: false }));
     return [...measured, ...theory];
   }
 

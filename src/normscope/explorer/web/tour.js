@@ -14,16 +14,24 @@ export function timeOfCosine(line, level) {
   return NaN;
 }
 
-/** The slope of ln(speed) against g(t), by least squares over frames between two times. */
+/** The slope of ln(speed) against g(frame), by least squares over frames between two times. */
 export function speedSlope(line, from, to, g) {
   let count = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (let k = 0; k < line.length; k++) {
     const t = line.times[k], speed = line.values.speed[k];
     if (t < from || t > to || !(speed > 0)) continue;
-    const [u, v] = [g(t), Math.log(speed)];
+    const [u, v] = [g(k), Math.log(speed)];
     count += 1; x += u; y += v; xx += u * u; xy += u * v;
   }
   return (count * xy - x * y) / (count * xx - x * x);
+}
+
+/** A formula as elements: `_x` and `^{…}` are below and above the line. */
+export function formulaParts(text) {
+  return text.split(/([_^](?:\{[^}]*\}|.))/).map(part => {
+    if (!/^[_^]/.test(part)) return part;
+    return element(part[0] === "_" ? "sub" : "sup", {}, part.slice(1).replace(/^\{|\}$/g, ""));
+  });
 }
 
 const at = (line, key, t) => valueAt(line.times, line.values[key], line.length, t);
@@ -38,18 +46,18 @@ function firstSpeeds([pre, peri], { tokens, beta }) {
 
 function lastSpeeds([post, , pre, peri]) {
   const end = Math.min(post.times[post.length - 1], pre.times[pre.length - 1]);
-  const exponential = speedSlope(post, 6, 14, t => t), power = speedSlope(pre, end / 3, end, Math.log);
+  const exponential = speedSlope(post, 6, 14, k => post.times[k]), power = speedSlope(pre, end / 3, end, k => Math.log(pre.values.radius[k]));
   const speeds = [post, pre, peri].map(line => at(line, "speed", end));
   return { values: { exponential, power, speeds },
-    text: `Measured here: the angular speed of Post-LN falls as e^(${shortNumber(exponential)}·t), that of Pre-LN as t^(${shortNumber(power)}). At t = ${shortNumber(end)} Pre-LN is `
-      + `${shortNumber(speeds[1] / speeds[0])} times as fast as Post-LN.` };
+    text: `Measured here: the logarithm of the angular speed falls by ${shortNumber(-exponential)} per unit of time under Post-LN; under Pre-LN the speed is proportional to `
+      + `1/r to the power ${shortNumber(-power)}, and r grows as t. At t = ${shortNumber(end)} Pre-LN is ${shortNumber(speeds[1] / speeds[0])} times as fast as Post-LN.` };
 }
 
 function collapseTimes([post, pre]) {
   const times = [post, pre].map(line => timeOfCosine(line, 0.9));
   const clusters = [post, pre].map(line => line.values.clusters[line.length - 1]);
   return { values: { times, clusters },
-    text: `The mean cosine reaches 0.9 at t = ${shortNumber(times[0])} under Post-LN and ${Number.isNaN(times[1]) ? "not at all in this run" : `at t = ${shortNumber(times[1])}`} `
+    text: `The mean cosine reaches 0.9 at t = ${shortNumber(times[0])} under Post-LN and ${Number.isNaN(times[1]) ? `not before t = ${shortNumber(pre.times[pre.length - 1])}` : `at t = ${shortNumber(times[1])}`} `
       + `under Pre-LN; at the end there are ${clusters[0]} and ${clusters[1]} clusters.` };
 }
 
@@ -80,7 +88,7 @@ export const STOPS = [
     text: "In every scheme attention pulls on a token’s direction θ, and the norms set how fast it turns: θ̇ = (1/s) P A. "
       + "At the start tokens point in unrelated directions, so attention averages them to a short vector A. "
       + "Pre-LN and Post-LN add this short vector as it is and begin slowly. Peri-LN and nGPT normalise it first and begin at full speed.",
-    formula: "γ̇(0) = 2/(r₀(eᵝ + n − 1)) for Pre-LN,   2/(r₀ √(e²ᵝ + n − 1)) for Peri-LN",
+    formula: "γ̇(0) = 2/(r_0 (e^β + n − 1)) for Pre-LN,   2/(r_0 √(e^{2β} + n − 1)) for Peri-LN",
     question: "Raise β to 6. Each token then attends almost only to itself: what becomes of |A|, and of the difference?",
     measure: firstSpeeds,
   },
@@ -90,16 +98,16 @@ export const STOPS = [
     text: "Late in the run the tokens nearly agree, |A| is close to 1, and s alone sets the speed. "
       + "Under Post-LN s is 1 and the motion dies out exponentially: deep layers change almost nothing. "
       + "Under Pre-LN and Peri-LN s grows with the residual norm, about as t, so the motion falls only as a power of t and late layers still have work to do.",
-    formula: "γ̇ ∝ e^(−2t) Post-LN,   e^(−4√t)/√t sqrt-scaling,   1/t³ Pre-LN and Peri-LN;   |θ̇| ∝ e^(−t),   e^(−2√t)/√t,   1/t²",
+    formula: "γ̇ ∝ e^{−2t} for Post-LN,   e^{−4√t}/√t for sqrt-scaling,   1/t^3 for Pre-LN and Peri-LN;   speeds |θ̇| ∝ e^{−t},   e^{−2√t}/√t,   1/t^2",
     question: "Make the time axis logarithmic. Which of the four speeds are straight lines now, and which were before?",
     measure: lastSpeeds,
   },
   {
     title: "Collapse",
-    state: { schemes: "post,pre", tokens: 64, dim: 3, start: "uniform", beta: 2, time: 30, step: 0.1 },
+    state: { schemes: null, tokens: 64, dim: 3, start: "uniform", beta: 2, time: 30, step: 0.1 },
     text: "Attention with identity weights pulls tokens together: from almost every start Post-LN ends in one cluster, and so does Pre-LN unless some radial speed falls to 0. "
       + "Norms do not decide whether tokens collapse, only when. Post-LN is there after a few layers; Pre-LN, which slows down as its norms grow, arrives much later.",
-    formula: "Var = (1/n) Σ |θ_k − θ̄|²:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens are nearly aligned",
+    formula: "Var = (1/n) Σ |θ_k − θ̄|^2:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens are nearly aligned",
     question: "Raise β to 12 and give it T = 100: tokens gather in several clusters first. How many, and for how long?",
     measure: collapseTimes,
   },
@@ -135,6 +143,9 @@ export const STOPS = [
   },
 ];
 
+const isPlain = settings => settings.weights === "identity" && !settings.causal && !settings.feedforward && settings.solver !== "layers"
+  && settings.norm === "scheme";
+
 /** The panel of the tour: `onGo(index|null)` when another stop is chosen or the tour is left. */
 export function createTour(host, { onGo }) {
   let current = null;
@@ -155,7 +166,7 @@ export function createTour(host, { onGo }) {
       const stop = STOPS[index];
       title.textContent = `${index + 1} of ${STOPS.length}: ${stop.title}`;
       text.textContent = stop.text;
-      formula.textContent = stop.formula;
+      formula.replaceChildren(...formulaParts(stop.formula));
       question.textContent = `Try: ${stop.question}`;
       measured.textContent = "";
       delete host.dataset.measured;
@@ -164,10 +175,12 @@ export function createTour(host, { onGo }) {
       stops.forEach((stop, k) => stop.setAttribute("aria-current", k === index ? "step" : "false"));
       if (moved) title.focus();
     },
-    /** Check the claim of the current stop in a finished run. */
-    measure(series, settings) {
+    /** Check the claim of the current stop in a finished run; nothing is claimed of other schemes, weights or masks. */
+    measure(series, settings, schemes) {
       const stop = STOPS[current];
-      if (!stop?.measure) return;
+      measured.textContent = "";
+      delete host.dataset.measured;
+      if (!stop?.measure || schemes !== stop.state.schemes || settings.start !== stop.state.start || !isPlain(settings)) return;
       const result = stop.measure(series, settings);
       measured.textContent = result.text;
       host.dataset.measured = JSON.stringify(result.values);
