@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types browser tests fuzz kills clean
+.PHONY: demo test lint types browser tests fuzz kills ledger clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -27,6 +27,10 @@ tests: $(INSTALLED)
 
 kills: $(INSTALLED) # 108 commands killed at random moments; `make test` kills a few
 	cd tests && OMP_NUM_THREADS=1 ../$(BIN)/python -m helpers.kills --kills 108
+
+ledger: $(INSTALLED) # the packaged run of the ledger, which the explorer shows without one of its own
+	$(BIN)/normscope verify --out runs/ledger --overwrite
+	$(BIN)/python -m normscope.explorer.ledger runs/ledger
 
 SEED ?= 0
 fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values

@@ -33,7 +33,7 @@ def test_json_has_a_record_for_every_statement(records: list[dict[str, Any]]) ->
 
 def test_the_quick_form_leaves_tables_and_is_quick(ledger_run: Path) -> None:
     folder = open_run(ledger_run)
-    assert folder.tables == ["curves", "groups", "ledger", "margins", "pictures"]
+    assert folder.tables == ["curves", "dials", "groups", "ledger", "margins", "pictures", "positions"]
     assert folder.description["command"] == "verify"
     assert folder.description["configuration"]["statements"] == list(LEDGER)
     assert float((ledger_run / "seconds.txt").read_text()) < 120

@@ -2,6 +2,10 @@
 
 import csv
 import io
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,8 +14,11 @@ import pytest
 from PIL import Image
 
 from helpers.browser import Tab, assert_readable, open_tab
-from normscope.explorer.page import FOLDERS, explorer_data, render_explorer
+from helpers.cli import run
+from normscope.explorer.export import export_explorer
+from normscope.explorer.page import FOLDERS
 from normscope.report.bundle import BundleError, bundle
+from normscope.report.theme import DARK, LIGHT
 
 VIEWS = ("lab", "atlas", "training", "ledger")
 READY = "document.documentElement.dataset.ready === 'true'"
@@ -38,9 +45,7 @@ def tab() -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("explorer") / "tour.html"
-    path.write_text(render_explorer(explorer_data()), encoding="utf-8")
-    return path
+    return export_explorer(tmp_path_factory.mktemp("explorer") / "tour.html")
 
 
 def test_modules_have_scopes_of_their_own(tmp_path: Path, tab: Tab) -> None:
@@ -127,13 +132,13 @@ def test_tabs_keys_and_the_back_button_choose_the_view(tab: Tab, page: Path) -> 
     tab.open(page)
     assert tab.run(SHOWN) == "view-lab"
     tab.page.get_by_role("tab", name="Ledger").click()
-    tab.page.wait_for_function(f"{SHOWN} === 'view-ledger' && location.hash.startsWith('#ledger')")
+    tab.wait(f"{SHOWN} === 'view-ledger' && location.hash.startsWith('#ledger')")
     tab.page.keyboard.press("ArrowLeft")
-    tab.page.wait_for_function(f"{SHOWN} === 'view-training'")
+    tab.wait(f"{SHOWN} === 'view-training'")
     tab.page.go_back()
-    tab.page.wait_for_function(f"{SHOWN} === 'view-ledger'")
+    tab.wait(f"{SHOWN} === 'view-ledger'")
     tab.page.keyboard.press("2")
-    tab.page.wait_for_function(f"{SHOWN} === 'view-atlas' && document.title.startsWith('Model atlas')")
+    tab.wait(f"{SHOWN} === 'view-atlas' && document.title.startsWith('Model atlas')")
     assert tab.errors == []
 
 
@@ -146,8 +151,15 @@ def test_dialogs_open_by_key_and_close_by_key_and_say_what_they_are(tab: Tab, pa
         tab.page.keyboard.press("2")  # belongs to the dialog now
         assert tab.run(SHOWN) == "view-lab"
         tab.page.keyboard.press("Escape")
-        tab.page.wait_for_function("!document.getElementById('dialog').open")
+        tab.wait("!document.getElementById('dialog').open")
     assert tab.errors == []
+
+
+def test_a_change_of_the_view_is_announced(tab: Tab, page: Path) -> None:
+    tab.open(page)
+    tab.page.keyboard.press("4")
+    tab.wait("document.getElementById('announcement').textContent === 'Ledger'")
+    assert tab.run("document.getElementById('announcement').ariaLive") == "polite"
 
 
 def test_the_first_tab_stop_skips_to_the_view(tab: Tab, page: Path) -> None:
@@ -178,7 +190,7 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
     tab.open(page, scheme, width)
     for view in VIEWS:
         tab.page.goto(f"{page.as_uri()}#{view}")
-        tab.page.wait_for_function(f"{READY} && {SHOWN} === 'view-{view}'")
+        tab.wait(f"{READY} && {SHOWN} === 'view-{view}'")
         tab.settle()
         assert tab.run(f"document.querySelectorAll('#view-{view} > *').length") > 0
         assert tab.run("document.querySelectorAll('.failure').length") == 0
@@ -188,9 +200,11 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
     assert tab.errors == []
 
 
-def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: Path) -> None:
+def test_a_page_from_disk_needs_no_network_and_runs_its_own_script_alone(tab: Tab, page: Path) -> None:
+    tab.page.context.set_offline(True)
     tab.open(page)
     assert tab.run(READY)
+    assert tab.errors == []
     assert [address for address in tab.loaded if not address.startswith(("data:", "blob:"))] == [page.as_uri()]
     tab.run("""(() => {
       const script = document.createElement("script");
@@ -202,6 +216,7 @@ def test_the_policy_of_a_page_runs_its_script_and_nothing_else(tab: Tab, page: P
     assert tab.run("typeof injected") == "undefined"
     assert all("Content Security Policy" in error or "example.org" in error for error in tab.errors)
     assert tab.errors
+    tab.page.context.set_offline(False)
 
 
 def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
@@ -209,6 +224,191 @@ def test_damaged_links_open_the_first_view(tab: Tab, page: Path) -> None:
         tab.page.goto("about:blank")
         tab.errors.clear()
         tab.page.goto(page.as_uri() + link)
-        tab.page.wait_for_function(f"{READY} && {SHOWN} === 'view-lab'")
+        tab.wait(f"{READY} && {SHOWN} === 'view-lab'")
         assert tab.run("document.querySelectorAll('.failure').length") == 0
         assert tab.errors == []
+
+
+# What the frame does for a view
+
+
+VIEW = """
+import { csvBlob } from "./save.js";
+export function createLab(host, app) {
+  globalThis.app = app;
+  globalThis.shown = [];
+  globalThis.pressed = 0;
+  host.append(document.createElement("textarea"));
+  return {
+    show(state) { shown.push(state); if (state.wrong) throw new Error("a number is missing"); },
+    hide() { shown.push("hidden"); },
+    keys: { x: ["count", () => { pressed += 1; }], y: ["fail", async () => { throw new Error("no answer"); }] },
+    saves: [
+      { label: "Numbers", make: async () => ({ name: "numbers.csv", blob: csvBlob(["a"], [[1]]) }) },
+      { label: "Video", make: async () => { throw new Error("this browser records none"); } },
+    ],
+  };
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page whose first view is the one above."""
+    folder = tmp_path_factory.mktemp("view")
+    (folder / "lab.js").write_text(VIEW, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("normscope.explorer.page.FOLDERS", (folder, *FOLDERS))
+        return export_explorer(folder / "page.html")
+
+
+def test_a_views_state_is_in_the_address_and_back_leads_to_the_one_before(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.run("app.setState('lab', {tokens: 64, note: 'a b'}, {push: true})")
+    assert tab.run("location.hash") == "#lab?tokens=64&note=a+b"
+    for tokens in range(65, 200):  # a dragged slider
+        tab.run(f"app.setState('lab', {{tokens: {tokens}, note: null}})")
+    tab.wait("location.hash === '#lab?tokens=199'")
+    assert tab.run("shown") == [{}]  # a view is not told what it said itself
+    tab.run("app.setState('lab', {tokens: 7}, {push: true})")
+    tab.page.go_back()
+    tab.wait("shown.at(-1).tokens === '199'")
+    assert tab.run("app.state('lab')") == {"tokens": "199"}
+    tab.run("app.go('ledger', {claim: '1:3.1'})")
+    assert tab.run("[location.hash, shown.at(-1)]") == ["#ledger?claim=1%3A3.1", "hidden"]
+    tab.page.keyboard.press("1")
+    assert tab.run("[location.hash, shown.at(-1)]") == ["#lab?tokens=199", {"tokens": "199"}]
+    tab.page.goto(view.as_uri() + "#lab?tokens=3")
+    tab.wait("shown.at(-1).tokens === '3'")
+    assert tab.errors == []
+
+
+def test_keys_reach_the_view_unless_a_text_takes_them(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.page.keyboard.press("x")
+    assert tab.run("pressed") == 1
+    tab.page.locator("textarea").press_sequentially("x1?")
+    assert tab.run("[pressed, document.querySelector('textarea').value]") == [1, "x1?"]
+    tab.page.locator("textarea").evaluate("node => node.blur()")
+    tab.page.keyboard.press("?")
+    assert "count" in tab.page.get_by_role("dialog", name="Keys").inner_text()
+    assert tab.errors == []
+
+
+def test_files_are_saved_from_the_dialog_and_a_failure_is_told_there(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.page.get_by_role("button", name="Save").click()
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("button", name="Numbers").click()
+    assert download.value.suggested_filename == "numbers.csv"
+    assert Path(download.value.path()).read_bytes() == b"a\r\n1\r\n"
+    tab.page.get_by_role("button", name="Video").click()
+    tab.page.get_by_text("Video cannot be saved: this browser records none").wait_for()
+    assert tab.errors == []
+
+
+def test_what_goes_wrong_in_a_view_is_told_in_it(tab: Tab, view: Path) -> None:
+    failure = "document.querySelector('#view-lab > .failure')?.textContent"
+    tab.page.goto("about:blank")
+    tab.open(view)
+    tab.page.keyboard.press("y")
+    tab.wait(f"{failure}?.includes('no answer')")
+    tab.run("app.go('lab', {wrong: 1})")
+    assert "a number is missing" in tab.run(failure)
+    assert_readable(tab)
+    tab.run("app.go('lab', {wrong: null})")
+    assert tab.run(failure) is None
+    assert tab.errors == []
+
+
+def test_a_view_follows_the_colours(tab: Tab, view: Path) -> None:
+    tab.open(view, "dark")
+    tab.run("globalThis.themes = []; globalThis.stop = app.onTheme(theme => themes.push(theme.dark)); null")
+    assert tab.run("[app.theme.dark, app.theme.colours.paper]") == [True, DARK["paper"]]
+    tab.page.keyboard.press("d")
+    assert tab.run("[themes, app.theme.colours.paper, app.theme.colours.series.length]") == [[False], LIGHT["paper"], 7]
+    tab.run("stop()")
+    tab.page.keyboard.press("d")
+    assert tab.run("themes") == [False]
+    tab.run("localStorage.clear()")
+
+
+# The command
+
+
+def test_an_exported_page_is_small_and_replaced_only_on_request(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "explore", "--export", "tour.html") == (0, "tour.html\n", "")
+    first = (here / "tour.html").read_bytes()
+    assert len(first) <= 5_000_000
+    status, out, err = run(capsys, "explore", "--export", "tour.html")
+    assert (status, out) == (2, "")
+    assert "'tour.html' exists already" in err
+    assert "--overwrite" in err
+    assert run(capsys, "explore", "--export", "tour.html", "--overwrite")[0] == 0
+    assert (here / "tour.html").read_bytes() == first  # the same page every time
+    assert [path.name for path in here.iterdir()] == ["tour.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--export", "tour.pdf"), "--export tour.pdf: the page's name has to end in .html"),
+        (("--export", "absent/tour.html"), "there is no folder 'absent'"),
+        (("--export", "mine.html", "--overwrite"), "'mine.html' exists and is no page of the explorer"),
+        (("--export", "folder.html", "--overwrite"), "'folder.html' exists and is no page of the explorer"),
+        (("package:smollm2", "--export", "tour.html"), "'package:smollm2' is no run folder"),
+        (("--export", "tour.html", "--open"), "--export writes a file and opens nothing"),
+        (("damaged", "--export", "tour.html"), "damaged"),
+        (("--port", "70000"), "--port"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    (here / "mine.html").write_text("<p>mine</p>")
+    for folder in ("folder.html", "damaged"):
+        (here / folder).mkdir()
+    (here / "damaged" / "run.json").write_text("{")
+    status, out, err = run(capsys, "explore", *arguments)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err
+    assert (here / "mine.html").read_text() == "<p>mine</p>"
+    assert not (here / "tour.html").exists()
+
+
+def test_only_the_server_needs_the_extra(here: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('fastapi', 'uvicorn', 'starlette')))\n"
+        "from normscope.cli import main; main(sys.argv[1:])"
+    )
+    served, exported = (
+        subprocess.run([sys.executable, "-c", code, "explore", *extra], capture_output=True, text=True, check=False)
+        for extra in (("--no-open",), ("--export", "tour.html"))
+    )
+    assert (served.returncode, served.stdout, len(served.stderr.splitlines())) == (2, "", 1)
+    assert "pip install 'normscope[explorer]'" in served.stderr
+    assert "--export" in served.stderr
+    assert (exported.returncode, exported.stdout) == (0, "tour.html\n"), exported.stderr
+
+
+def test_a_served_page_opens_and_says_when_its_server_is_gone(tab: Tab, here: Path) -> None:
+    command = [sys.executable, "-c", "from normscope.cli import main; main()", "explore", "--port", "0", "--no-open"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        line = server.stderr.readline()
+        address = re.search(r"http://127\.0\.0\.1:\d+/\?token=[\w-]+", line)
+        assert address is not None, line
+        tab.page.goto(address.group())
+        tab.errors.clear()
+        tab.wait(READY)
+        assert tab.run(SHOWN) == "view-lab"
+        assert tab.errors == []
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 130
+        tab.wait("document.getElementById('connection').textContent.includes('does not answer')")
+        assert tab.run(SHOWN) == "view-lab"
+    finally:
+        server.kill()
+        server.communicate()
+        tab.page.goto("about:blank")

@@ -88,6 +88,14 @@ def test_then_may_be_another_file_beside_it(tmp_path: Path) -> None:
     assert scheme.then.name == "mine"
 
 
+def test_then_may_be_a_table_of_the_same_file(tmp_path: Path) -> None:
+    later = "[then]\nname = 'later'\nalpha = 0.5\n[then.attention]\nstep = 'alpha'"
+    scheme = find_scheme(write(tmp_path, MIX.replace('then = "pre"', "") + later))
+    assert [stage.name for stage in scheme.stages] == ["mine", "later"]
+    assert scheme.at(11.0, 12.0).place(11.0, 12.0).alpha == 0.5
+    assert scheme_from(json.loads(json.dumps(scheme_values(scheme)))) == scheme
+
+
 def test_slots_can_be_added_to_any_name() -> None:
     gemma = find_scheme("peri+qk+softcap(50)+sink(-1)+gate")
     slots = Slots(input="norm", heads="qk", output="norm", scores="softcap(50)+sink(-1)", gate="sigmoid")
@@ -131,6 +139,10 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("[attention]\ninput = 'norm*(0-2)'", "must be positive"),
         ("[attention]\nstep = '1/(5-5)'", "step = '1/(5−5)' is not a finite number"),
         ("x = " + "[" * 5000, "not valid TOML"),
+        ("until = 0.5\nthen = 3\n[attention]", "a scheme is a table of slots, not 3"),
+        ("until = 0.5\n[attention]\n[then]\n[then.attention]", "'name' is a text, not None"),
+        ("[attention]\n" + "".join(f"[{'.'.join(['then'] * n)}.attention]\n" for n in range(1, 17)), "at most 16 stages"),
+        ("[attention]\nscores = 'softcap(" + "-" * 1500 + "1)'", "a formula has at most 200 characters"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_path_and_what_is_allowed(tmp_path: Path, text: str, message: str) -> None:

@@ -30,6 +30,7 @@ import typer
 from helpers.hostile import FILES, NUMBERS, OUTS, PLACES, SCHEMES, SYSTEM, TEXTS, VALUES
 from normscope.cli import main
 from normscope.cli.command import command_of
+from normscope.cli.explore import explore
 from normscope.cli.schemes import schemes
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.experiment import Experiment
@@ -47,6 +48,7 @@ _GPT2 = f"{_POOL}/gpt2"
 Arguments = dict[str, str | None]  # by option or positional parameter, in their order; None leaves one out
 BASES: dict[str, Arguments] = {
     "schemes": {"names": "pre"},
+    "explore": {"--export": "tour.html"},  # a server ends with Ctrl-C
     "simulate": {"--scheme": "pre", "--tokens": "3", "--dim": "3", "--time": "0.5", "--samples": "3"},
     "ensemble": {"--scheme": "pre", "--runs": "2", "--tokens": "3", "--dim": "4", "--time": "0.5", "--samples": "2"},
     "train": {"recipe": f"{_POOL}/recipe.toml"},
@@ -66,6 +68,7 @@ BASES: dict[str, Arguments] = {
     "check-scheme": {"model": _GPT2},
     "demo": {"model": "./absent"},  # a whole demo takes minutes
 }  # fmt: skip
+_NO_EXPERIMENTS: dict[str, Arguments] = {"schemes": {"--json": ""}, "explore": {}}  # what their lines begin with
 _JOURNEY: Arguments = {"probe": "journey", "text": "the time of the world", "--word": None}
 _TEXT_MODEL: Arguments = {"model": _GPT2, "--examples": None, "--tokens": "4"}
 CONTEXTS: dict[tuple[str, str], Arguments] = {
@@ -89,7 +92,9 @@ UNWANTED = {
     ("verify", "statements"): ("2", "2:4.3", "2:4.3ii"),  # many seconds
     **{(command, "--trust-remote-code"): ("",) for command in BASES},  # runs what a hostile model brings
 }
+WRITTEN = {"--out": ("",), "--draw": ("", ".png", ".svg"), "--export": ("", ".html")}  # what is written, and how names end
 _RELATED = {
+    "sources": ("watched", "run-", "sweep-", "gpt2"),
     "model": ("gpt2", "model", "garbage", "version", "sparse.gguf", "fifo.gguf", "run-", "config"),
     "subjects": ("gpt2", "model", "run-", "sweep-"),
     "scheme": ("scheme", "loop", "fifo.toml", "zero.toml"),
@@ -128,7 +133,7 @@ class Option:
     @property
     def takes_files(self) -> bool:
         """Whether its value may be the path of something to read."""
-        if self.kind not in (str, Path) or self.name in ("--out", "--draw"):
+        if self.kind not in (str, Path) or self.name in WRITTEN:
             return False
         return self.kind is Path or re.search(r"\b(file|paths?|folder|model|plan|run)\b", self.help, re.IGNORECASE) is not None
 
@@ -144,8 +149,8 @@ class Option:
         """Values to draw from: hostile ones of its type, and plausible ones."""
         if self.kind is bool:
             hostile: list[str] = ["", "=1", "=", "=x"]
-        elif self.name in ("--out", "--draw"):
-            hostile = [f"{out}{end}" for out in OUTS for end in (("",) if self.name == "--out" else ("", ".png", ".svg"))]
+        elif self.name in WRITTEN:
+            hostile = [f"{out}{end}" for out in OUTS for end in WRITTEN[self.name]]
         elif self.kind in (int, float):
             hostile = list(NUMBERS)
         else:
@@ -180,7 +185,7 @@ class Case:
 @cache
 def options() -> dict[str, list[Option]]:
     """All options of all commands, from what makes the commands."""
-    functions = {"schemes": schemes} | {name: command_of(kind_of(name)) for name in summaries()}
+    functions = {"schemes": schemes, "explore": explore} | {name: command_of(kind_of(name)) for name in summaries()}
     return {command: list(_options(command, function)) for command, function in functions.items()}
 
 
@@ -220,7 +225,7 @@ def _draw(label: str, values: list[str], count: int) -> list[str]:
 
 def _line(command: str, *changes: Arguments) -> tuple[str, ...]:
     """The command with its base settings and changes to them: positional parameters first, as they are declared."""
-    given: Arguments = {"--json": "", "--out": "out"} if command != "schemes" else {"--json": ""}
+    given = dict(_NO_EXPERIMENTS.get(command, {"--json": "", "--out": "out"}))
     for change in (BASES[command], *changes):
         given |= change
     positional = [value for name, value in given.items() if not name.startswith("-") and value is not None]
@@ -445,8 +450,8 @@ def _wrong_files(
         yield f"it changed or removed {lost[:3]}"
     new = sorted(after.keys() - before.keys())
     if status == 0:
-        given = [value for option, value in pairwise(arguments) if option in ("--out", "--draw")]
-        given += [value.partition("=")[2] for value in arguments if value.startswith(("--out=", "--draw="))]
+        given = [value for option, value in pairwise(arguments) if option in WRITTEN]
+        given += [value.partition("=")[2] for value in arguments if value.partition("=")[0] in WRITTEN]
         targets = [os.path.relpath(os.path.realpath(here / value), here.parents[2]) for value in given if "\0" not in value]
         new = [name for name in new if not any(_within(name, target) or _within(target, name) for target in targets)]
     if new:

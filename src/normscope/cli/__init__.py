@@ -1,9 +1,10 @@
-"""The command line: a command for every experiment, and one for the table of schemes."""
+"""The command line: a command for every experiment, one for the table of schemes, and one for the explorer."""
 
 import os
 import signal
 import sys
 import warnings
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -14,7 +15,10 @@ from normscope.experiments import kind_of, summaries
 from normscope.machine.files import is_disk_full
 from normscope.machine.interrupts import raising_signals
 
-SCHEMES = "Show all schemes (norm placements), or some of them in full."
+OTHERS = {
+    "schemes": "Show all schemes (norm placements), or some of them in full.",
+    "explore": "Explore schemes, models and runs in a browser.",
+}  # commands that are no experiments; each is a function of that name in a module of that name
 
 
 def app(wanted: str | None = None) -> typer.Typer:
@@ -32,12 +36,12 @@ def app(wanted: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(options)
-    if wanted in (None, "schemes"):
-        from normscope.cli.schemes import EXAMPLES, schemes
-
-        commands.command("schemes", epilog=EXAMPLES)(schemes)
-    else:
-        commands.command("schemes", help=SCHEMES)(_not_wanted)
+    for name, summary in OTHERS.items():
+        if wanted in (None, name):
+            module = import_module(f"normscope.cli.{name}")
+            commands.command(name, epilog=module.EXAMPLES)(getattr(module, name))
+        else:
+            commands.command(name, help=summary)(_not_wanted)
     for name, summary in summaries().items():
         if wanted in (None, name):
             from normscope.cli.command import command_of

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
@@ -112,10 +112,16 @@ def show(result: "Result") -> None:
 
 def with_options(message: str, kind: "type[Experiment]") -> str:
     """A message of the library, with its parameters as options: ``layers=True`` is ``--layers``, ``time=3`` ``--time 3``."""
-    options = dict.fromkeys(("out", "overwrite"), _NO_EXTRA) | {name: _extra(field) for name, field in kind.fields().items()}
-    for name, extra in options.items():
-        if not extra["argument"]:
-            option = (extra["option"] or f"--{name.replace('_', '-')}").partition("/")[0]
+    extras = dict.fromkeys(("out", "overwrite"), _NO_EXTRA) | {name: _extra(field) for name, field in kind.fields().items()}
+    options = {name: extra["option"] or f"--{name.replace('_', '-')}" for name, extra in extras.items()}
+    return translated(message, {name: "" if extras[name]["argument"] else option for name, option in options.items()})
+
+
+def translated(message: str, options: Mapping[str, str]) -> str:
+    """A message whose parameters are options of those names; an argument has none."""
+    for name, flags in options.items():
+        if flags:
+            option = flags.partition("/")[0]
             message = re.sub(rf"^{name}:", f"{option}:", message)
             message = re.sub(rf"\b{name}=True\b", option, message)
             message = re.sub(rf"\b{name}=(?=[^\s,;:)])", f"{option} ", message)

@@ -226,6 +226,8 @@ def _statement_section(row: Row, tables: dict[str, pd.DataFrame], few: bool, set
     figures = {}
     if "curves" in tables and name in set(tables["pictures"]["statement"]):
         figures[_curves_name(name)] = _curves(tables["curves"], tables["pictures"], name, settings)
+    if "dials" in tables and name in set(tables["dials"]["statement"]):
+        figures[f"dial-{_plain(name)}"] = _dial_chart(tables["dials"], tables["positions"], row, settings)
     if few:
         figures[f"margins-{_plain(name)}"] = _slack_chart(tables["margins"], name, settings)
     return Section(f"{name} {row['title']}", text, tuple(_choices(tables["groups"], name)), figures, name=name, folded=not few)
@@ -239,6 +241,20 @@ def _curves(curves: pd.DataFrame, pictures: pd.DataFrame, name: str, settings: s
         words["title"], words["x_label"], words["y_label"], lines, words["caption"], settings,
         log_x=bool(words["log_x"]), log_y=bool(words["log_y"]),
     )  # fmt: skip
+
+
+def _dial_chart(dials: pd.DataFrame, positions: pd.DataFrame, row: Row, settings: str) -> Chart:
+    """What is measured and claimed as a case moves from where the printed claim holds to where it fails."""
+    words = plain_rows(dials[dials["statement"] == row["id"]])[0]
+    rows = positions[positions["statement"] == row["id"]]
+    value = list(rows["value"])
+    lines = [Line("measured", value, list(rows["measured"])), Line("printed claim", value, list(rows["claimed"]))]
+    if not rows["corrected_measured"].dropna().isin(rows["measured"]).all():
+        lines.append(Line("measured for the correction", value, list(rows["corrected_measured"])))
+    lines.append(Line("corrected claim", value, list(rows["corrected"])))
+    text = f"{words['caption']} Holds up to {words['holds_to']:.3g}. Elsewhere: {words['case']}."
+    title = f"{row['id']}: from where it holds to where it fails"
+    return Chart(title, words["label"], words["quantity"], tuple(lines), text, settings, log_x=bool(words["log"]))
 
 
 def _slack_chart(margins: pd.DataFrame, name: str, settings: str) -> Chart:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from normscope import __version__
+from normscope.explorer.ledger import ledger_data
 from normscope.report.bundle import SCRIPTS, bundle, source
 from normscope.report.page import compact
 from normscope.report.theme import DARK, LIGHT, LINE_COLOURS, STEPS_ON_DARK, STEPS_ON_LIGHT, theme_css
@@ -29,14 +30,14 @@ def explorer_data(
 
     Args:
         runs: run folders, each with ``id``, ``name``, ``kind`` and what its view shows.
-        ledger: the statements and their verdicts.
+        ledger: the statements and their verdicts; those of the packaged run if None.
         server: for a page that a server sends: ``token`` and what the server offers.
         view: the view that opens first: lab, atlas, training or ledger.
     """
     return {
         "version": __version__,
         "schemes": [scheme_values(scheme) for scheme in NAMED.values()],
-        "ledger": ledger,
+        "ledger": ledger_data() if ledger is None else ledger,
         "runs": list(runs),
         "server": server,
         "view": view,

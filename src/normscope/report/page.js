@@ -1,4 +1,5 @@
 // The page's figures: drawn when they come into view, again when colours or widths change; heads linked across maps.
+import { createTip, element, svg } from "./dom.js";
 import { createSphere } from "./sphere.js";
 
 const page = JSON.parse(document.getElementById("figures-data").textContent), root = document.documentElement;
@@ -7,26 +8,7 @@ const plots = new Map();  // element → figure
 let chosen = null, printed = false;
 
 const isDark = () => !printed && !paper.matches && (root.dataset.theme ? root.dataset.theme === "dark" : screenDark.matches);
-const element = (tag, text, attributes = {}) => {
-  const made = Object.assign(document.createElement(tag), attributes);
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
-
-// A small table beside the pointer.
-const box = document.getElementById("tip");
-function tip(event, rows) {
-  box.hidden = !rows;
-  if (!rows) return;
-  box.replaceChildren(...Object.entries(rows).map(([name, value]) => {
-    const line = element("div");
-    line.append(element("span", name), element("b", value));
-    return line;
-  }));
-  const { width, height } = box.getBoundingClientRect();
-  box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
-  box.style.top = `${event.clientY + 18 + height > innerHeight ? event.clientY - height - 12 : event.clientY + 18}px`;
-}
+const tip = createTip(document.getElementById("tip"));
 
 // Charts and heat maps.
 function spec(figure, room) {
@@ -107,7 +89,6 @@ addEventListener("beforeprint", print);
 addEventListener("afterprint", () => { printed = false; redraw(); });
 
 // Legends: buttons that show one line alone, in all panels of a figure that have the same lines.
-const svg = (mark, style) => `<svg viewBox="0 0 26 8" aria-hidden="true">${mark.replace("STYLE", `style="${style}"`)}</svg>`;
 function addLegend(figure) {
   const meta = figure.spec?.usermeta, legend = figure.plot.parentElement.querySelector(".legend");
   if (!meta?.names?.length) return;
@@ -115,11 +96,12 @@ function addLegend(figure) {
     .filter(other => other.spec?.usermeta.names?.join("\n") === meta.names.join("\n"));
   if (group[0] !== figure) return;
   meta.names.forEach((name, i) => {
-    const button = element("button", undefined, { type: "button", ariaPressed: "false" });
     const colour = `var(--line-${i % page.light.config.range.category.length})`, dash = meta.dashes[i].join(" ");
-    button.innerHTML = meta.dots ? svg('<circle cx="13" cy="4" r="4" STYLE/>', `fill:${colour}`)
-      : svg(`<path d="M0 4H26" stroke-width="2.5" stroke-dasharray="${dash}" STYLE/>`, `stroke:${colour}`);
-    button.append(element("span", name));
+    const mark = meta.dots ? svg("circle", { cx: 13, cy: 4, r: 4 })
+      : svg("path", { d: "M0 4H26", "stroke-width": 2.5, "stroke-dasharray": dash });
+    mark.style[meta.dots ? "fill" : "stroke"] = colour;
+    const button = element("button", { type: "button", "aria-pressed": false },
+      svg("svg", { viewBox: "0 0 26 8", "aria-hidden": true }, mark), element("span", {}, name));
     button.addEventListener("click", () => {
       const only = figure.only === name ? null : name;
       for (const other of legend.children) other.ariaPressed = String(other === button && only !== null);
@@ -155,14 +137,13 @@ function choose(layer, head) {
   panel.querySelector("h2").textContent = `Layer ${layer}, head ${head}`;
   panel.querySelector("tbody").replaceChildren(...heads.map(figure => {
     const all = values(figure), value = all.get(place(figure.spec.usermeta)), row = element("tr");
-    const title = element("th"), known = value !== undefined;
-    title.append(element("a", figure.title, { href: `#${figure.anchor}` }));
+    const title = element("th", {}, element("a", { href: `#${figure.anchor}` }, figure.title)), known = value !== undefined;
     const rank = known ? [...all.values()].filter(other => other > value).length + 1 : 0;
-    row.append(title, element("td", known ? String(Number(value.toPrecision(4))) : "–"), element("td", known ? `${rank} of ${all.size}` : ""));
+    row.append(title, element("td", {}, known ? String(Number(value.toPrecision(4))) : "–"), element("td", {}, known ? `${rank} of ${all.size}` : ""));
     return row;
   }));
   const own = maps.filter(figure => figure.spec.usermeta.head.join() === `${layer},${head}`);
-  panel.querySelector("p").replaceChildren(...own.map(figure => element("a", figure.title, { href: `#${figure.anchor}` })));
+  panel.querySelector("p").replaceChildren(...own.map(figure => element("a", { href: `#${figure.anchor}` }, figure.title)));
 }
 panel.querySelector("button").addEventListener("click", () => choose());
 for (const figure of heads) {
@@ -199,7 +180,7 @@ document.addEventListener("click", async ({ target }) => {
   if (target.id === "theme") { root.dataset.theme = isDark() ? "light" : "dark"; redraw(); }
   if (!target.matches?.("button.save")) return;
   for (const figure of [...target.closest("figure").querySelectorAll(".plot")].map(plot => plots.get(plot))) {
-    const link = element("a", "", { download: `${figure.name}.png` });
+    const link = element("a", { download: `${figure.name}.png` });
     link.href = await picture(figure);
     link.click();
   }

@@ -44,8 +44,9 @@ export function shareCamera(spheres) {
 }
 
 /**
- * A sphere in an element, which gives it its size. Options: `label` for screen readers, `colours` of the page ({ink, soft, paper,
- * wire, steps, series}), `tip(event, rows)`, `axes` (three names), and `onCamera`, `onDrag`, `onHover`, which can be set later too.
+ * A sphere in an element, which gives it its size. Options: `label` for screen readers, `colours` of the page ({ink, soft,
+ * paper, wire, steps, series}), `tip(event, rows)` for scenes, `axes` (three names), and what can be set later, too:
+ * `onCamera(camera)`, `onDrag(index, [x, y, z])`, `onHover(index or null, event)`.
  */
 export function createSphere(host, options) {
   return new Sphere(host, options);
@@ -64,12 +65,15 @@ class Sphere {
   #distances = new Float32Array(0);  // from the centre, as drawn
   #scratch = new Float32Array(0);
   #ramp = new Uint8Array(3 * 256);
+  #plain = Uint8Array.of(0, 0, 0, 255);
   #camera = { elevation: 0.35, azimuth: -1.05, zoom: 1 };
   #start = { ...this.#camera };
   #spot = new Float64Array(3);
   #boxes = [];
   #view = { width: 0, height: 0, ratio: 1, scale: 1, zoom: 1, rows: new Float64Array(9), columns: new Float32Array(9) };
-  #batches = { wire: new Batch(true), axes: new Batch(true), links: new Batch(true), tails: new Batch(true), points: new Batch(false) };
+  #batches = {
+    wire: new Batch(true), axes: new Batch(true), links: new Batch(true), tails: new Batch(true), points: new Batch(false),
+  };
   #parts = [];  // what can be picked: {at: places, rows(index)}
   #ended = new AbortController();
   #sized;
@@ -79,7 +83,7 @@ class Sphere {
     const [below, above] = this.canvases = [document.createElement("canvas"), document.createElement("canvas")];
     const live = this.live = document.createElement("div");
     live.ariaLive = "polite";
-    Object.assign(live.style, { position: "absolute", width: "1px", height: "1px", overflow: "hidden", clipPath: "inset(50%)" });
+    Object.assign(live.style, { position: "absolute", width: "1px", overflow: "hidden", clipPath: "inset(50%)" });
     for (const canvas of this.canvases) {
       canvas.ariaHidden = "true";
       Object.assign(canvas.style, { position: "absolute", inset: "0", width: "100%", height: "100%" });
@@ -94,7 +98,11 @@ class Sphere {
     this.#pen = new CanvasPen(above);
     this.#painter = createPainter(below, Object.values(this.#batches));
     const { signal } = this.#ended;
-    below.addEventListener("webglcontextlost", event => { event.preventDefault(); this.#painter = null; this.draw(); }, { signal });
+    below.addEventListener("webglcontextlost", event => {
+      event.preventDefault();  // else it would never be restored
+      this.#painter = null;
+      this.draw();
+    }, { signal });
     below.addEventListener("webglcontextrestored", () => {
       this.#painter = createPainter(below, Object.values(this.#batches));
       this.draw();
@@ -123,6 +131,7 @@ class Sphere {
   set colours(colours) {
     this.#colours = colours;
     for (let k = 0; k < 256; k++) this.#ramp.set(stepColour(colours.steps, k / 255), 3 * k);
+    this.#plain.set(rgb((colours.series ?? colours.steps)[0]));
     this.#shadeAll(this.#batches.wire, colours.wire, 0.8);
     this.#shadeAll(this.#batches.axes, colours.wire, 1);
     if (this.#scene) this.setScene(this.#scene);
@@ -166,8 +175,8 @@ class Sphere {
   }
 
   /**
-   * How radii are shown: `show` "shells" (distance from the centre, with the wire sphere at `shellRadius`), "colour" or "none", on a
-   * `scale` "log" or "linear", between `limits` [low, high] or those of all radii since this call.
+   * How radii are shown: `show` "shells" (distance from the centre, with the wire sphere at `shellRadius`), "colour" or
+   * "none", on a `scale` "log" or "linear", between `limits` [low, high] or those of all radii since this call.
    */
   setRadius({ show = "none", scale = "log", limits = null }) {
     this.#radius = { show, scale, limits };
@@ -194,7 +203,7 @@ class Sphere {
    * `shellRadius` where the wire sphere is, `labels` n texts. Arrays are read at once, so that they can be used again.
    */
   setPoints(input) {
-    const { positions, radii = null, shellRadius = 0 } = input, count = positions.length / 3, { points, links, wire } = this.#batches;
+    const { positions, radii = null, shellRadius = 0 } = input, count = positions.length / 3, { points, wire } = this.#batches;
     if (this.#scene) this.#forgetScene();
     this.#pointInput = input;
     if (count !== this.#distances.length) this.#resize(count);
@@ -213,7 +222,7 @@ class Sphere {
     this.draw();
   }
 
-  /** The last `steps` positions of all points, oldest first (steps × 3n), with radii (steps × n) where shells show them; null: none. */
+  /** The last `steps` `positions` of all points, oldest first (steps × 3n), with `radii` (steps × n) for shells; null: none. */
   setTrails(input) {
     const { tails } = this.#batches, count = this.#distances.length;
     this.#trailInput = input;
@@ -222,7 +231,7 @@ class Sphere {
       return this.draw();
     }
     const { positions, steps, radii = null } = input;
-    if (positions.length !== 3 * steps * count) throw new Error(`trails: ${positions.length} numbers are not ${steps} × 3 × ${count}`);
+    if (positions.length !== 3 * steps * count) throw new Error(`${positions.length} numbers are no ${steps} × ${count} positions`);
     if (tails.count !== steps * count) this.#pairTails(steps, count);
     let places = positions;
     if (radii && this.#radius.show === "shells") {
@@ -238,7 +247,7 @@ class Sphere {
     this.draw();
   }
 
-  /** Rings with texts, such as those of clusters: {position: [x, y, z], text, size in pixels}. */
+  /** Rings with texts, such as those of clusters: {position: [x, y, z], radius (without: the shell's), text, size in pixels}. */
   setMarks(marks) {
     this.#marks = marks ?? [];
     this.draw();
@@ -272,8 +281,9 @@ class Sphere {
       const origins = part.origins ? numbers(part.origins) : [];
       for (let k = 0; k < origins.length; k += 3) links.push(...origins.slice(k, k + 3), ...part.at.slice(k, k + 3));
     }
-    this.#batches.points.set({ places: Float32Array.from(at), shades: Uint8Array.from(shades), sizes: Float32Array.from(sizes) });
-    this.#batches.links.set({ places: Float32Array.from(links) });
+    const [places, between] = [at, links].map(list => Float32Array.from(list));
+    this.#batches.points.set({ places, shades: Uint8Array.from(shades), sizes: Float32Array.from(sizes) });
+    this.#batches.links.set({ places: between });
     this.#shadeAll(this.#batches.links, this.#colours.soft, 0.35);
     this.draw();
   }
@@ -362,17 +372,20 @@ class Sphere {
     this.draw();
   }
 
-  /** A new canvas with the picture on the colour of the paper. */
-  picture() {
-    const [below, above] = this.canvases;
+  /** The canvases of the picture, lowest first, painted now; they have to be copied before the next frame. */
+  layers() {
     if (!this.#view.width) this.#measure(600, 600);
     this.paint();
-    const whole = Object.assign(document.createElement("canvas"), { width: above.width, height: above.height });
-    const pen = whole.getContext("2d");
+    return this.#painter ? this.canvases : this.canvases.slice(1);
+  }
+
+  /** A new canvas with the picture on the colour of the paper. */
+  picture() {
+    const layers = this.layers(), { width, height } = layers[0];
+    const whole = Object.assign(document.createElement("canvas"), { width, height }), pen = whole.getContext("2d");
     pen.fillStyle = this.#colours.paper;
-    pen.fillRect(0, 0, whole.width, whole.height);
-    if (this.#painter) pen.drawImage(below, 0, 0);
-    pen.drawImage(above, 0, 0);
+    pen.fillRect(0, 0, width, height);
+    for (const layer of layers) pen.drawImage(layer, 0, 0);
     return whole;
   }
 
@@ -472,13 +485,14 @@ class Sphere {
 
   #colourPoints({ radii, colours }) {
     const { shades } = this.#batches.points, byRadius = this.#radius.show === "colour" && radii;
-    const plain = byRadius || colours ? null : rgb((this.#colours.series ?? this.#colours.steps)[0]);
-    if (colours && !byRadius) shades.set(colours);
-    else for (let i = 0; 4 * i < shades.length; i++) {
-      const step = byRadius ? 3 * Math.round(255 * this.share(radii[i])) : 0;
-      for (let k = 0; k < 3; k++) shades[4 * i + k] = byRadius ? this.#ramp[step + k] : plain[k];
-      shades[4 * i + 3] = 255;
+    let changed = false;
+    for (let k = 0; k < shades.length; k++) {
+      const part = k % 4, own = colours ? colours[k] : this.#plain[part];
+      const byte = byRadius && part < 3 ? this.#ramp[3 * Math.round(255 * this.share(radii[k >> 2])) + part] : own;
+      changed ||= shades[k] !== byte;
+      shades[k] = byte;
     }
+    if (!changed) return;
     this.#batches.points.changed.shades = true;
     if (this.#batches.tails.count) this.#shadeTails();
   }
@@ -522,8 +536,8 @@ class Sphere {
     this.#boxes.length = 0;
     if (scene) this.#drawScene(pen);
     const surface = this.#batches.wire.grow;
-    for (const { position, text, size = 12 } of this.#marks) {
-      project(view, position, 0, surface, spot);
+    for (const { position, radius = 0, text, size = 12 } of this.#marks) {
+      project(view, position, 0, radius ? this.distance(radius) : surface, spot);
       if (!Number.isFinite(spot[0])) continue;
       pen.disc(spot[0], spot[1], size, "", spot[2] < 0 ? 0.45 : 1, ink, 1.5);
       if (text) this.#write(pen, text, spot[0] + size - 6, spot[1], true, ink);
@@ -549,21 +563,20 @@ class Sphere {
   }
 
   #drawScene(pen) {
-    const scene = this.#scene, view = this.#view, spot = this.#spot, { ink, paper, steps } = this.#colours, [low, high] = scene.steps;
+    const { ink, paper, steps } = this.#colours, [low, high] = this.#scene.steps;
     const colour = step => `rgb(${stepColour(steps, (step - low) / (high - low)).join()})`;
-    for (const part of this.#parts) {
-      if (!part.steps) continue;
-      const spots = part.steps.map((_, i) => [...project(view, part.at, i, 1, spot)]);
-      spots.forEach(([x, y], i) => i && pen.line(spots[i - 1][0], spots[i - 1][1], x, y, colour(part.steps[i]), 1, 2.5));
-      spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / Math.max(1, spots.length - 1), colour(part.steps[i]), 1, paper, 1));
+    const spot = (part, i) => [...project(this.#view, part.at, i, 1, this.#spot)].slice(0, 2);
+    const trails = this.#parts.filter(part => part.steps), marked = this.#parts.filter(part => part.marked);
+    for (const part of trails) {
+      const spots = part.steps.map((_, i) => spot(part, i)), shades = part.steps.map(colour), last = Math.max(1, spots.length - 1);
+      spots.forEach(([x, y], i) => i && pen.line(...spots[i - 1], x, y, shades[i], 1, 2.5));
+      spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / last, shades[i], 1, paper, 1));
     }
-    for (const part of this.#parts) {
-      if (part.marked) part.labels.forEach((text, i) => this.#write(pen, text, ...project(view, part.at, i, 1, spot).slice(0, 2), true, ink));
-    }
-    for (const part of this.#parts) {
-      if (!part.steps) continue;
-      for (const [i, text] of [part.captions[0], part.captions.at(-1), ...part.captions.slice(1, -1)].filter(Boolean)) {
-        this.#write(pen, text, ...project(view, part.at, i, 1, spot).slice(0, 2), false, ink);
+    for (const part of marked) part.labels.forEach((text, i) => this.#write(pen, text, ...spot(part, i), true, ink));
+    for (const part of trails) {
+      const { captions } = part;  // the ends before what is between them
+      for (const [i, text] of [captions[0], captions.at(-1), ...captions.slice(1, -1)].filter(Boolean)) {
+        this.#write(pen, text, ...spot(part, i), false, ink);
       }
     }
   }

@@ -10,9 +10,14 @@ export function addControls(sphere, signal) {
 }
 
 function addPointer(sphere, signal) {
-  const { host } = sphere, held = new Map(), on = (name, listener, more) => host.addEventListener(name, listener, { signal, ...more });
-  const places = event => { const box = host.getBoundingClientRect(); return [event.clientX - box.left, event.clientY - box.top]; };
+  const { host } = sphere, held = new Map();
+  const on = (name, listener, more) => host.addEventListener(name, listener, { signal, ...more });
+  const places = event => {
+    const { left, top } = host.getBoundingClientRect();
+    return [event.clientX - left, event.clientY - top];
+  };
   const draggable = (event, reach) => sphere.onDrag && sphere.count ? sphere.pick(...places(event), reach, true) : null;
+  const distance = () => { const [a, b] = held.values(); return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
   let apart = 0, dragged = -1;
 
   function hover(event, picked) {
@@ -31,6 +36,7 @@ function addPointer(sphere, signal) {
     const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? 24 : 14) : null;
     dragged = picked ? picked.index : -1;
     if (picked) sphere.chosen = dragged;
+    if (held.size === 2) apart = distance();
   });
   // A finger on a point drags it; elsewhere a page can be scrolled.
   on("touchstart", event => {
@@ -38,7 +44,7 @@ function addPointer(sphere, signal) {
   }, { passive: false });
   for (const end of ["pointerup", "pointercancel"]) on(end, event => {
     held.delete(event.pointerId);
-    [apart, dragged] = [0, -1];
+    dragged = -1;
   });
   on("pointermove", event => {
     const before = held.get(event.pointerId);
@@ -46,8 +52,8 @@ function addPointer(sphere, signal) {
     held.set(event.pointerId, event);
     const { azimuth, elevation, zoom } = sphere.camera;
     if (held.size === 2) {
-      const [a, b] = [...held.values()], now = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
-      if (apart) sphere.moveCamera({ zoom: zoom * now / apart });
+      const now = distance();
+      sphere.moveCamera({ zoom: zoom * now / Math.max(1, apart) });
       apart = now;
     } else if (dragged >= 0) sphere.dragTo(dragged, ...places(event));
     else {

@@ -104,13 +104,14 @@ export class SvgPen {
     this.end();
     const place = `cx="${short(x)}" cy="${short(y)}" r="${short(radius)}" opacity="${short(opacity)}"`;
     const line = edge ? ` stroke="${edge}" stroke-width="${width}"` : "";
-    this.#shapes.push(`<circle ${index === undefined ? "" : `data-point="${index}" `}${place} fill="${fill || "none"}"${line}/>`);
+    const point = index === undefined ? "" : ` data-point="${index}"`;
+    this.#shapes.push(`<circle${point} ${place} fill="${fill || "none"}"${line}/>`);
   }
 
   text(x, y, text, bold, colour, halo) {
     this.end();
-    const weight = bold ? ' font-weight="bold"' : "";
-    this.#shapes.push(`<text x="${short(x)}" y="${short(y)}" fill="${colour}" stroke="${halo}"${weight}>${escaped(text)}</text>`);
+    const place = `x="${short(x)}" y="${short(y)}"`, weight = bold ? ' font-weight="bold"' : "";
+    this.#shapes.push(`<text ${place} fill="${colour}" stroke="${halo}"${weight}>${escaped(text)}</text>`);
   }
 
   width(text, bold) {
@@ -125,10 +126,11 @@ export class SvgPen {
   /** The picture as a file: SVG text with a title, on paper of a colour. */
   finish(width, height, title, paper) {
     this.end();
-    const words = 'font-family="system-ui, sans-serif" font-size="12" dominant-baseline="central" paint-order="stroke" '
-      + 'stroke-width="3" stroke-linejoin="round"';
-    const [texts, marks] = [true, false].map(wanted => this.#shapes.filter(shape => shape.startsWith("<text") === wanted).join(""));
-    return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img">`
-      + `<title>${escaped(title)}</title><rect width="100%" height="100%" fill="${paper}"/>${marks}<g ${words}>${texts}</g></svg>`;
+    const isText = shape => shape.startsWith("<text"), letters = 'font-family="system-ui, sans-serif" font-size="12"';
+    const halo = 'dominant-baseline="central" paint-order="stroke" stroke-width="3" stroke-linejoin="round"';
+    const size = `viewBox="0 0 ${width} ${height}" width="${width}" height="${height}"`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size} role="img"><title>${escaped(title)}</title>`
+      + `<rect width="100%" height="100%" fill="${paper}"/>${this.#shapes.filter(shape => !isText(shape)).join("")}`
+      + `<g ${letters} ${halo}>${this.#shapes.filter(isText).join("")}</g></svg>`;
   }
 }

@@ -2,7 +2,7 @@
 
 const FAR = 0.45;  // how much of its opacity a mark keeps at the back of the sphere
 
-/** Points or lines: `places` (3 numbers each), `shades` (4 bytes each), `sizes` of points in pixels, `pairs` of indices of lines. */
+/** Points or lines: `places` (3 numbers each), `shades` (4 bytes each), `sizes` of points in pixels, `pairs` of ends of lines. */
 export class Batch {
   constructor(lines) {
     this.lines = lines;
@@ -36,7 +36,12 @@ export function project(view, places, k, grow, out) {
   return out;
 }
 
-const opacityAt = (alpha, depth) => Math.round(64 * alpha / 255 * (FAR + (1 - FAR) * (0.5 + 0.5 * Math.min(1, Math.max(-1, depth))))) / 64;
+/** The share of opacity at a depth, in 64 steps, so that neighbouring lines have one style. */
+function opacityAt(alpha, depth) {
+  const near = 0.5 + 0.5 * Math.min(1, Math.max(-1, depth));
+  return Math.round(64 * alpha / 255 * (FAR + (1 - FAR) * near)) / 64;
+}
+
 const hex = Array.from({ length: 256 }, (_, k) => k.toString(16).padStart(2, "0"));
 const from = new Float64Array(3), to = new Float64Array(3);
 
@@ -66,7 +71,8 @@ function penPoints(pen, view, batch) {
   for (const k of Uint32Array.from(depths.keys()).sort((a, b) => depths[a] - depths[b])) {
     project(view, batch.places, k, batch.grow, to);
     if (!Number.isFinite(to[0] + to[1])) continue;
-    pen.disc(to[0], to[1], batch.sizes[k] * Math.sqrt(view.zoom) / 2, shadeOf(batch, k), opacityAt(batch.shades[4 * k + 3], to[2]), "", 0, k);
+    const radius = batch.sizes[k] * Math.sqrt(view.zoom) / 2, opacity = opacityAt(batch.shades[4 * k + 3], to[2]);
+    pen.disc(to[0], to[1], radius, shadeOf(batch, k), opacity, "", 0, k);
   }
 }
 
@@ -110,7 +116,8 @@ export function createPainter(canvas, batches) {
   gl.depthFunc(gl.LEQUAL);
   gl.clearColor(0, 0, 0, 0);
   const [place, shade, size] = ["place", "shade", "size"].map(name => gl.getAttribLocation(program, name));
-  const [turn, zoom, ratio, grow, round] = ["turn", "zoom", "ratio", "grow", "round"].map(name => gl.getUniformLocation(program, name));
+  const uniforms = ["turn", "zoom", "ratio", "grow", "round"].map(name => gl.getUniformLocation(program, name));
+  const [turn, zoom, ratio, grow, round] = uniforms;
   gl.enableVertexAttribArray(place);
   gl.enableVertexAttribArray(shade);
   const stored = batches.map(() => ({ places: null, shades: null, sizes: null, pairs: null }));

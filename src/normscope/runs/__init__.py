@@ -25,7 +25,7 @@ from normscope.runs.folders import (
     unfinished_runs,
 )
 from normscope.runs.growing import FINISHED, INTERRUPTED, RUNNING, GrowingRun, check_free, growth
-from normscope.runs.segments import has_segments, segments_of
+from normscope.runs.segments import has_segments, read_appended, segments_of
 
 __all__ = [
     "FINISHED",
@@ -52,6 +52,7 @@ __all__ = [
     "no_empty_folders",
     "numbered",
     "open_run",
+    "read_appended",
     "remove_abandoned",
     "resumable_path",
     "run_path",

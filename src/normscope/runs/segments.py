@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,17 +150,35 @@ def segment_tables(folder: Path) -> list[str]:
 def read_segments(folder: Path, names: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
     """The tables of a run folder that grows, or some of them, as they are at one moment."""
     wanted = None if names is None else set(names)
+
+    def read(listed: tuple[Segment, ...]) -> dict[str, pd.DataFrame]:
+        groups = [[segment for segment in listed if segment.session == n] for n in sorted({s.session for s in listed})]
+        return _in_sequence([_frames(_joined(group, wanted)) for group in groups])
+
+    return _at_one_moment(folder, read)
+
+
+def read_appended(folder: Path, session: int, after: int) -> dict[str, pd.DataFrame]:
+    """The rows of a session after one of its appends; those of earlier appends may come again, in a segment with later ones."""
+
+    def read(listed: tuple[Segment, ...]) -> dict[str, pd.DataFrame]:
+        return _frames(_joined([segment for segment in listed if segment.session == session and segment.last > after]))
+
+    return _at_one_moment(folder, read)
+
+
+def _at_one_moment(folder: Path, read: Callable[[tuple[Segment, ...]], dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
+    """What is read of the segments, all of which are there from the beginning to the end of reading."""
     for _ in range(_ATTEMPTS):
         listed = segments_of(folder)
-        groups = [[segment for segment in listed if segment.session == n] for n in sorted({s.session for s in listed})]
         try:
-            sessions = [_frames(_joined(group, wanted)) for group in groups]
+            tables = read(listed)
         except InputError:
             if set(listed) <= set(segments_of(folder)):
                 raise
             continue
         if set(listed) <= set(segments_of(folder)):  # otherwise some were merged, and removed, while they were read
-            return _in_sequence(sessions)
+            return tables
     raise InputError(f"the run folder '{folder}' changes too fast to be read; try again")
 
 

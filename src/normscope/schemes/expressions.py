@@ -71,7 +71,7 @@ class Expression:
             shown = text if isinstance(text, float) else "a longer integer"
             raise InputError(f"a number in a formula is finite and below {_LARGEST:g} in size, not {shown}")
         source = str(text).strip()
-        _check_length(source)
+        check_length(source)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what Python thinks of 1if, which is refused below
@@ -82,7 +82,7 @@ class Expression:
         if isinstance(tree, ast.Constant):
             return cls(_number_text(float(tree.value)))  # type: ignore[arg-type]  # so that 1.0 is 1
         stored = ast.unparse(_LayerAsTime().visit(tree))
-        _check_length(stored)  # files hold this text, and it is read again
+        check_length(stored)  # files hold this text, and it is read again
         return cls(stored)
 
     @property
@@ -213,7 +213,8 @@ class _LayerAsTime(ast.NodeTransformer):
         return ast.parse("t + 1", mode="eval").body if node.id == "layer" else node
 
 
-def _check_length(source: str) -> None:
+def check_length(source: str) -> None:
+    """Refuse a text that is longer than any formula needs to be, before it is parsed."""
     if len(source) > _LONGEST:
         raise InputError(f"a formula has at most {_LONGEST} characters; one that begins '{source[:20]}' has {len(source)}")
 

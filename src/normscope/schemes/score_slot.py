@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
-from normscope.schemes.expressions import Expression, finite_value
+from normscope.schemes.expressions import Expression, check_length, finite_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,7 @@ def score_parts(text: str) -> dict[str, Expression]:
         raise InputError(f"{_ALLOWED}, not {text!r}")
     if text == PLAIN:
         return {}
+    check_length(text.strip())
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -61,7 +62,9 @@ def score_parts(text: str) -> dict[str, Expression]:
 
 def score_text(text: str) -> str:
     """The slot as it is stored: parts in the order in which they act, formulas as Python source."""
-    return "+".join(_shown(name, formula.source) for name, formula in score_parts(text).items()) or PLAIN
+    stored = "+".join(_shown(name, formula.source) for name, formula in score_parts(text).items()) or PLAIN
+    check_length(stored)  # files hold this text, and it is read again
+    return stored
 
 
 def score_title(text: str) -> str:

@@ -113,7 +113,7 @@ class Case:
     Attributes:
         values: a value for every name of the space.
         seeds: what its tensors are mixed from: (seed, weight), the squares of the weights adding up to 1.
-        origin: how it came about: ``edge``, ``random``, ``search`` or ``simpler``.
+        origin: how it came about: ``edge``, ``random``, ``search``, ``simpler`` or ``dial``.
     """
 
     values: Mapping[str, Any]

@@ -25,11 +25,12 @@ _CLEARLY = 0.25  # of the worst margin, below which a simpler case counts as fai
 
 @dataclass(frozen=True)
 class Tried:
-    """A case, its worst margin, and how many numbers were compared in it."""
+    """A case, its worst margin and what that means, and how many numbers were compared in it."""
 
     case: Case
     margin: float
     checks: int
+    deviation: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,12 @@ class Evidence:
     @property
     def margin(self) -> float:
         """The worst margin of all cases."""
-        return min(one.margin for one in self.tried)
+        return self.hardest.margin
+
+    @property
+    def hardest(self) -> Tried:
+        """The case with the worst margin of all."""
+        return min(self.tried, key=lambda one: one.margin)
 
     @property
     def corrected_margin(self) -> float:
@@ -117,7 +123,8 @@ def _in_turn(statement: Statement, cases: Sequence[Case]) -> list[Case]:
 def _try(conclusion: Conclusion, case: Case) -> Tried:
     comparison = conclusion(case)
     margins = comparison.margins
-    return Tried(case, float(margins.min()), len(margins))
+    margin = float(margins.min())
+    return Tried(case, margin, len(margins), comparison.deviation(margin))
 
 
 def _searched(statement: Statement, tried: list[Tried], count: int, random: np.random.Generator) -> list[Tried]:

@@ -167,6 +167,7 @@ STATEMENTS = (
         by="scheme",
         cases=60,
         notices=("sign",),
+        simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 32, "time": 60},
     ),
     Statement(
         id="2:3.2i",
@@ -181,6 +182,7 @@ STATEMENTS = (
         remark="True with room. ṙ_j Z_j = e^β + Σ c e^{βc}, and c e^{βc} ≥ −1/(eβ) (or −e^{−β} for β < 1), so with n ≤ e^β the "
         "sum is at least 1.5, and Z_j ≤ n e^β. The tightest case, n = 2 antipodal at β = ln 2, has ṙ = 0.6 = 2.4/(n e^β).",
         notices=("sign",),
+        simulation={"schemes": ["pre", "peri"], "tokens": 7, "beta": 2, "time": 60},
     ),
     Statement(
         id="2:3.2ii",
@@ -194,6 +196,7 @@ STATEMENTS = (
         by="scheme",
         cases=30,
         notices=("sign",),
+        simulation={"schemes": ["pre", "peri"], "tokens": 7, "beta": 2, "time": 400, "axis": "log"},
     ),
     Statement(
         id="2:DAi",

@@ -15,7 +15,7 @@ from normscope.core.norms import unit
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability
 from normscope.theorems.cases import Case, Range, Space, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+from normscope.theorems.statement import Correction, Curves, Dial, Statement, lines_table
 from normscope.theorems.tensors import attention_of
 
 _SCORES: Space = {"selected": Range(-3, 3), "gap": Range(0.01, 2.9, log=True)}
@@ -39,8 +39,7 @@ def _criterion(w: float, other: float, left: float, right: float) -> float:
 
 def _agreement(gap: float, criterion: float) -> Comparison:
     """Whether the true order of the two noisy logits and the criterion have one sign; the margin is 0 at a tie."""
-    both = math.copysign(min(abs(gap), abs(criterion)), gap * criterion)
-    return Comparison(both, 0.0, "≥", tolerance=1e-9, scale=1.0)
+    return Comparison(gap, criterion, "±")
 
 
 def _to_first_order(case: Case) -> Comparison:
@@ -127,6 +126,28 @@ def _angle_curves() -> Curves:
     )
 
 
+_BOTH_DIAL = Dial(
+    name="kappa_query",
+    label="noise κ^q on the query's norm",
+    start=0.0,
+    end=0.4,
+    case=Case({"selected": 1.2, "gap": 0.2, "kappa_selected": 0.0, "kappa_other": 0.22}, ((0, 1.0),)),
+    quantity="gap of the noisy logits, and the criterion w_{t*}/w_t − λ",
+    caption="The other key has the noise κ_t = 0.22 and has overtaken the selected one: the gap is negative at every position. "
+    "Noise on the query is common to both keys and changes no order, but it moves the printed λ until the criterion reports no "
+    "collapse.",
+)
+_QUERY_DIAL = Dial(
+    name="kappa_query",
+    label="noise κ^q on the query's norm",
+    start=1.5,
+    end=-1.5,
+    case=Case({"selected": 1.0, "gap": 0.5}, ((0, 1.0),)),
+    quantity="log-odds of the selected key",
+    caption="The log-odds are multiplied by 1 + κ^q. Noise on a norm keeps that positive; below κ^q = −1 the query points the "
+    "other way and the order of all logits turns round.",
+)
+
 STATEMENTS = (
     Statement(
         id="1:7i",
@@ -158,6 +179,7 @@ STATEMENTS = (
             "on both q and k tells them apart.",
             conclusion=_whole_noise_corrected,
         ),
+        dial=_BOTH_DIAL,
         notices=(),
         remark="measures.collapse_probability computes the whole noise, not its first order.",
     ),
@@ -177,6 +199,7 @@ STATEMENTS = (
             "reversed case.",
             conclusion=_query_noise_corrected,
         ),
+        dial=_QUERY_DIAL,
         notices=(),
     ),
     Statement(

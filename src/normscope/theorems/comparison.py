@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Relation = Literal["=", "≤", "≥", "≈"]
+Relation = Literal["=", "≤", "≥", "≈", "±"]
 Values = Float[Tensor, "..."] | float
 MISTAKES = ("sign", "constant", "exponent")
 _EXPONENT = 0.2
@@ -22,11 +22,12 @@ class Comparison:
     Attributes:
         measured: what came out.
         claimed: what the statement says.
-        relation: ``=``, ``≤``, ``≥``, or ``≈`` for the same up to a factor.
+        relation: ``=``, ``≤``, ``≥``, ``≈`` for the same up to a factor, or ``±`` for the same sign.
         tolerance: for ``=`` the largest relative error; for ``≤`` and ``≥`` the allowance for rounding, relative too; for ``≈``
-            the factor.
+            the factor; for ``±`` how far on the wrong side of 0 a number may be.
         scale: what errors are relative to; the larger of the two numbers if None.
         base: the quantity whose power the claim contains, for claims about an exponent.
+        decides: whether the case meets the hypothesis; one that does not compares 0 with 0.
     """
 
     measured: Values
@@ -35,13 +36,15 @@ class Comparison:
     tolerance: float = 1e-9
     scale: Values | None = None
     base: Values | None = None
+    decides: bool = True
 
     @property
     def margins(self) -> Float[Tensor, " checks"]:
         """How far each number is from failing: at most 1, below 0 if it fails.
 
         ``=``: 1 − error/tolerance with error = |m − c|/scale, and −error where that is larger than the tolerance. ``≤``:
-        (c − m)/scale + tolerance, ``≥`` likewise. ``≈``: 1 − |ln(m/c)|/ln(factor).
+        (c − m)/scale + tolerance, ``≥`` likewise. ``≈``: 1 − |ln(m/c)|/ln(factor). ``±``: the smaller of |m| and |c| with the
+        sign of m·c, plus the tolerance.
         """
         measured, claimed = _tensor(self.measured), _tensor(self.claimed)
         scale = torch.maximum(measured.abs(), claimed.abs()) if self.scale is None else _tensor(self.scale)
@@ -52,6 +55,8 @@ class Comparison:
         elif self.relation == "≈":
             ratio = (measured / claimed).clamp(min=0)
             found = 1 - ratio.log().abs() / math.log(self.tolerance)
+        elif self.relation == "±":
+            found = torch.minimum(measured.abs(), claimed.abs()) * measured.sign() * claimed.sign() + self.tolerance
         else:
             room = (claimed - measured if self.relation == "≤" else measured - claimed) / scale
             found = room + self.tolerance
@@ -61,6 +66,25 @@ class Comparison:
     def margin(self) -> float:
         """The worst of the margins."""
         return float(self.margins.min())
+
+    def pair(self, check: int) -> tuple[float, float]:
+        """Measured and claimed of one of the numbers compared."""
+        measured, claimed = _tensor(self.measured), _tensor(self.claimed)
+        both = measured + torch.zeros_like(claimed), torch.zeros_like(measured) + claimed
+        return float(both[0].flatten()[check]), float(both[1].flatten()[check])
+
+    def deviation(self, margin: float) -> str:
+        """What a margin of such a comparison means, in words."""
+        if self.relation == "=":
+            error = -margin if margin < 0 else (1 - margin) * self.tolerance
+            return f"largest deviation {error:.2g}, {self.tolerance:.2g} allowed"
+        if self.relation == "≈":
+            factor = self.tolerance ** (1 - margin)
+            return f"largest factor between measured and claimed {factor:.3g}, {self.tolerance:.3g} allowed"
+        room = margin - self.tolerance
+        if self.relation == "±":
+            return f"signs {'agree' if margin >= 0 else 'contradict each other'}, the smaller number is {abs(room):.2g}"
+        return f"bound {'kept with' if margin >= 0 else 'missed by'} {abs(room):.2g} of the larger side"
 
 
 def mistaken(comparison: Comparison, mistake: str) -> Comparison:

@@ -15,7 +15,7 @@ from normscope.schemes import NAMED, Slots
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
 from normscope.theorems.flows import SIX, follow, turning
-from normscope.theorems.statement import Correction, Statement
+from normscope.theorems.statement import Correction, Dial, Statement
 
 _SIZES: Space = {"tokens": whole(2, 12), "dim": whole(2, 8), "beta": Range(0.01, 8, log=True)}
 _RADII: Space = {"radius": Range(0.1, 10, log=True)}
@@ -178,6 +178,17 @@ def _logarithmic(case: Case) -> Comparison:
     return Comparison(measured, torch.cat([unit(theta), bounded], 1), tolerance=1e-4, scale=1.0)
 
 
+_WEIGHTS_DIAL = Dial(
+    name="bend",
+    label="distance b of the weights V = I + b·S from the identity",
+    start=0.0,
+    end=1.0,
+    case=Case({"tokens": 3, "dim": 3, "beta": 1.0, "radius": 1.0, "alpha": 1.0, "scheme": "post"}, ((3, 1.0),)),
+    quantity="a component of θ̇",
+    caption="At V = I the printed energy is that of the flow. With any other weights its gradient is another direction, and "
+    "the further V is from I, the further it is from where tokens move.",
+)
+
 STATEMENTS = (
     Statement(
         id="2:law",
@@ -189,6 +200,7 @@ STATEMENTS = (
         notices=("sign", "constant", "exponent"),
         by="scheme",
         cases=120,
+        simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 32},
     ),
     Statement(
         id="2:layers",
@@ -200,6 +212,7 @@ STATEMENTS = (
         by="scheme",
         cases=120,
         limit="h → 0 is h = 10⁻⁶, within 0.1 %.",
+        simulation={"schemes": ["post", "pre"], "tokens": 32, "solver": "layers"},
     ),
     Statement(
         id="2:gradient",
@@ -215,6 +228,7 @@ STATEMENTS = (
             "exp(β⟨θ_j, θ_k⟩) and no factor V. It is a gradient of the flow only for V = I.",
             conclusion=lambda case: _gradient(case, corrected=True),
         ),
+        dial=_WEIGHTS_DIAL,
         notices=(),
     ),
     Statement(
@@ -230,6 +244,7 @@ STATEMENTS = (
         by="retimed",
         cases=36,
         remark="The factor may depend on time. Tolerance: √t is not smooth at 0, where fixed steps lose digits.",
+        simulation={"schemes": ["post", "sqrt-scaling"], "tokens": 32, "time": 20},
     ),
     Statement(
         id="2:log-time",
@@ -245,5 +260,6 @@ STATEMENTS = (
         by="scheme",
         cases=36,
         remark="From t = 1 on: at t = 0 q is infinite. Peri-LN has A/|A| for A.",
+        simulation={"schemes": ["pre", "peri"], "tokens": 16, "time": 400, "axis": "log"},
     ),
 )

@@ -1,5 +1,6 @@
 """The ledger: all statements, by family, and the tables that a check of them gives."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from normscope.theorems import (
     symmetric,
 )
 from normscope.theorems.check import Evidence
+from normscope.theorems.dials import dial_tables
 from normscope.theorems.statement import Statement
 
 FAMILIES: dict[str, tuple[Statement, ...]] = {
@@ -80,11 +82,13 @@ def record(evidence: Evidence) -> dict[str, Any]:
         "paper": statement.paper,
         "statement": statement.number,
         "id": statement.id,
+        "family": next((name for name, family in FAMILIES.items() if statement in family), ""),
         "title": statement.title,
         "verdict": evidence.verdict,
         "cases": len(evidence.tried),
         "checks": sum(one.checks for one in evidence.tried),
         "margin": evidence.margin,
+        "deviation": evidence.hardest.deviation,
         "claim": statement.claim,
         "tested": statement.tested,
         "limit": statement.limit,
@@ -95,6 +99,7 @@ def record(evidence: Evidence) -> dict[str, Any]:
         "corrected": correction.claim if correction and fails else None,
         "why": correction.why if correction and fails else None,
         "corrected_margin": evidence.corrected_margin if correction and fails else None,
+        "simulation": json.dumps(statement.simulation) if statement.simulation else "",
     }
 
 
@@ -103,7 +108,7 @@ def tables(evidence: Sequence[Evidence], pictures: bool = True) -> dict[str, pd.
 
     ``ledger``: a row for each statement. ``margins``: a row for each case and form, in rising order of the margin, with the
     share of cases up to it. ``groups``: number of cases and worst margin of each option of a choice. ``curves`` and
-    ``pictures``: the lines of figures and their titles, labels and captions.
+    ``pictures``: the lines of figures and their titles, labels and captions. ``dials`` and ``positions``: as ``dial_tables``.
     """
     margins = pd.concat([one.table for one in evidence], ignore_index=True)
     rising = ["statement", "form", "margin"]  # printed before corrected
@@ -114,7 +119,7 @@ def tables(evidence: Sequence[Evidence], pictures: bool = True) -> dict[str, pd.
         cases=("margin", "size"), margin=("margin", "min")
     )
     made = {"ledger": pd.DataFrame([record(one) for one in evidence]), "margins": margins, "groups": groups}
-    return made | (_pictures(evidence) if pictures else {})
+    return made | (_pictures(evidence) | dial_tables([one.statement for one in evidence]) if pictures else {})
 
 
 def _pictures(evidence: Sequence[Evidence]) -> dict[str, pd.DataFrame]:

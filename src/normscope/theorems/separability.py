@@ -17,7 +17,7 @@ from normscope.models.worlds import Subspaces, World, head_scores, project_heads
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Correction, Curves, Statement, lines_table
+from normscope.theorems.statement import Correction, Curves, Dial, Statement, lines_table
 from normscope.theorems.tensors import jacobian, rank
 
 _SIZES: Space = {"subspaces": whole(2, 4), "width": whole(1, 4), "spare": Range(0, 3, whole=True), "tokens": whole(2, 8)}
@@ -226,6 +226,17 @@ def _normalised_heads(case: Case) -> Comparison:
     return Comparison(found[1], found[0], tolerance=1e-5, scale=1.0)
 
 
+_CONSTANT_DIAL = Dial(
+    name="offset",
+    label="size of the constants u_α in x_α = u_α + a_α",
+    start=0.0,
+    end=2.0,
+    case=Case({"parts": 2, "width": 2, "tokens": 4, "broken": 0.1}, ((5, 1.0),)),
+    quantity="cosine between parts, or spread of their lengths",
+    caption="None of these parts interferes: |x_1 + x_2| is one number at every position. Without constants they are "
+    "orthogonal spheres, as printed; with constants they lean on each other, and only what varies stays orthogonal.",
+)
+
 STATEMENTS = (
     Statement(
         id="1:1i",
@@ -295,6 +306,7 @@ STATEMENTS = (
             "A_1, or one point ε outside its sphere, |x|² varies by 4ε r_1 r_2 and 2ε r² at least.",
             conclusion=_varying_spheres,
         ),
+        dial=_CONSTANT_DIAL,
         notices=(),
     ),
     Statement(

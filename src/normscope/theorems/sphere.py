@@ -10,7 +10,7 @@ from torch import Tensor
 from normscope.core.norms import centre, hyperplane_basis, layer_ellipsoid, layer_norm, length, rms_ellipsoid, rms_norm
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Correction, Statement
+from normscope.theorems.statement import Correction, Dial, Statement
 from normscope.theorems.tensors import jacobian, rank
 
 _SPACE: Space = {"dim": whole(2, 256), "mean": Range(-1000, 1000), "size": Range(1e-3, 1e3, log=True)}
@@ -64,8 +64,31 @@ def _centre(case: Case) -> Comparison:
 
 
 def _dimension(case: Case) -> float:
-    """The dimension of the set of values of LayerNorm: the rank of its derivative."""
-    return float(rank(jacobian(layer_norm, case.normal("x", case["dim"]))))
+    """The dimension of the set of values of LayerNorm: the rank of its derivative.
+
+    Of the mean the share ``centred`` is subtracted: all of it is LayerNorm, nothing of it RMSNorm.
+    """
+    share = case.values.get("centred", 1.0)
+    return float(rank(jacobian(lambda x: rms_norm(x - share * x.mean()), case.normal("x", case["dim"]))))
+
+
+def _two_less(case: Case) -> Comparison:
+    """The dimension beside d − 2, where the whole mean is subtracted; of other norms nothing is claimed."""
+    if case.values.get("centred", 1.0) < 1:
+        return Comparison(0.0, 0.0, decides=False)
+    return Comparison(_dimension(case), case["dim"] - 2.0, tolerance=1e-9, scale=1.0)
+
+
+_CENTRE_DIAL = Dial(
+    name="centred",
+    label="share of the mean that is subtracted",
+    start=0.0,
+    end=1.0,
+    case=Case({"dim": 3}, ((0, 1.0),)),
+    quantity="dimension of the set of values, d = 3",
+    caption="At 0 this is RMSNorm, whose values are the whole sphere of d − 1 dimensions, and so they are for every share "
+    "below 1. LayerNorm subtracts all of the mean: the values lie in a hyperplane too, and the sphere has d − 2 dimensions.",
+)
 
 
 STATEMENTS = (
@@ -118,8 +141,9 @@ STATEMENTS = (
             "(d−1)-dimensional hyperplane.",
             why="The hyperplane takes one dimension and the radius another. For RMSNorm, without the hyperplane, d − 1 is "
             "right. Read as 'sphere of a (d−1)-dimensional space' the printed words are right too.",
-            conclusion=lambda case: Comparison(_dimension(case), case["dim"] - 2.0, tolerance=1e-9, scale=1.0),
+            conclusion=_two_less,
         ),
+        dial=_CENTRE_DIAL,
         notices=(),
     ),
 )

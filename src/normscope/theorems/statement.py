@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pandas as pd
 
@@ -39,6 +40,47 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class Dial:
+    """A family of cases along one value, from where a printed statement holds to where it fails.
+
+    Attributes:
+        name: the value of a case that the dial moves.
+        label: what that is, in words and as a symbol.
+        start: its first value, where the statement holds.
+        end: its last value, where it fails.
+        case: all other values, and the random tensors.
+        quantity: what is compared, in words.
+        caption: what to see.
+        log: whether positions are spread evenly in the logarithm.
+        positions: how many values are tried.
+        simulation: settings of a simulation of the case at a value, for statements about one.
+    """
+
+    name: str
+    label: str
+    start: float
+    end: float
+    case: Case
+    quantity: str
+    caption: str
+    log: bool = False
+    positions: int = 41
+    simulation: Callable[[float], Mapping[str, Any]] | None = None
+
+    def at(self, share: float) -> float:
+        """The value at a share of the way from start to end."""
+        if share in (0.0, 1.0):
+            return self.end if share else self.start
+        if self.log:
+            return float(self.start * (self.end / self.start) ** share)
+        return self.start + share * (self.end - self.start)
+
+    def case_at(self, value: float) -> Case:
+        """The case with the dial at this value."""
+        return replace(self.case, values={**self.case.values, self.name: value}, origin="dial")
+
+
+@dataclass(frozen=True)
 class Statement:
     """A published statement as an executable check.
 
@@ -53,6 +95,8 @@ class Statement:
         correction: what holds instead, where the printed statement fails.
         remark: what a reader should know beside.
         curves: a picture.
+        dial: cases from where the printed statement holds to where it fails.
+        simulation: settings of a simulation that shows what the statement is about.
         by: the name of a choice whose options are distinguished in the evidence.
         cases: how many are drawn in the quick form.
         notices: which mistakes in the claim the test would notice.
@@ -68,6 +112,8 @@ class Statement:
     correction: Correction | None = None
     remark: str = ""
     curves: Callable[[], Curves] | None = None
+    dial: Dial | None = None
+    simulation: Mapping[str, Any] | None = None
     by: str = ""
     cases: int = 150
     notices: tuple[str, ...] = field(default=("sign", "constant"))

@@ -154,6 +154,7 @@ STATEMENTS = (
         conclusion=_reduction,
         by="scheme",
         cases=90,
+        simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 16, "dim": 16, "start": "orthogonal"},
     ),
     Statement(
         id="2:4.1i",
@@ -166,6 +167,7 @@ STATEMENTS = (
         by="scheme",
         cases=90,
         notices=("sign", "constant", "exponent"),
+        simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 64, "dim": 64, "start": "orthogonal", "time": 4},
     ),
     Statement(
         id="2:4.1ii",
@@ -186,5 +188,13 @@ STATEMENTS = (
         curves=_end_curves,
         cases=42,
         notices=("sign", "constant", "exponent"),
+        simulation={
+            "schemes": ["post", "pre", "ngpt", "sqrt-scaling"],
+            "tokens": 16,
+            "dim": 16,
+            "start": "orthogonal",
+            "time": 40,
+            "speeds": "log",
+        },
     ),
 )

@@ -28,7 +28,11 @@ _COLUMNS_OF = {
     "norms": ("norm", "gain"), "scales": ("name", "mean"), "faults": ("tensor", "layer", "count"),
     "alarms": ("rule", "layer", "head", "number", "text"),
 }  # fmt: skip
-_STEP_KEYS = ("step", "seconds", "loss", "gradient", "probe_seconds")
+_NO_CURVES = ("step", "seconds", "probe_seconds")
+_CURVES = {
+    "loss": ("Loss", "loss", "Dots are alarms."),
+    "gradient": ("Gradient norm", "norm of all gradients", "Spikes come before divergence."),
+}
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,23 @@ SUBLAYERS = (
     LayerMap("sublayers", "carry", "Residual scale in effect", "carry", "1 keeps the residual as it is."),
 )
 
+SCALES = (
+    LayerMap("norms", "gain", "Gains of norms", "mean gain", "Gains that grow or vanish rescale what a sublayer reads."),
+    LayerMap("scales", "mean", "Learned scales", "mean", "Learned steps and other scales that are no norm's."),
+)
+MAPS = (*LAYERS, *HEADS, *SUBLAYERS, *SCALES)
+ROWS_OF = {
+    "layers": ("layer",),
+    "heads": ("layer",),
+    "sublayers": ("layer", "sublayer"),
+    "norms": ("norm",),
+    "scales": ("name",),
+}
+
 
 def watch_sections(tables: Tables, settings: str = "") -> Iterator[Section]:
     """Alarms, curves, and maps of layers, heads, sublayers, gains and learned scales."""
-    _check_columns(tables)
+    check_columns(tables)
     time = Timeline.of(tables)
     if time is None:
         yield Section("No probe yet", ("The first numbers appear with the first probe.",), name="waiting")
@@ -109,7 +126,7 @@ def watch_sections(tables: Tables, settings: str = "") -> Iterator[Section]:
     yield from _named_section(tables, time, settings)
 
 
-def _check_columns(tables: Tables) -> None:
+def check_columns(tables: Tables) -> None:
     """Refuse tables that no watch wrote."""
     for name, columns in _COLUMNS_OF.items():
         table = tables.get(name)
@@ -136,14 +153,8 @@ class Timeline:
         steps = table_of(tables, "steps")
         if steps is None:
             return None
-        rows = sum(
-            len(tables[name].drop_duplicates([*keys])) * count
-            for name, keys, count in (
-                ("layers", ("layer",), len(LAYERS)), ("heads", ("layer",), len(HEADS)),
-                ("sublayers", ("layer", "sublayer"), len(SUBLAYERS)), ("norms", ("norm",), 1), ("scales", ("name",), 1),
-            )
-            if table_of(tables, name) is not None
-        )  # fmt: skip
+        named = {name: tables[name].drop_duplicates([*keys]) for name, keys in ROWS_OF.items() if name in tables}
+        rows = sum(len(named.get(each.table, ())) for each in MAPS)
         least, most = _COLUMNS
         return cls(tuple(sorted(set(steps["step"]))), max(least, min(most, _CELLS // max(1, rows))))
 
@@ -223,15 +234,8 @@ def _head_section(tables: Tables, settings: str) -> Iterator[Section]:
 def _named_section(tables: Tables, time: Timeline, settings: str) -> Iterator[Section]:
     """Gains of norms and learned scales, a row each."""
     figures: dict[str, Figure] = {}
-    for each, key in (
-        (
-            LayerMap(
-                "norms", "gain", "Gains of norms", "mean gain", "Gains that grow or vanish rescale what a sublayer reads."
-            ),
-            "norm",
-        ),
-        (LayerMap("scales", "mean", "Learned scales", "mean", "Learned steps and other scales that are no norm's."), "name"),
-    ):
+    for each in SCALES:
+        (key,) = ROWS_OF[each.table]
         table = table_of(tables, each.table)
         if table is None:
             continue
@@ -243,19 +247,28 @@ def _named_section(tables: Tables, time: Timeline, settings: str) -> Iterator[Se
         yield Section("Gains and learned scales", figures=figures, name="scales")
 
 
+def curve_names(steps: pd.DataFrame) -> list[str]:
+    """The columns of steps that have curves: loss, gradient norm, and what else the loop gave."""
+    return [name for name in dict.fromkeys([*_CURVES, *map(str, steps)]) if name not in _NO_CURVES and _is_numeric(steps, name)]
+
+
+def _is_numeric(table: pd.DataFrame, name: str) -> bool:
+    return name in table and is_numeric_dtype(table[name])
+
+
+def curve_words(name: str) -> tuple[str, str, str]:
+    """Title, label and caption of a curve over steps."""
+    return _CURVES.get(name, (name.capitalize(), name, f"{name} as the loop reported it."))
+
+
 def _curves(tables: Tables, time: Timeline, settings: str) -> dict[str, Figure]:
     """Loss with the alarms on it, the norm of all gradients, and what else the loop gave."""
     steps = tables["steps"]
-    words = {
-        "loss": ("Loss", "loss", "Dots are alarms."),
-        "gradient": ("Gradient norm", "norm of all gradients", "Spikes come before divergence."),
-    }
-    others = [str(name) for name in steps if name not in _STEP_KEYS]
     figures: dict[str, Figure] = {}
-    for name in (*words, *others):
-        if name not in steps or not is_numeric_dtype(steps[name]) or not np.isfinite(floats(steps[name])).any():
+    for name in curve_names(steps):
+        if not np.isfinite(floats(steps[name])).any():
             continue
-        title, label, caption = words.get(name, (name.capitalize(), name, f"{name} as the loop reported it."))
+        title, label, caption = curve_words(name)
         line = _curve(steps, name, time)
         marks = tuple(_marks(tables, line)) if name == "loss" else ()
         numbers = [y for y in line.y if math.isfinite(y)]

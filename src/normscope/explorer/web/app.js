@@ -79,18 +79,20 @@ function show(name, state) {
 
 /** Run a part of a view; what goes wrong is told in the view, which is never left blank. */
 function guarded(name, action) {
-  const told = error => {
-    const text = `This view cannot be shown: ${error.message} The other views still work.`;
-    const host = get(`view-${name}`), box = host.querySelector(":scope > .failure") ?? element("p", { class: "failure", role: "alert" });
-    box.textContent = text;
-    host.prepend(box);
-  };
+  const clear = () => get(`view-${name}`).querySelector(":scope > .failure")?.remove();
   try {
     const result = action();
-    result?.catch?.(told);
+    if (result?.then) result.then(clear, error => fail(name, error));
+    else clear();
   } catch (error) {
-    told(error);
+    fail(name, error);
   }
+}
+
+function fail(name, error) {
+  const host = get(`view-${name}`), box = host.querySelector(":scope > .failure") ?? element("p", { class: "failure", role: "alert" });
+  box.textContent = `Something went wrong in this view: ${error?.message ?? error}. The other views still work, and so may this one after a reload.`;
+  host.prepend(box);
 }
 
 function setTheme(name) {
@@ -194,6 +196,8 @@ function start() {
   });
   screenDark.addEventListener("change", themeChanged);
   document.addEventListener("keydown", onKey);
+  addEventListener("error", event => event.error && fail(shown, event.error));
+  addEventListener("unhandledrejection", event => fail(shown, event.reason));
   document.addEventListener("scroll", () => app.tip(null, null), { passive: true, capture: true });
   themeChanged();
   show(states.current, states.of(states.current));

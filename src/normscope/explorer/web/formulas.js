@@ -235,7 +235,8 @@ function parsed(source) {
   return trees.get(source);
 }
 
-function checkLength(source) {
+/** Refuse a text that is longer than any formula needs to be, before it is parsed. */
+export function checkLength(source) {
   const { length } = [...source];
   if (length <= LONGEST) return;
   const beginning = [...source].slice(0, 20).join("");

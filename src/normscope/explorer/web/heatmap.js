@@ -4,6 +4,7 @@ import { element } from "./dom.js";
 const SIDE = { least: 4, most: 34 };
 const LETTER = 6.4;
 const GAP = 8;
+const RIGHT = 12; // that of a line chart, so that both have one axis of time
 const LEGEND = { width: 180, height: 10, steps: 45 };
 const DIVERGING = ["#0072B2", "#D55E00"];
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
@@ -112,11 +113,13 @@ function svgPen() {
  * A heatmap of rows × columns: `{rows, columns}` are counts or names, `{values}` flat or nested numbers (NaN: not measured),
  * `{rowLabel, columnLabel, valueLabel, title}` words, `{scale}` "linear", "log" or "diverging", `{range}` [low, high] or null,
  * `{colours}` those of the theme, `{marks}` cells [row, column] with a frame, `{onSelect, onHover}` take (row, column, event);
- * `onHover(null, null)` when the pointer leaves. Returns `{set, select, svg, png, csv, canvas, selected, dispose}`.
+ * `onHover(null, null)` when the pointer leaves, `onMove(row, column)` as the keyboard moves; `{left}` is the least room for row
+ * names, `{fill}` makes columns as wide as there is room. Returns
+ * `{set, select, svg, png, csv, canvas, selected, box, dispose}`.
  */
 export function createHeatmap(host, options) {
   let settings = { rowLabel: "row", columnLabel: "column", valueLabel: "", title: "", scale: "linear", range: null, marks: [],
-    format: shortNumber, most: SIDE.most, onSelect: null, onHover: null };
+    format: shortNumber, most: SIDE.most, onSelect: null, onHover: null, onMove: null, left: 0, fill: false };
   let view = null;
   let cursor = [0, 0];
   let selected = null;
@@ -140,11 +143,11 @@ export function createHeatmap(host, options) {
 
   function layout(width) {
     const longest = (list) => Math.min(Math.max(...list.map((each) => each.length), 1), 14);
-    const left = GAP + 14 + longest(view.rows) * LETTER + 6;
-    const turned = longest(view.columns) > 3;
+    const left = Math.max(GAP + 14 + longest(view.rows) * LETTER + 6, settings.left);
+    const turned = longest(view.columns) > 3 && !settings.fill;
     const top = 16 + (turned ? longest(view.columns) * LETTER : 12) + 6;
-    const room = Math.max(width - left - GAP, 40);
-    const across = Math.min(room / view.columns.length, settings.most);
+    const room = Math.max(width - left - (settings.fill ? RIGHT : GAP), 40);
+    const across = settings.fill ? room / view.columns.length : Math.min(room / view.columns.length, settings.most);
     const down = Math.min(Math.max(Math.min(across, settings.most), view.rows.length > 60 ? SIDE.least : 12), settings.most);
     const bottom = top + down * view.rows.length;
     return { left, top, across, down, turned, width, bottom, height: bottom + 46 };
@@ -285,6 +288,7 @@ export function createHeatmap(host, options) {
     event.preventDefault();
     event.stopPropagation();
     live.textContent = cellText(...cursor);
+    settings.onMove?.(...cursor);
     draw();
   }
 
@@ -356,5 +360,5 @@ export function createHeatmap(host, options) {
   }
 
   set(options);
-  return { set, select, svg, png, csv, cellText, canvas, dispose, get selected() { return selected; } };
+  return { set, select, svg, png, csv, cellText, canvas, dispose, get selected() { return selected; }, get box() { return view.at; } };
 }

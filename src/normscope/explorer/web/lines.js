@@ -1,6 +1,7 @@
 // A line chart in SVG: axes, legend, marker and tips; redrawn when data, width or theme change. Strips and the ledger use it.
 import { element, svg } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
+import { csvBlob } from "./save.js";
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const SIZE = 11;
@@ -111,13 +112,13 @@ export function nearestIndex(xs, x) {
  * A line chart. `{series}`: `[{name, x, y, colour?, dash?, width?, dots?, dot?}]` with numbers of equal length (NaN: a gap), `colour`
  * and `dash` indices of the theme's series and of dash patterns, or a colour, `dot: false` for none at the marker; `{x, y}`: `{label, log?, domain?, format?}`;
  * `{colours}` those of the theme; `{label}` words for screen readers; `{marker}` a value of x or null; `{bands}`
- * `[{from, to, name}]` shaded stretches of x; `{rules}` `[{y, name}]` horizontal lines; `{height, legend, tip, onPick}`:
+ * `[{from, to, name}]` shaded stretches of x; `{rules}` `[{y, name}]` horizontal lines; `{height, legend, left, tip, onPick}`:
  * `tip(event, rows | null)` shows a small table, `onPick(x)` is called where the chart is clicked or dragged.
- * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, dispose}`.
+ * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, box, dispose}`; `left` is the least room for the y axis.
  */
 export function createLines(host, options) {
   let settings = { series: [], x: {}, y: {}, bands: [], rules: [], label: "", marker: null, height: 220, legend: true,
-    tip: null, onPick: null };
+    left: 0, tip: null, onPick: null };
   let view = null;
 
   const picture = svg("svg", { class: "lines-picture", role: "img" });
@@ -143,7 +144,7 @@ export function createLines(host, options) {
     const down = axisOf(y, [...series.map((line) => line.y), rules], bottom, top, 0.05);
     const yTicks = ticksOf(down.low, down.high, Math.max(Math.floor((bottom - top) / 34), 2), down.log);
     const longest = Math.max(...yTicks.map((tick) => tickY(tick).length), 1);
-    const left = (y.label ? 18 : 4) + longest * LETTER + TICK + 4;
+    const left = Math.max((y.label ? 18 : 4) + longest * LETTER + TICK + 4, settings.left);
     const across = axisOf(x, series.map((line) => line.x), left, Math.max(width - 12, left + 20), 0);
     const xTicks = ticksOf(across.low, across.high, Math.max(Math.floor((width - left) / 64), 2), across.log);
     const right = Math.max(width - 12, left + 20);
@@ -191,12 +192,13 @@ export function createLines(host, options) {
     }
     if (settings.y.label) {
       const middle = (top + bottom) / 2;
-      text(11, middle, settings.y.label, colours.soft, { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` });
+      const turned = { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` };
+      text(11, middle, settings.y.label, colours.soft, turned);
     }
     series.forEach((each, index) => {
       const ink = inkOf(each, index);
-      const look = { fill: "none", stroke: ink, "stroke-width": each.width ?? 2, "stroke-linejoin": "round", class: "lines-path" };
-      const path = { d: pathOf(each.x, each.y, across, down), "stroke-dasharray": dashOf(each, index) || "none" };
+      const look = { stroke: ink, "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" };
+      const path = { d: pathOf(each.x, each.y, across, down), fill: "none", "stroke-linejoin": "round", class: "lines-path" };
       parts.push(svg("path", { ...path, ...look }));
       if (!each.dots) return;
       for (let i = 0; i < each.x.length; i += 1) {
@@ -248,7 +250,7 @@ export function createLines(host, options) {
   function describe() {
     const ends = settings.series.map(({ name, y }) => {
       const finite = Array.from(y).filter(Number.isFinite);
-      return finite.length ? `${name} from ${formatY(finite[0])} to ${formatY(finite[finite.length - 1])}` : `${name}: no values`;
+      return finite.length ? `${name} from ${formatY(finite[0])} to ${formatY(finite.at(-1))}` : `${name}: no values`;
     });
     const axes = `${settings.y.label ?? "value"} over ${settings.x.label ?? "x"}`;
     return `${settings.label ? `${settings.label}: ` : ""}${axes}. ${ends.join("; ")}.`;
@@ -314,15 +316,11 @@ export function createLines(host, options) {
     return new XMLSerializer().serializeToString(made);
   }
 
+  /** The numbers of all lines as a blob of CSV. */
   function csv() {
-    const quoted = (words) => (/[",\n]/.test(words) ? `"${words.replaceAll('"', '""')}"` : words);
-    const lines = [["line", settings.x.label ?? "x", settings.y.label ?? "y"].map(quoted).join(",")];
-    for (const each of settings.series) {
-      for (let i = 0; i < each.x.length; i += 1) {
-        lines.push([quoted(each.name), each.x[i], Number.isFinite(each.y[i]) ? each.y[i] : ""].join(","));
-      }
-    }
-    return `${lines.join("\n")}\n`;
+    const rows = settings.series.flatMap(({ name, x, y }) =>
+      Array.from(x, (value, i) => [name, value, Number.isFinite(y[i]) ? y[i] : null]));
+    return csvBlob(["line", settings.x.label ?? "x", settings.y.label ?? "y"], rows);
   }
 
   function dispose() {
@@ -332,5 +330,5 @@ export function createLines(host, options) {
   }
 
   set(options);
-  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; } };
+  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; }, get box() { return view; } };
 }

@@ -4,7 +4,7 @@
  */
 
 import { InputError, WHITESPACE, general, repr, requireKeys, requireOne, strip } from "./errors.js";
-import { Expression, ONE, Product, finiteValue } from "./formulas.js";
+import { Expression, ONE, Product, checkLength, finiteValue } from "./formulas.js";
 import { SyntaxMistake, parseSyntax, unparse } from "./syntax.js";
 
 export const NORM_TITLES = { rms: "RMSNorm", layer: "LayerNorm", tanh: "tanh", erf: "erf" };
@@ -72,6 +72,7 @@ export class Slots {
     }
     this.scoreParts = scoreParts(this.scores);
     this.scores = scoreText(this.scoreParts, "source", "+");
+    checkLength(this.scores);
     this.step = Expression.parse(this.step);
     this.carry = Expression.parse(this.carry);
     this.formulas = { step: this.step, carry: this.carry, input: factor };
@@ -401,6 +402,7 @@ function slotFactor(slot) {
 /** The parts of the slot ``scores`` and the formula of each, in the order in which they act; none for the plain softmax. */
 function scoreParts(text) {
   if (text === PLAIN) return {};
+  checkLength(strip(text));
   let tree;
   try {
     tree = parseSyntax(strip(text));

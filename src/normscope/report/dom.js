@@ -31,7 +31,7 @@ function fill(node, attributes, children) {
     else if (name === "style") Object.assign(node.style, value);
     else if (name === "dataset") Object.assign(node.dataset, value);
     else if (PROPERTIES.has(name) && node instanceof HTMLElement) node[name] = value;
-    else if (value === true) node.setAttribute(name, "");
+    else if (value === true && !name.startsWith("aria-")) node.setAttribute(name, "");
     else if (value !== false || name.startsWith("aria-")) node.setAttribute(name, value);
   }
   for (const child of children.flat(Infinity)) if (child !== null && child !== undefined && child !== false) node.append(child);

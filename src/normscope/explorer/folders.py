@@ -1,0 +1,224 @@
+"""Run folders for the page: which there are among those given, and what a view shows of each, as JSON-able data.
+
+The page names runs by ids, never by paths, and nothing outside the folders given is read, also not through links.
+"""
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normscope.errors import InputError
+from normscope.explorer.watched import EXPORTED, WatchedTraining
+from normscope.machine.files import user_path
+from normscope.runs import UNFINISHED, open_run, run_path, unfinished_runs
+from normscope.watch.run_folder import COMMAND as WATCH
+from normscope.watch.run_folder import WATCHED, watched_run
+
+RUN = "run.json"
+_MOST_RUNS = 200  # that a folder of runs offers
+_MOST_ROWS = 2_000  # of a table of a simulation
+
+
+class UnknownRunError(InputError):
+    """An id that no run has, or has any more."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that may be read.
+
+    Attributes:
+        id: by which the page names it: the same as long as its folder has the same path.
+        name: its folder's name.
+        path: as it was given, or found in a folder that was given.
+        root: the folder given, links resolved: everything that is read lies in it.
+    """
+
+    id: str
+    name: str
+    path: Path
+    root: Path
+
+    def about(self) -> dict[str, Any]:
+        """Its kind and what it is; of a damaged one, the problem in one sentence."""
+        try:
+            place = self.place()
+            description = open_run(place).description
+            kind, summary = str(description["command"]), str(description.get("summary", ""))
+            about = {"id": self.id, "name": self.name, "kind": kind, "summary": summary}
+            if kind not in KINDS:
+                return {**about, "problem": f"a run of {kind}: the explorer shows {', '.join(KINDS.values())}"}
+            return {**about, "configuration": description["configuration"]}
+        except InputError as error:
+            return {"id": self.id, "name": self.name, "kind": "damaged", "summary": "", "problem": str(error)}
+
+    def place(self) -> Path:
+        """Its folder now, of a watched training the one inside; a link that leads out of the root is refused."""
+        try:
+            place = watched_run(self.path)
+        except InputError:
+            place = self.path
+        moving = [folder.resolve() for folder in unfinished_runs(self.path) if not folder.is_symlink()]
+        if place != self.path and UNFINISHED in place.parent.name:
+            inside = any(place.resolve().is_relative_to(folder) for folder in moving)
+        else:
+            inside = place.resolve().is_relative_to(self.root)
+        if not inside or any(not link.resolve().is_relative_to(place.resolve()) for link in _links(place)):
+            raise InputError(f"'{self.name}' has a link to a place outside the folder that was given, which is not read")
+        return place
+
+
+# The commands whose runs have a view, and what the page calls them.
+KINDS: Mapping[str, str] = {WATCH: "watched trainings", "audit": "audits", "simulate": "simulations"}
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """The links in a run folder, its segments included."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files) if Path(parent, name).is_symlink())
+        if Path(parent) != folder and Path(parent).parent != folder:
+            folders.clear()
+
+
+@dataclass
+class Folders:
+    """The run folders among those given, and what was read of them."""
+
+    paths: Sequence[Path | str]
+    _trainings: dict[Path, WatchedTraining] = field(default_factory=dict)
+    _others: dict[Path, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def runs(self) -> list[Run]:
+        """All runs, in the order given; those in a folder of runs by name."""
+        runs = {run.id: run for path in self.paths for run in _offered(path)}
+        names = [run.name for run in runs.values()]
+        return [
+            Run(run.id, f"{run.path.parent.name}/{run.name}" if names.count(run.name) > 1 else run.name, run.path, run.root)
+            for run in runs.values()
+        ]
+
+    def find(self, id: str) -> Run:
+        """The run of an id."""
+        for run in self.runs():
+            if run.id == id:
+                return run
+        raise UnknownRunError("there is no such run, or no longer: open the list of runs again")
+
+    def about(self) -> list[dict[str, Any]]:
+        """What the page lists."""
+        return [run.about() for run in self.runs()]
+
+    def training(self, id: str) -> WatchedTraining:
+        """The numbers of a watched run, which are read on as it grows."""
+        place = self.find(id).place()
+        if open_run(place).description["command"] != WATCH:
+            raise InputError("this run is not of a watched training")
+        with self._lock:
+            return self._trainings.setdefault(place, WatchedTraining(place))
+
+    def data(self, id: str) -> dict[str, Any]:
+        """What the view of a run shows, but for those of watched trainings; read again once the run was replaced."""
+        place = self.find(id).place()
+        changed = (place / RUN).stat().st_mtime
+        known = self._others.get(place)
+        if known is None or known[0] != changed:
+            known = (changed, _view_data(place))
+            self._others[place] = known
+        return known[1]
+
+    def versions(self) -> dict[str, str]:
+        """By id, a text for each watched run that changes as it grows; a damaged one has its problem."""
+        return {run.id: _version(run) for run in self.runs()}
+
+    def exported(self) -> list[dict[str, Any]]:
+        """All runs with their data, for a page without a server; a problem takes the place of what cannot be read."""
+        return [_exported(run) for run in self.runs()]
+
+
+def split_sources(sources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Which of the sources are run folders, or hold some, and which are models; a training that was watched is both."""
+    runs = [source for source in sources if list(_offered(source))]
+    models = [source for source in sources if source not in runs or _has_model(source)]
+    return runs, models
+
+
+def first_view(runs: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
+    """The view in which the page opens: where there is something of the user's to see."""
+    kinds = {run["kind"] for run in runs}
+    return "training" if WATCH in kinds and not models else "atlas" if models or "audit" in kinds else "lab"
+
+
+def _has_model(folder: Path | str) -> bool:
+    return (user_path(folder) / "config.json").is_file() and any(user_path(folder).glob("*.safetensors"))
+
+
+def _version(run: Run) -> str:
+    try:
+        place = run.place()
+        return WatchedTraining(place).version if (place / "segments").is_dir() else str((place / RUN).stat().st_mtime_ns)
+    except (InputError, OSError) as error:
+        return str(error)
+
+
+def _exported(run: Run) -> dict[str, Any]:
+    about = run.about()
+    if "problem" in about:
+        return about
+    try:
+        place = run.place()
+        data = WatchedTraining(place, EXPORTED).exported() if about["kind"] == WATCH else _view_data(place)
+    except InputError as error:
+        return {**about, "kind": "damaged", "problem": str(error)}
+    return {**about, "data": data}
+
+
+def _view_data(place: Path) -> dict[str, Any]:
+    """Tables of a run as columns, long ones thinned."""
+    from normscope.experiments.result import load
+
+    result = load(place)
+    tables = {}
+    for name, table in result.tables.items():
+        every = -(-len(table) // _MOST_ROWS)
+        columns = {str(column): _plain(values.tolist()) for column, values in table.iloc[:: max(1, every)].items()}
+        tables[name] = {"columns": columns, "every": every}
+    return {"configuration": result.configuration, "summary": result.summary, "tables": tables}
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    """For JSON, which has neither NaN nor infinity."""
+    return [None if isinstance(value, float) and not -1e308 < value < 1e308 else value for value in values]
+
+
+def _offered(path: Path | str) -> Iterator[Run]:
+    """The run that a path is, or the runs in it."""
+    given = user_path(path, "run folder")
+    root = run_path(path)
+    if _is_run(given):
+        run = _run(given, root)
+        if run.about()["kind"] in (*KINDS, "damaged") or not _has_model(given):
+            yield run
+        return
+    if not given.is_dir():
+        return
+    names = {child.name for child in given.iterdir() if not child.name.startswith(".") and child.is_dir()}
+    names |= {child.name[1:].rpartition(UNFINISHED)[0] for child in given.glob(f".*{UNFINISHED}*")}
+    children = [given / name for name in sorted(names) if name]
+    inside = [_run(child, root) for child in children if _is_run(child)]
+    yield from [run for run in inside if run.about()["kind"] in (*KINDS, "damaged")][:_MOST_RUNS]
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run, damaged or not, or will be one whose training is watched."""
+    begun = any((unfinished / WATCHED / RUN).exists() for unfinished in unfinished_runs(folder))
+    return (folder / RUN).exists() or (folder / "segments").is_dir() or begun
+
+
+def _run(path: Path, root: Path) -> Run:
+    place = path.parent.resolve() / path.name
+    return Run(hashlib.sha256(os.fsencode(place)).hexdigest()[:12], path.resolve().name, path, root)
