@@ -194,9 +194,7 @@ def test_the_clock(tab: Tab, address: str) -> None:
     tab.page.focus(".lab-clock")
     tab.page.keyboard.press("End")
     tab.wait(f"{TIME} === 8")
-    box = tab.page.locator("[data-strip=speed] .lines-picture").bounding_box()
-    assert box is not None
-    tab.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.page.click("[data-strip=speed] .lines-picture")  # in the middle
     tab.wait(f"{TIME} > 3 && {TIME} < 5")
     tab.page.focus("[data-strip=cosine]")
     before = tab.run(TIME)
@@ -231,9 +229,14 @@ def test_the_run_is_that_of_the_library(tab: Tab, address: str) -> None:
 
 
 def points_of(picture: bytes) -> list[np.ndarray]:
-    """Places of the points of each sphere in a saved picture, in units of the sphere."""
-    spheres = [node for node in ElementTree.fromstring(picture).iter("{*}svg") if node.find(".//{*}circle") is not None]
-    return [np.array([[float(c.get("cx", 0)), float(c.get("cy", 0))] for c in node.iter("{*}circle")]) for node in spheres]
+    """Places of the points of each sphere in a saved picture, from the centre and in units of the sphere."""
+    spheres = []
+    for node in ElementTree.fromstring(picture).findall("{*}svg"):
+        _, _, width, height = (float(value) for value in node.get("viewBox", "").split())
+        places = [[float(point.get("cx", "")), float(point.get("cy", ""))] for point in node.findall(".//{*}circle[@data-point]")]
+        if places:
+            spheres.append((np.array(places) - [width / 2, height / 2]) / (0.46 * min(width, height)))
+    return spheres
 
 
 def test_a_link_reproduces_the_view(tab: Tab, address: str) -> None:
@@ -386,8 +389,9 @@ def test_circuits_that_break(tab: Tab, address: str) -> None:
 def test_pictures_and_video(tab: Tab, address: str) -> None:
     visit(tab, address, "tokens=8&time=8&speed=4&t=8&beta=1&shells=none")
     post, pre = points_of(saved(tab, "SVG"))
-    size = 2 * 0.46 * 0.5  # the sphere in units of the picture
-    assert size > 0 and np.ptp(post[:8], axis=0).max() < 0.02 * np.ptp(pre[:8], axis=0).max()  # collapsed, and not
+    assert len(post) == len(pre) == 8
+    assert np.linalg.norm([*post, *pre], axis=1).max() < 1.01  # inside the rim of the sphere
+    assert np.ptp(post, axis=0).max() < 0.05 < 0.2 < np.ptp(pre, axis=0).max()  # collapsed, and not
     with Image.open(io.BytesIO(saved(tab, "PNG"))) as picture:
         assert picture.width > 1000 and len(picture.getcolors(1 << 24) or []) > 50
     assert saved(tab, "WebM").startswith(b"\x1a\x45\xdf\xa3")

@@ -167,7 +167,7 @@ export function frameTime({ solver, step, time }) {
 export function runSettings(settings, chosen, moved) {
   const { tokens, dim, beta, causal, weights, heads, seed, solver, step, time } = settings;
   return {
-    schemes: chosen.map(({ dictionary }) => dictionary), tokens, dim, beta, causal, weights, seed, solver, step, time,
+    schemes: chosen.map(({ dictionary }) => dictionary), tokens, dim, beta, causal, weights, seed, solver, time, step: solver === "layers" ? 1 : step,
     heads: weights === "identity" ? 1 : heads, feedforward: settings.feedforward ? "random" : null,
     start: { kind: settings.start, delta: settings.delta, radius: settings.radius, moved: Object.fromEntries(moved) },
     every: frameTime(settings), norm: settings.norm === "scheme" ? null : settings.norm,

@@ -146,7 +146,7 @@ export function createSpheres(host, { app, on }) {
       const { colours } = app.theme;
       panels.forEach((panel, k) => {
         panel.sphere.colours = colours;
-        panel.mark.style.color = colours.series[k];
+        panel.mark.style.borderColor = colours.series[k];
       });
       applied = "";
     },
