@@ -1,5 +1,7 @@
 import { blockRecords } from "./drawing.js";
+import { createEditor } from "./editor.js";
 import { InputError } from "./errors.js";
+import { schemeToml } from "./files.js";
 import { Expression, Product, finiteValue } from "./formulas.js";
 import { factRows, lawOf, schemeTexts } from "./law.js";
 import { parseScheme } from "./slots.js";
@@ -68,4 +70,18 @@ export function schemeAnswer(dictionary, places, measures, inner) {
       checks: [1, 6, 7.25].map((depth) => attempt(() => scheme.check(depth) ?? {})),
     };
   });
+}
+
+export function toml(dictionary) {
+  return schemeToml(parseScheme(dictionary));
+}
+
+export function openEditor(schemes, name, depth) {
+  const seen = { changes: [], saved: [] };
+  const app = { save: async (file, blob) => seen.saved.push([file, await blob.text()]) };
+  const scheme = schemes.find((values) => values.name === name);
+  const host = document.getElementById("host");
+  const onChange = (dictionary, base) => seen.changes.push({ dictionary, base });
+  seen.editor = createEditor(host, { app, scheme, schemes, onChange, check: (candidate) => candidate.check(depth) });
+  return seen;
 }

@@ -73,7 +73,8 @@ class Run:
 
 
 # The commands whose runs have a view, and what the page calls them.
-KINDS: Mapping[str, str] = {WATCH: "watched trainings", "audit": "audits", "simulate": "simulations"}
+AUDIT = "audit"
+KINDS: Mapping[str, str] = {WATCH: "watched trainings", AUDIT: "audits", "simulate": "simulations"}
 
 
 def _links(folder: Path) -> Iterator[Path]:
@@ -178,10 +179,13 @@ def _exported(run: Run) -> dict[str, Any]:
 
 
 def _view_data(place: Path) -> dict[str, Any]:
-    """Tables of a run as columns, long ones thinned."""
+    """An audit for the atlas; of others the tables as columns, long ones thinned."""
     from normscope.experiments.result import load
+    from normscope.explorer.audits import audit_data
 
     result = load(place)
+    if result.kind.command == AUDIT:
+        return audit_data(result.tables, result.configuration)
     tables = {}
     for name, table in result.tables.items():
         every = -(-len(table) // _MOST_ROWS)

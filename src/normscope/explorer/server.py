@@ -25,6 +25,7 @@ except ImportError as error:
 from normscope.errors import InputError
 from normscope.explorer import HOST, PORT
 from normscope.explorer.folders import Folders, UnknownRunError, first_view, split_sources
+from normscope.explorer.model_routes import add_model_routes
 from normscope.explorer.page import content_policy, explorer_data, render_explorer
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue
 from normscope.explorer.security import Guard, Rules, check_token, is_loopback, new_token
@@ -69,6 +70,7 @@ def make_app(settings: Settings) -> FastAPI:
     _add_page(app, models)
     _add_runs(app, folders)
     _add_events(app, folders, queue)
+    add_model_routes(app, models, queue)
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _explained(status))
     app.add_exception_handler(RequestValidationError, _invalid)

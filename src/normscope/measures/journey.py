@@ -135,7 +135,7 @@ class Journey(TokenMeasure):
     def section(self, tables: Mapping[str, pd.DataFrame], settings: str) -> Section | None:
         """The path among other tokens, its angles, cosines, norm and logit lens, and all of them as a table."""
         table, mapped = table_of(tables, "journey"), table_of(tables, "places")
-        figures: dict[str, Figure | None] = {"journey": None if mapped is None else _scene(mapped, settings)}
+        figures: dict[str, Figure | None] = {"journey": None if mapped is None else journey_scene(mapped, settings)}
         text = (
             "The hidden state of one token before every layer and after the last, as a norm sees it: as a direction. "
             "3-D projections can show structure that is not there; the charts use all dimensions. The logit lens applies the "
@@ -185,18 +185,30 @@ def follow(model: Model, text: TextOrIds, token: int) -> Trajectory:
     sample, place = _read(model, text, token)
     states: list[Tensor] = []
     logits = model.forward(sample, Observer(state=lambda layer, x: states.append(x[0, place].clone())))
-    stream, norm = torch.stack(states), OutputNorm.of(model)
+    return trajectory_of(model, sample, place, torch.stack(states), logits[0, place])
+
+
+@torch.no_grad()
+def trajectory_of(
+    model: Model, sample: Sample, place: int, stream: Float[Tensor, "states dim"], logits: Float[Tensor, " vocabulary"]
+) -> Trajectory:
+    """The trajectory of the token at a place of a sample's first row, of its hidden states and of the logits after them.
+
+    A model without a vocabulary has columns of angles and norms alone, and no landmarks; see ``follow``.
+    """
+    norm, known = OutputNorm.of(model), "vocabulary" in model.offers
     direction, followed = SphereNorm(norm.kind), sample.tokens[0, place]
-    word = model.words(followed[None])[0]
-    path, start = direction(stream), _finite(direction(model.embeddings[followed][None])[0])
+    word, path = model.words(followed[None])[0], direction(stream)
+    start = _finite(direction(model.embeddings[followed][None])[0]) if known else None
     if not bool(path.isfinite().all(-1).any()):
         raise InputError(
-            f"token={token}: all hidden states of {word!r} in '{model.name}' are 0 or non-finite: without direction"
+            f"token={place}: all hidden states of {word!r} in '{model.name}' are 0 or non-finite: without direction"
         )
-    table = _directions(model, stream, path, start, direction)
-    if not model.predicts or not bool(logits[0, place].isfinite().all()):
+    table = _nearest_tokens(model, path, start, direction) if known else {}
+    table = {"layer": list(range(len(stream))), **table, **_angles(path), "radius": length(stream).squeeze(-1).tolist()}
+    if not known or not model.predicts or not bool(logits.isfinite().all()):
         return Trajectory(word, "", "", _defined(table, path), path, start, None)
-    last = int(logits[0, place].argmax())
+    last = int(logits.argmax())
     following = _following(sample, place, last, model.causal)
     table |= _lens(model, stream, following)
     end = None
@@ -219,32 +231,33 @@ def _defined(columns: dict[str, list[Any]], path: Float[Tensor, "states dim"]) -
     if not all(known):
         ids = {name: "Int64" for name in ("nearest_token", "predicted_token", "rank") if name in table}
         table = table.astype(ids)
-        table.loc[[not defined for defined in known], ["nearest_token", "nearest_text", "nearest_cosine"]] = None
+        nearest_columns = [name for name in ("nearest_token", "nearest_text", "nearest_cosine") if name in table]
+        table.loc[[not defined for defined in known], nearest_columns] = None
     return table
 
 
-def _directions(
-    model: Model,
-    stream: Float[Tensor, "states dim"],
-    path: Float[Tensor, "states dim"],
-    start: Float[Tensor, " dim"] | None,
-    direction: SphereNorm,
+def _nearest_tokens(
+    model: Model, path: Float[Tensor, "states dim"], start: Float[Tensor, " dim"] | None, direction: SphereNorm
 ) -> dict[str, list[Any]]:
-    """Nearest tokens, angles, cosines and norms of the states."""
+    """The nearest token of every state, and the cosine to the token's own embedding."""
     embedded = direction(model.embeddings[: model.vocabulary]).nan_to_num(0.0)  # an embedding may be 0
     cosines, tokens = nearest(path, embedded, 1)
-    angles = degrees_between(path[1:], path[:-1])
-    first = int(path.isfinite().all(-1).int().argmax())
     return {
-        "layer": list(range(len(stream))),
         "nearest_token": tokens[:, 0].tolist(),
         "nearest_text": model.words(tokens[:, 0]),
         "nearest_cosine": cosines[:, 0].tolist(),
+        "cosine_start": [None] * len(path) if start is None else (path @ start).tolist(),
+    }
+
+
+def _angles(path: Float[Tensor, "states dim"]) -> dict[str, list[Any]]:
+    """Rotation by every layer, the sum so far, and the angle to the first state that has a direction."""
+    angles = degrees_between(path[1:], path[:-1])
+    first = int(path.isfinite().all(-1).int().argmax())
+    return {
         "angle": [None, *angles.tolist()],
         "travelled": [0.0, *angles.nan_to_num(0.0).cumsum(0).tolist()],
         "from_start": degrees_between(path, path[first].expand_as(path)).tolist(),
-        "cosine_start": [None] * len(stream) if start is None else (path @ start).tolist(),
-        "radius": length(stream).squeeze(-1).tolist(),
     }
 
 
@@ -381,7 +394,7 @@ def _charts(table: pd.DataFrame, settings: str) -> dict[str, Figure | None]:
     }  # fmt: skip
 
 
-def _scene(table: pd.DataFrame, settings: str) -> Scene | None:
+def journey_scene(table: pd.DataFrame, settings: str) -> Scene | None:
     """The path among other tokens; on the unit sphere if the map preserves norms."""
     path, cloud, marks = (table[table["kind"] == kind] for kind in ("path", "cloud", "word"))
     if path.empty:

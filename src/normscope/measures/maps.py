@@ -34,20 +34,23 @@ def places(model: Model, trajectory: "Trajectory", method: str, seed: int = 0) -
         Rows with kind (cloud, path or word), layer, text, x, y, z and shown, the share of the squared norm that is shown.
     """
     require_known("map", method, MAPS)
-    tokens = SphereNorm(OutputNorm.of(model).kind)(model.embeddings[: min(_FITTED, model.vocabulary)])
+    known = "vocabulary" in model.offers
+    embeddings = model.embeddings[: min(_FITTED, model.vocabulary)] if known else trajectory.path[:0]
+    tokens = SphereNorm(OutputNorm.of(model).kind)(embeddings)
     finite = torch.linalg.vector_norm(tokens, dim=-1).isfinite()
-    path, texts = trajectory.path, list(trajectory.table["nearest_text"])
-    known = path.isfinite().all(-1)
+    path = trajectory.path
+    texts = list(trajectory.table["nearest_text"]) if known else [""] * len(path)
+    defined = path.isfinite().all(-1)
     ends = ((trajectory.word, trajectory.start), (trajectory.predicted, trajectory.end))
     landmarks = [(text, direction) for text, direction in ends if direction is not None]
     marks = torch.stack([direction for _, direction in landmarks]) if landmarks else path[:0]
-    project = MAPS[method](tokens[finite], marks, path[known], seed)
+    project = MAPS[method](tokens[finite], marks, path[defined], seed)
     every = max(1, int(finite.sum()) // _CLOUD)
     cloud = finite.nonzero().squeeze(-1)[::every]
-    layers = known.nonzero().squeeze(-1).tolist()
+    layers = defined.nonzero().squeeze(-1).tolist()
     parts = [
         _rows("cloud", project(tokens[cloud]), model.words(cloud), [None] * len(cloud)),
-        _rows("path", project(path[known]), [texts[layer] for layer in layers], layers),
+        _rows("path", project(path[defined]), [texts[layer] for layer in layers], layers),
         _rows("word", project(marks), [text for text, _ in landmarks], [None] * len(marks)),
     ]
     table = pd.concat(parts, ignore_index=True)

@@ -1,7 +1,7 @@
 """Noise: what a model loses when the norms of its queries, keys and values are perturbed."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -39,7 +39,8 @@ class Disturbance:
 
     Attributes:
         level: RMS of κ in the factors 1 + κ, uniform with mean 0.
-        parts: the letters of q, k and m (value outputs) that get a factor.
+        parts: the letters of q, k and m (value outputs) that get a factor; x is what attention reads, so that noise on it is
+            noise on the divisor of the norm before attention, which all heads share.
         where: every attention row (``all``), those that are near-one-hot (``sparse``), or those that are diffuse.
         layer: the only layer with noise; None for all at once.
     """
@@ -50,29 +51,50 @@ class Disturbance:
     layer: int | None = None
 
 
-def norm_noise(disturbance: Disturbance, normalised: str, generator: torch.Generator) -> Observer:
+def norm_noise(
+    disturbance: Disturbance,
+    normalised: str,
+    generator: torch.Generator,
+    model: Model | None = None,
+    seen: Callable[[int, Tensor], None] | None = None,
+) -> Observer:
     """An observer of attention that multiplies the norms of q, k_t and m_t by independent factors 1 + κ.
 
     A key has one norm, whichever queries read it: heads that share keys and values share their factors.
     A norm removes a factor before it, so the letters that a model normalises after their projections (``normalised``)
-    are left unchanged: a model with QKV-Norm is not perturbed at all.
+    are left unchanged: a model with QKV-Norm is not perturbed at all. Noise on x needs the model, whose heads read x again.
+    ``seen`` receives every layer and its weights under noise, (rows, heads, queries, keys).
     """
     parts = [part for part in disturbance.parts if {"m": "v"}.get(part, part) not in normalised]
 
     def observe(step: AttentionStep) -> Tensor | None:
         if disturbance.layer not in (None, step.layer) or not parts or disturbance.level == 0:
+            if seen is not None:
+                seen(step.layer, step.weights())
             return None
+
+        def factors(*shape: int) -> Tensor:
+            most = math.sqrt(3) * disturbance.level
+            return 1 + torch.empty(shape, device=generator.device).uniform_(-most, most, generator=generator)
 
         def perturbed(part: str, x: Tensor) -> Tensor:
             if part not in parts:
                 return x
-            most, shared = math.sqrt(3) * disturbance.level, 1 if part == "q" else shared_heads(step.k)
-            shape = (x.shape[0], x.shape[1] // shared, x.shape[2])
-            kappa = torch.empty(shape, device=generator.device).uniform_(-most, most, generator=generator)
-            return x * (1 + kappa.to(x).repeat_interleave(shared, 1)[..., None])
+            shared = 1 if part == "q" else shared_heads(step.k)
+            drawn = factors(x.shape[0], x.shape[1] // shared, x.shape[2])
+            return x * drawn.to(x).repeat_interleave(shared, 1)[..., None]
 
-        q, k, v = (perturbed(part, x) for part, x in (("q", step.q), ("k", step.k), ("m", step.v)))
-        mixed = step.weights(q, k) @ v
+        heads: tuple[Tensor, ...] = (step.q, step.k, step.v)
+        if "x" in parts:
+            assert model is not None
+            heads = model.heads_of(
+                step.layer, step.input * factors(*step.input.shape[:2]).to(step.input)[..., None], step.rotation
+            )
+        q, k, v = (perturbed(part, x) for part, x in zip("qkm", heads, strict=True))
+        weights = step.weights(q, k)
+        if seen is not None:
+            seen(step.layer, weights)
+        mixed = weights @ v
         if disturbance.where == "all":
             return mixed
         clean = step.weights()

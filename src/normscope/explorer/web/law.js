@@ -5,7 +5,7 @@
 
 import { InputError } from "./errors.js";
 import { ONE, Product } from "./formulas.js";
-import { NORM_TITLES } from "./slots.js";
+import { NORM_TITLES, SLOTS } from "./slots.js";
 
 const RADIUS = Product.of("r");
 const LENGTH = Product.of("A");
@@ -57,8 +57,9 @@ class RadialRate {
 }
 
 /**
- * The law of motion from the slots of a sublayer and the kind of their norms: {speed, radial, known, radiusFixed, read, attention,
- * temperature, flows, statement}. ``speed.evaluate(values)`` is s_j, ``radial.evaluate(inner, values)`` is ṙ_j; both have ``text``.
+ * The law of motion from the slots of a sublayer and the kind of their norms: {speed, radial, known, radiusFixed, read,
+ * attention, temperature, flows, statement}. ``speed.evaluate(values)`` is s_j, ``radial.evaluate(inner, values)`` is ṙ_j, and
+ * both have ``text``.
  */
 export function lawOf(slots, norm = "rms") {
   const free = slots.stream === "none";
@@ -118,7 +119,7 @@ export function schemeTexts(scheme) {
   const { stages } = scheme;
   const joined = (text) => joinStages(scheme, stages.map(text));
   const slotTexts = (sublayer) =>
-    Object.fromEntries(Object.keys(scheme[sublayer].texts).map((slot) => [slot, joined((stage) => stage[sublayer].texts[slot])]));
+    Object.fromEntries(SLOTS.map((slot) => [slot, joined((stage) => stage[sublayer].texts[slot])]));
   const law = (stage) => lawOf(stage.attention, stage.norm);
   return {
     name: scheme.name,
@@ -152,7 +153,8 @@ export function factRows(scheme) {
   const feedforward = record.feedforward.update;
   const inside = Object.entries(INSIDE).filter(([symbol]) => record.speed.includes(symbol));
   const schedule = `α_t = ${record.alpha}, ${LEARNS[scheme.learned]}`;
-  const map = (norm) => `gain ⊙ ${norm}(a·x + s) + bias with learned a and s (tanh has no s), in theory ${norm}(√d·x/2)/√d for x of norm 1`;
+  const map = (norm) =>
+    `gain ⊙ ${norm}(a·x + s) + bias with learned a and s (tanh has no s), in theory ${norm}(√d·x/2)/√d for x of norm 1`;
   const facts = [
     ["attention", record.update],
     ["feed-forward", feedforward],

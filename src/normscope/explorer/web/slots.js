@@ -18,7 +18,7 @@ export const CHOICES = {
   stream: ["none", "norm"],
 };
 export const PLAIN = "softmax";
-const SCORE_PARTS = ["temperature", "softcap", "sink"]; // in the order in which they act
+export const SCORE_PARTS = ["temperature", "softcap", "sink"]; // in the order in which they act
 const ATTENTION_ALONE = { heads: "none", scores: PLAIN, gate: "none" };
 const EMPTY = {
   input: "none",
@@ -106,7 +106,7 @@ export class Slots {
     return Object.values(this.formulas).some((formula) => formula.names.has("alpha"));
   }
 
-  /** The value of ``step``, ``carry`` or the factor of ``input`` at a place {t, depth, alpha}; refused where it cannot be used. */
+  /** The value of ``step``, ``carry`` or the factor of ``input`` at {t, depth, alpha}; refused where it cannot be used. */
   number(slot, at) {
     const formula = this.formulas[slot];
     const value = finiteValue(formula, at);
@@ -215,7 +215,7 @@ export class Scheme {
     return value;
   }
 
-  /** Refuse a scheme that cannot run at a depth: formulas at every layer and at ``times``; ``alpha(t)`` replaces the schedule. */
+  /** Refuse a scheme that cannot run at a depth: at every layer and at ``times``; ``alpha(t)`` replaces the schedule. */
   check(depth, times = [], alpha = null) {
     try {
       for (const stage of this.stages) {

@@ -1,10 +1,10 @@
-/** Expressions of Python's grammar as trees and as text again: formulas are refused in the same words on the page and in Python. */
+/** Expressions of Python's grammar as trees and as text again: the page refuses formulas in the words of the library. */
 
 import { floatText, repr } from "./errors.js";
 
 const KEYWORDS = new Set(
-  ("False None True and as assert async await break class continue def del elif else except finally for from global if import " +
-    "in is lambda nonlocal not or pass raise return try while with yield").split(" "),
+  ("False None True and as assert async await break class continue def del elif else except finally for from global if " +
+    "import in is lambda nonlocal not or pass raise return try while with yield").split(" "),
 );
 const CONSTANTS = ["True", "False", "None", "..."];
 const DIGITS = "\\d(?:_?\\d)*";
@@ -26,8 +26,8 @@ const DEEPEST = 900;
 export class SyntaxMistake extends Error {}
 
 /**
- * The tree of an expression. Nodes: number {value, source}, name {id}, unary {operand} (a minus), binary {operator, left, right},
- * call {callee, given, named}, and other {strength, pieces}, whose pieces are texts and [node, strength].
+ * The tree of an expression. Nodes: number {value, source}, name {id}, unary {operand} (a minus), binary {operator, left,
+ * right}, call {callee, given, named}, and other {strength, pieces}, whose pieces are texts and [node, strength].
  */
 export function parseSyntax(text) {
   const reader = new Reader(tokens(text));

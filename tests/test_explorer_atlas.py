@@ -1,0 +1,306 @@
+"""The model atlas: numbers against plain transformers, against an audit's own tables, and the view in a browser."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as library
+
+import normscope as ns
+from helpers.gpt2 import save_gpt2
+from helpers.models import FAMILIES, built, opened_smollm2
+from normscope.errors import InputError
+from normscope.explorer.audits import audit_data
+from normscope.explorer.session import ModelSession
+from normscope.measures.noise import Disturbance, norm_noise
+from normscope.models import Model, Sample, open_model
+
+PROMPT = "the time of the world of the year"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_gpt2(tmp_path_factory.mktemp("atlas") / "gpt2")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: str) -> Any:
+    return library.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def session(folder: str) -> ModelSession:
+    return ModelSession(open_model(folder))
+
+
+def grids(data: dict[str, Any]) -> dict[str, Any]:
+    return {grid["name"]: torch.tensor([[math.nan if x is None else x for x in row] for row in grid["values"]])
+            for grid in data["heads"]}  # fmt: skip
+
+
+def curve(data: dict[str, Any], name: str, kind: str = "measured") -> list[float]:
+    (found,) = (each for each in data["curves"] if each["name"] == name)
+    (line,) = (line for line in found["lines"] if line["kind"] == kind)
+    return [math.nan if y is None else y for y in line["y"]]
+
+
+def ids_of(session: ModelSession, prompt: str) -> torch.Tensor:
+    return torch.tensor([session.model.encode(prompt)])
+
+
+def test_a_prompt_shows_what_transformers_computes(session: ModelSession, plain: Any) -> None:
+    with torch.no_grad():
+        found = plain(ids_of(session, PROMPT), output_attentions=True, output_hidden_states=True)
+    data = session.read(PROMPT)
+    json.dumps(data, allow_nan=False)
+    weights = torch.stack([layer[0] for layer in found.attentions])  # layers, heads, queries, keys
+    largest = weights[:, :, 1:].amax(-1)
+    heads = grids(data)
+    torch.testing.assert_close(heads["top-weight"], largest.mean(-1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(heads["sparsity"], (largest >= 0.95).float().mean(-1))
+    entropy = torch.special.entr(weights).sum(-1)[:, :, 1:].mean(-1)
+    torch.testing.assert_close(heads["entropy"], entropy, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(heads["first-token"], weights[:, :, 1:, 0].mean(-1), rtol=1e-5, atol=1e-6)
+    shown = session.head(PROMPT, 1, 1)
+    torch.testing.assert_close(torch.tensor(shown["pattern"]), weights[1, 1], rtol=0, atol=6e-5)
+    assert [query["key"] for query in shown["queries"]] == weights[1, 1].argmax(-1).tolist()
+    states = found.hidden_states[:-1]  # the last has passed the final norm
+    lengths = states[1][0].norm(dim=-1)
+    assert shown["norms"] == pytest.approx((lengths / lengths.median()).tolist(), rel=1e-4)
+
+
+def test_a_token_is_followed_as_hooks_see_it(session: ModelSession, plain: Any) -> None:
+    kept: list[torch.Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda module, args: kept.append(args[0][0, 3])) for block in plain.transformer.h]
+    hooks.append(plain.transformer.ln_f.register_forward_pre_hook(lambda module, args: kept.append(args[0][0, 3])))
+    with torch.no_grad():
+        logits = plain(ids_of(session, PROMPT)).logits[0, 3]
+    for hook in hooks:
+        hook.remove()
+    shown = session.token(PROMPT, 3)
+    json.dumps(shown, allow_nan=False)
+    x = torch.stack(kept)
+    assert [row["radius"] for row in shown["rows"]] == pytest.approx(x.norm(dim=-1).tolist(), rel=1e-4)
+    centred = torch.nn.functional.normalize(x - x.mean(-1, keepdim=True), dim=-1)  # what LayerNorm sees
+    angles = torch.rad2deg(torch.arccos((centred[1:] * centred[:-1]).sum(-1).clamp(-1, 1)))
+    assert [row["angle"] for row in shown["rows"][1:]] == pytest.approx(angles.tolist(), abs=0.05)
+    lens = plain.lm_head(plain.transformer.ln_f(x)).softmax(-1)
+    assert [row["predicted_token"] for row in shown["rows"]] == lens.argmax(-1).tolist()
+    assert [row["predicted_probability"] for row in shown["rows"]] == pytest.approx(lens.amax(-1).tolist(), rel=1e-3)
+    best = logits.softmax(-1).topk(10)
+    assert [row["token"] for row in shown["next"]] == best.indices.tolist()
+    assert [row["probability"] for row in shown["next"]] == pytest.approx(best.values.tolist(), rel=1e-4)
+    assert shown["scene"]["trails"][0]["steps"] == [0, 1, 2, 3]
+
+
+def test_the_session_and_an_audit_agree(session: ModelSession, folder: str, tmp_path: Path) -> None:
+    """The same text: the same grids and curves from one pass as from the tables of a saved audit, heads' matrices included."""
+    text = tmp_path / "text.txt"
+    text.write_text(PROMPT, encoding="utf-8")
+    audit = ns.audit(folder, text=text, sentence=PROMPT, fresh=True, progress=False)
+    then = audit_data(audit.tables, audit.configuration)
+    json.dumps(then, allow_nan=False)
+    now = session.later(PROMPT)
+    assert {"interference", "spheres-queries", "overlap-queries", "effective-rank"} <= set(grids(now))
+    assert set(grids(now)) - set(grids(then)) == {"entropy"}  # an audit has no table of it
+    for name, values in grids(then).items():
+        torch.testing.assert_close(grids(now)[name], values, rtol=1e-4, atol=1e-5, equal_nan=True)
+    for name in ("angle", "speed", "radius", "cosine", "rank"):
+        assert curve(now, name) == pytest.approx(curve(then, name), rel=1e-5, nan_ok=True)
+    assert curve(now, "speed", "theory") == pytest.approx(curve(then, "speed", "theory"), rel=1e-5)
+    followed = session.token(PROMPT, -2)
+    for mine, theirs in zip(followed["rows"], then["token"]["rows"], strict=True):
+        assert mine["nearest_text"] == theirs["nearest_text"]
+        assert mine["radius"] == pytest.approx(theirs["radius"], rel=1e-5)
+    for kept in then["maps"]:
+        pattern = session.head(PROMPT, kept["layer"], kept["head"])["pattern"]
+        assert torch.tensor(kept["pattern"]).numpy() == pytest.approx(torch.tensor(pattern).numpy(), abs=6e-5)
+
+
+def test_noise_changes_what_it_is_put_on(session: ModelSession) -> None:
+    still = session.noise(PROMPT, {"level": 0.0}, -1)
+    assert still["lost"] == 0
+    assert still["next"]["distance"] == pytest.approx(0, abs=1e-6)
+    loud = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 1}, -1)
+    again = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 1}, -1)
+    other = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 2}, -1)
+    assert loud == again != other
+    assert loud["next"]["distance"] > 1e-4
+    before = {row["token"]: row["before"] for row in loud["next"]["rows"]}
+    plain = {row["token"]: row["probability"] for row in session.token(PROMPT, -1)["next"]}
+    assert all(before[token] == pytest.approx(value, rel=1e-5) for token, value in plain.items() if token in before)
+    alone = session.noise(PROMPT, {"level": 0.9, "parts": "k", "layer": 2}, -1)
+    assert max(value for row in alone["moved"][:2] for value in row) == 0  # layers before the noise
+    shown = session.head(PROMPT, 0, 0, {"level": 0.9, "parts": "qk", "draw": 3})
+    assert shown["noisy"] != shown["pattern"]
+    assert torch.tensor(shown["noisy"]).sum(-1).numpy() == pytest.approx(1, abs=1e-2)
+
+
+def test_noise_on_input_norms_is_shared_by_all_heads(session: ModelSession, plain: Any) -> None:
+    """Against plain transformers whose first layer norm multiplies every token by the same factors."""
+    model, sample = session.model, session.sample(PROMPT)[0]
+    noise = Disturbance(0.5, "x", layer=1)
+    generator = torch.Generator().manual_seed(7)
+    logits = model.forward(sample, norm_noise(noise, "", generator, model))
+    most = math.sqrt(3) * 0.5
+    factors = 1 + torch.empty(sample.tokens.shape).uniform_(-most, most, generator=torch.Generator().manual_seed(7))
+    hook = plain.transformer.h[1].ln_1.register_forward_hook(lambda module, args, output: output * factors[..., None])
+    with torch.no_grad():
+        wanted = plain(sample.tokens).logits
+    hook.remove()
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_are_described_in_words(session: ModelSession, folder: str) -> None:
+    """The tokens with the largest q·k are those that the words experiment reports; common nouns come with the background."""
+    token = session.reading(PROMPT).tokens[1].strip()
+    for step in session.background():
+        step()
+    assert session.background() == []
+    shown = session.words(PROMPT, 1, 1, 1)["rows"]
+    wanted = ns.words(folder, "queries", layer=1, head=1, word=token, nearest=6, progress=False).tables["nearest"]
+    assert shown[0]["keys"] == list(wanted["nearest_text"])
+    promoted = ns.words(folder, "values", layer=1, head=1, word=token, nearest=6, progress=False).tables["nearest"]
+    assert shown[0]["values"] == list(promoted[promoted["head"].notna()]["nearest_text"])
+    assert len(shown) > 3
+
+
+@pytest.mark.parametrize(("prompt", "count"), [("", 1), ("the", 1), ("the time", 2)])
+def test_short_prompts_work(session: ModelSession, prompt: str, count: int) -> None:
+    data = session.read(prompt)
+    assert len(data["prompt"]["tokens"]) == count
+    assert bool(data["heads"]) == (count > 1)
+    assert ("two tokens" in data["missing"].get("heads", "")) == (count == 1)
+    assert session.head(prompt, 0, 0)["pattern"][0] == pytest.approx([1.0, *[0.0] * (count - 1)])
+    assert len(session.token(prompt, -1)["rows"]) == 4
+    assert session.noise(prompt, {"level": 0.3}, -1)["next"]["rows"]
+    assert session.words(prompt, 0, 0, 0)["rows"]
+
+
+def test_long_prompts_and_wrong_places_are_refused_in_plain_words(session: ModelSession) -> None:
+    with pytest.raises(InputError, match="the prompt has 33 tokens, and at most 32 are read"):
+        session.read("the" + " of" * 32)
+    with pytest.raises(InputError, match="layers 0 to 2"):
+        session.head(PROMPT, 3, 0)
+    with pytest.raises(InputError, match="heads 0 to 1"):
+        session.head(PROMPT, 0, 2)
+    with pytest.raises(InputError, match="tokens 0 to 7"):
+        session.token(PROMPT, 8)
+    with pytest.raises(InputError, match="from 0 to 1"):
+        session.noise(PROMPT, {"level": 2.0}, -1)
+
+
+def test_a_run_ends_between_layers(session: ModelSession) -> None:
+    class StopError(Exception):
+        pass
+
+    seen = []
+
+    def check() -> None:
+        seen.append(1)
+        if len(seen) == 2:
+            raise StopError
+
+    with pytest.raises(StopError):
+        session.read("the world of the time", check)
+    assert len(session.read("the world of the time")["prompt"]["tokens"]) == 5  # nothing half is kept
+
+
+class Mixer(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = torch.nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.mix(x.cumsum(1)))
+
+
+class Reader(torch.nn.Module):
+    """Residual blocks without attention, whose table of tokens is narrower than its stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.widen = torch.nn.Embedding(40, 8), torch.nn.Linear(8, 16)
+        self.blocks = torch.nn.ModuleList(Mixer(16) for _ in range(3))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.widen(self.table(input_ids))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@cache
+def stream_only() -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return open_model(Reader().eval())
+
+
+def test_a_model_that_offers_only_its_stream_is_shown_as_far_as_it_goes() -> None:
+    session = ModelSession(stream_only())
+    data = session.read("5 12 7 9")
+    assert data["heads"] == []
+    assert {"angle", "radius", "cosine"} <= {each["name"] for each in data["curves"]}
+    assert {"heads", "map", "words", "nearest", "lens", "noise"} <= set(data["missing"])
+    assert all(text.endswith(".") for text in data["missing"].values())
+    assert "no attention map" in session.head("5 12 7 9", 0, 0)["missing"]
+    assert session.words("5 12 7 9", 0, 0, 0)["missing"]
+    shown = session.token("5 12 7 9", 2)
+    states: list[torch.Tensor] = []
+    hook = stream_only().model.blocks[1].register_forward_pre_hook(lambda module, args: states.append(args[0]))
+    with torch.no_grad():
+        stream_only().model(torch.tensor([[5, 12, 7, 9]]))
+    hook.remove()
+    assert shown["rows"][1]["radius"] == pytest.approx(float(states[0][0, 2].norm()), rel=1e-4)
+    assert shown["scene"] is not None
+    assert "nearest_text" not in shown["rows"][0]
+    with pytest.raises(InputError, match="token ids"):
+        session.read("hello")
+    with pytest.raises(InputError, match="no softmax attention"):
+        session.noise("5 12", {"level": 0.1}, -1)
+
+
+@pytest.mark.parametrize("family", ["bert", "gemma2", "gpt-neox", "qwen3"])
+def test_other_families_answer_every_question(family: str) -> None:
+    made = FAMILIES[family]
+    session = ModelSession(open_model(built(made.config, made.options, made.maker)))
+    data = session.read("5 12 7 9 11")
+    assert data["heads"]
+    json.dumps([data, session.head("5 12 7 9 11", 1, 1), session.token("5 12 7 9 11", 1)], allow_nan=False)
+    noisy = session.noise("5 12 7 9 11", {"level": 0.5, "parts": "k"}, 0)
+    if "k" in session.model.normalised_heads:
+        assert noisy["lost"] == 0
+        assert max(x for row in noisy["moved"] for x in row if x is not None) == 0
+    session.words("5 12 7 9 11", 0, 0, 0)
+
+
+def test_models_of_tasks_read_an_example() -> None:
+    session = ModelSession(open_model("builtin:addition-small-pre"))
+    data = session.read("anything")
+    assert not data["about"]["reads_text"]
+    assert "examples of its task" in data["prompt"]["note"]
+    assert len(grids(data)["top-weight"]) == 4
+
+
+def test_a_prompt_on_smollm2() -> None:
+    """The real model: what it predicts, and a circuit that noise breaks, beside what theory expects of it."""
+    session = ModelSession(opened_smollm2())
+    prompt = "The capital of France is Paris and the capital of Italy is"
+    data = session.read(prompt)
+    assert len(grids(data)["margin"]) == 30
+    shown = session.token(prompt, -1)
+    assert shown["next"][0]["text"] == " Rome"
+    assert shown["rows"][-1]["predicted_text"] == " Rome"
+    sample = Sample.of(session.model.batch(session.model.encode(prompt)).tokens)
+    with session.model.capture("pattern") as captured:
+        session.model.forward(sample)
+    pattern = captured["pattern", 5][0, 2]
+    assert torch.tensor(session.head(prompt, 5, 2)["pattern"]).numpy() == pytest.approx(pattern.numpy(), abs=6e-5)
+    noisy = session.noise(prompt, {"level": 0.3, "parts": "k"}, -1)
+    assert 0 < noisy["lost"] < noisy["rows"]
+    assert noisy["next"]["distance"] > 0.05
