@@ -87,8 +87,10 @@ def test_two_schemes_from_one_start(tab: Tab, address: str) -> None:
     rows = rows_of(tab)
     assert set(rows[0]) == {"scheme", "time", "cosine", "speed", "radius", "clusters"}
     post, pre = (curve(rows, name, "cosine") for name in ("Post-LN", "Pre-LN"))
-    assert post[0] == pre[0] and post[-1] > 0.999 > 0.8 > pre[-1]
-    assert curve(rows, "Post-LN", "clusters")[-1] == 1 and "1 cluster" in tab.run(VALUES)[0]
+    assert post[0] == pre[0]
+    assert post[-1] > 0.999 > 0.8 > pre[-1]
+    assert curve(rows, "Post-LN", "clusters")[-1] == 1
+    assert "1 cluster" in tab.run(VALUES)[0]
     assert "needs an orthogonal start" in tab.run("document.querySelector('.strips-theory').textContent")
     assert_readable(tab)
     assert tab.errors == []
@@ -207,7 +209,7 @@ def test_the_clock(tab: Tab, address: str) -> None:
     tab.page.keyboard.press("Home")
     tab.page.click("[aria-label='One step forwards']")
     tab.wait(f"{TIME} === 1")
-    tab.page.keyboard.press(" ")
+    tab.page.click(".lab-play")
     tab.wait(f"{TIME} === 8 && document.querySelector('.lab-play').textContent === 'Play'")
     assert tab.errors == []
 
@@ -228,12 +230,42 @@ def test_the_run_is_that_of_the_library(tab: Tab, address: str) -> None:
     assert tab.errors == []
 
 
+def test_edited_slots_change_the_flow_at_once(tab: Tab, address: str) -> None:
+    visit(tab, address, "tokens=12&time=4&t=4&schemes=pre,peri")
+    pre, peri = tab.run(VALUES)
+    tab.page.locator("text=Edit slots").first.click()
+    tab.page.select_option("[data-path='attention.output']", "norm")
+    tab.wait(f"{DONE} && {VALUES}[0] === {VALUES}[1]")  # Pre-LN with a norm of its outputs is Peri-LN
+    assert tab.run(VALUES) == [peri, peri] != [pre, peri]
+    assert "|A_j|" in tab.page.text_content(".lab-editor")  # the speed law follows
+    step = "[data-path='attention.step']"
+    tab.page.fill(step, "1/sqrt(layer")
+    assert tab.page.get_attribute(step, "aria-invalid") == "true"
+    assert tab.run(VALUES) == [peri, peri]
+    tab.page.fill(step, "1/sqrt(layer)")
+    tab.wait(f"{DONE} && {VALUES}[0] !== {VALUES}[1]")
+    tab.settle()
+    values, (base, patch) = tab.run(VALUES), json.loads(state_of(tab)["schemes"])[0]
+    assert base == "pre"
+    assert patch["attention"] == {"output": "norm", "step": "1 / sqrt(t + 1)"}
+    assert "(edited)" in tab.page.text_content("[aria-label='Scheme A'] option:checked")
+    visit(tab, address, urlsplit(tab.page.url).fragment.partition("?")[2])
+    assert tab.run(VALUES) == values
+    assert tab.page.input_value(step) == "1 / sqrt(t + 1)"
+    tab.page.select_option("[aria-label='Scheme A']", "post")
+    tab.wait(f"{DONE} && {VALUES}[0].includes('norm r 1 ')")
+    assert tab.page.input_value("[data-path='attention.stream']") == "norm"  # the editor follows the scheme
+    assert tab.errors == []
+
+
 def points_of(picture: bytes) -> list[np.ndarray]:
     """Places of the points of each sphere in a saved picture, from the centre and in units of the sphere."""
     spheres = []
     for node in ElementTree.fromstring(picture).findall("{*}svg"):
         _, _, width, height = (float(value) for value in node.get("viewBox", "").split())
-        places = [[float(point.get("cx", "")), float(point.get("cy", ""))] for point in node.findall(".//{*}circle[@data-point]")]
+        places = [
+            [float(point.get("cx", "")), float(point.get("cy", ""))] for point in node.findall(".//{*}circle[@data-point]")
+        ]
         if places:
             spheres.append((np.array(places) - [width / 2, height / 2]) / (0.46 * min(width, height)))
     return spheres
@@ -253,10 +285,11 @@ def test_a_link_reproduces_the_view(tab: Tab, address: str) -> None:
     tab.page.mouse.move(box["x"] + 120, box["y"] + 60, steps=3)
     tab.page.mouse.up()
     tab.wait(DONE)
-    link, values, picture = (state_of(tab), tab.page.url)[1], tab.run(VALUES), saved(tab, "SVG")
-    state = state_of(tab)
-    assert state["schemes"] == "post,pre,tangent" and state["t"] == "6" and "camera" in state
-    visit(tab, address, link.partition("?")[2])
+    state, values, picture = state_of(tab), tab.run(VALUES), saved(tab, "SVG")
+    assert state["schemes"] == "post,pre,tangent"
+    assert state["t"] == "6"
+    assert "camera" in state
+    visit(tab, address, tab.page.url.partition("?")[2])
     assert tab.run(VALUES) == values
     assert saved(tab, "SVG") == picture
     tab.page.select_option("[aria-label='Scheme C']", "ngpt")
@@ -299,7 +332,10 @@ def test_a_token_is_dragged_with_the_mouse(tab: Tab, address: str) -> None:
     side = min(box["width"], box["height"])
     spots = [(x, y) for y in range(2, 19) for x in range(2, 19)]
     for x, y in spots:
-        spot = (box["x"] + box["width"] / 2 + (x / 10 - 1) * side * 0.46, box["y"] + box["height"] / 2 + (y / 10 - 1) * side * 0.46)
+        spot = (
+            box["x"] + box["width"] / 2 + (x / 10 - 1) * side * 0.46,
+            box["y"] + box["height"] / 2 + (y / 10 - 1) * side * 0.46,
+        )
         tab.page.mouse.move(*spot)
         if tab.run("!document.getElementById('tip').hidden && document.getElementById('tip').textContent.startsWith('token0')"):
             break
@@ -310,7 +346,8 @@ def test_a_token_is_dragged_with_the_mouse(tab: Tab, address: str) -> None:
     tab.page.mouse.up()
     tab.wait(DONE)
     moved = dict(part.split(":") for part in state_of(tab)["moved"].split(";"))
-    assert moved.keys() == {"0"} and moved["0"] != "0.5,-0.8,0.3"
+    assert moved.keys() == {"0"}
+    assert moved["0"] != "0.5,-0.8,0.3"
     assert tab.errors == []
 
 
@@ -323,26 +360,31 @@ def test_the_tour(tab: Tab, address: str) -> None:
     visit(tab, address)
     tab.page.click("text=Guided tour")
     first = measured(tab)
-    assert first["measured"] == pytest.approx(first["formula"], rel=1e-9) and first["measured"] > 5
+    assert first["measured"] == pytest.approx(first["formula"], rel=1e-9)
+    assert first["measured"] > 5
     assert "Dotted: theory" in tab.run("document.querySelector('.strips-theory').textContent")
     tab.page.keyboard.press("n")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('2 of 6')")
     late = measured(tab)
-    assert late["exponential"] == pytest.approx(-1, abs=0.01) and late["power"] == pytest.approx(-2, abs=0.05)
+    assert late["exponential"] == pytest.approx(-1, abs=0.01)
+    assert late["power"] == pytest.approx(-2, abs=0.05)
     assert late["speeds"][0] < late["speeds"][2] < late["speeds"][1]
     tab.page.keyboard.press("n")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('3 of 6')")
     collapse = measured(tab)
-    assert collapse["times"][0] * 2 < collapse["times"][1] and collapse["clusters"][0] == 1 < collapse["clusters"][1]
+    assert collapse["times"][0] * 2 < collapse["times"][1]
+    assert collapse["clusters"][0] == 1 < collapse["clusters"][1]
     tab.page.click("text=Next →")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('4 of 6')")
     brake = measured(tab)
-    assert brake["ratio"] == pytest.approx(brake["radius"], rel=1e-3) and brake["growth"] == pytest.approx(1, abs=0.03)
+    assert brake["ratio"] == pytest.approx(brake["radius"], rel=1e-3)
+    assert brake["growth"] == pytest.approx(1, abs=0.03)
     tab.page.keyboard.press("n")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('5 of 6')")
     assert measured(tab)["worst"] < 1e-3
     state = state_of(tab)
-    assert state["tour"] == "5" and len(json.loads(state["schemes"])) == 3
+    assert state["tour"] == "5"
+    assert len(json.loads(state["schemes"])) == 3
     tab.page.keyboard.press("p")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('4 of 6')")
     tab.page.go_back()
@@ -387,13 +429,14 @@ def test_circuits_that_break(tab: Tab, address: str) -> None:
 
 
 def test_pictures_and_video(tab: Tab, address: str) -> None:
-    visit(tab, address, "tokens=8&time=8&speed=4&t=8&beta=1&shells=none")
+    visit(tab, address, "tokens=8&time=8&speed=8&t=8&beta=1&shells=none", width=600)
     post, pre = points_of(saved(tab, "SVG"))
     assert len(post) == len(pre) == 8
     assert np.linalg.norm([*post, *pre], axis=1).max() < 1.01  # inside the rim of the sphere
     assert np.ptp(post, axis=0).max() < 0.05 < 0.2 < np.ptp(pre, axis=0).max()  # collapsed, and not
     with Image.open(io.BytesIO(saved(tab, "PNG"))) as picture:
-        assert picture.width > 1000 and len(picture.getcolors(1 << 24) or []) > 50
+        assert picture.width > 600
+        assert len(picture.getcolors(1 << 24) or []) > 50
     assert saved(tab, "WebM").startswith(b"\x1a\x45\xdf\xa3")
     assert tab.errors == []
 
@@ -416,7 +459,9 @@ def test_the_numbers_are_a_table(tab: Tab, address: str) -> None:
     visit(tab, address, "tokens=8&dim=8&start=orthogonal&time=4")
     tab.page.click("text=Numbers as a table")
     tab.wait("document.querySelectorAll('.strips ~ details tbody tr').length === 22")
-    cells = tab.run("[...document.querySelectorAll('.strips ~ details tr')].map(row => [...row.children].map(cell => cell.textContent))")
+    cells = tab.run(
+        "[...document.querySelectorAll('.strips ~ details tr')].map(row => [...row.children].map(cell => cell.textContent))"
+    )
     cosine, theory = cells[0].index("Mean cosine of pairs, γ"), cells[0].index("Mean cosine of pairs, γ, theory")
     assert all(row[cosine] == row[theory] for row in cells[1:])
     assert tab.errors == []

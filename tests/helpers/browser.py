@@ -70,7 +70,7 @@ class Tab:
         """Let the page draw what it has to."""
         self.run("new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn, 50)))")
 
-    def wait(self, condition: str, seconds: float = 60.0) -> None:
+    def wait(self, condition: str, seconds: float = 30.0) -> None:
         """Wait until an expression is true; pages with a strict content policy cannot be polled from inside."""
         end = time.monotonic() + seconds
         while not self.run(condition):

@@ -175,12 +175,12 @@ export function createTour(host, { onGo }) {
       stops.forEach((stop, k) => stop.setAttribute("aria-current", k === index ? "step" : "false"));
       if (moved) title.focus();
     },
-    /** Check the claim of the current stop in a finished run; nothing is claimed of other schemes, weights or masks. */
-    measure(series, settings, schemes) {
+    /** Check the claim of the current stop in a finished run of its schemes, or null; nothing is claimed of other weights or masks. */
+    measure(series, settings) {
       const stop = STOPS[current];
       measured.textContent = "";
       delete host.dataset.measured;
-      if (!stop?.measure || schemes !== stop.state.schemes || settings.start !== stop.state.start || !isPlain(settings)) return;
+      if (!series || !stop?.measure || settings.start !== stop.state.start || !isPlain(settings)) return;
       const result = stop.measure(series, settings);
       measured.textContent = result.text;
       host.dataset.measured = JSON.stringify(result.values);
