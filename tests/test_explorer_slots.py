@@ -4,7 +4,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,6 +196,32 @@ def test_values_that_do_not_go_together_wait_for_each_other(tab: Tab) -> None:
     editor.control("attention.carry").fill("2")
     assert not editor.problem("attention.stream")
     assert editor.scheme.attention == Slots(input="norm", carry="2", stream="norm")
+
+
+def test_no_text_in_a_control_breaks_the_page(tab: Tab) -> None:
+    editor = Editor(tab, "pre")
+    lines = [text for text in formulas(SEED, 0) if isinstance(text, str) and "\n" not in text]
+    given = random.Random(SEED).sample(lines, 60)
+    type_all = """texts => [...document.querySelectorAll("input[type=text]")].map(input => texts.map(text => {
+        if (input.disabled) input.parentElement.querySelector("[type=checkbox]").click();
+        input.value = text;
+        input.dispatchEvent(new Event("input", { bubbles: true }));
+        return document.getElementById(input.getAttribute("aria-describedby")).textContent;
+    }))"""
+    alpha, *others = tab.page.evaluate(type_all, given)
+    assert len(others) >= 7
+    for text, words in zip(given, alpha, strict=True):
+        assert words == refusal(lambda text=text: replace(NAMED["pre"], alpha=text).check(DEPTH)), text
+    assert scheme_values(editor.scheme) == tab.run("seen.editor.scheme.values")  # what runs is a scheme of the library
+    assert not tab.errors
+
+
+def refusal(make: Callable[[], Any]) -> str:
+    try:
+        make()
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def test_stages_can_be_changed_added_and_removed(tab: Tab) -> None:
