@@ -93,7 +93,7 @@ class Sphere {
     if (label) {
       host.tabIndex = 0;
       host.role = "application";
-      host.ariaLabel = `${label} Arrow keys rotate, plus and minus zoom.`;
+      host.ariaLabel = `${label} Arrow keys rotate, plus and minus zoom, Enter chooses a point.`;
     }
     this.#pen = new CanvasPen(above);
     this.#painter = createPainter(below, Object.values(this.#batches));
@@ -259,7 +259,9 @@ class Sphere {
     if (first) {
       const prepared = part => ({ ...part, at: numbers(part.points) });
       this.#scene = scene;
-      this.#parts = [...scene.clouds, ...scene.trails].map(prepared);
+      this.#parts = [...scene.trails, ...scene.clouds].map(prepared);
+      this.chosen = -1;
+      this.near = null;
       for (const part of this.#parts) part.rows = index => sceneRows(scene, part, index);
       this.#pointInput = null;
       this.setTrails(null);
@@ -343,19 +345,52 @@ class Sphere {
     return best;
   }
 
-  /** How many points there are that can be chosen, and dragged where `onDrag` is set. */
+  /** Whether points can be dragged at this moment. */
+  get movable() {
+    return Boolean(this.onDrag && this.#pointInput);
+  }
+
+  /** How many points there are to choose from; those of a scene count through its trails, then its clouds. */
   get count() {
-    return this.#pointInput ? this.#distances.length : 0;
+    return this.#parts.reduce((sum, part) => sum + part.at.length / 3, 0);
+  }
+
+  /** The part that has a point, and the point's index in it. */
+  partOf(index) {
+    for (const part of this.#parts) {
+      if (3 * index < part.at.length) return { part, index };
+      index -= part.at.length / 3;
+    }
+    return null;
+  }
+
+  /** The number of a point, from its part and its index in that. */
+  numberOf({ part, index }) {
+    for (const before of this.#parts.slice(0, this.#parts.indexOf(part))) index += before.at.length / 3;
+    return index;
   }
 
   /** The drawn place of a point. */
-  placeOf(index) {
-    return [...this.#batches.points.places.subarray(3 * index, 3 * index + 3)];
+  placeOf(number) {
+    const { part, index } = this.partOf(number);
+    return [...part.at.subarray(3 * index, 3 * index + 3)];
   }
 
   /** The text of a point, for labels and screen readers. */
-  nameOf(index) {
-    return this.#pointInput?.labels?.[index] || `Point ${index + 1} of ${this.count}`;
+  nameOf(number) {
+    const { part, index } = this.partOf(number);
+    if (part.rows) return Object.entries(part.rows(index)).flat().filter(Boolean).join(": ");
+    return this.#pointInput.labels?.[index] || `Point ${index + 1} of ${this.count}`;
+  }
+
+  /** What the pointer is over: a part and an index of `pick`, or null. */
+  hover(picked, event) {
+    if (!picked && !this.near) return;
+    this.near = picked;
+    if (this.#pointInput) this.onHover?.(picked ? picked.index : null, event);
+    else this.tip?.(event, picked && picked.part.rows(picked.index));
+    this.host.style.cursor = picked && this.movable ? "pointer" : "grab";
+    this.draw();
   }
 
   /** A point as a user drags it, to the front of the sphere below a pixel. */
@@ -462,7 +497,6 @@ class Sphere {
     this.#parts = [{ at: this.#batches.points.places, rows: null }];
     this.chosen = -1;
     this.near = null;
-    this.host.ariaLabel = `${this.label} Arrow keys rotate, plus and minus zoom, Enter chooses a point.`;
     this.setTrails(null);
   }
 
@@ -553,7 +587,11 @@ class Sphere {
       this.#write(pen, this.#axes[k], spot[0], spot[1], false, soft);
     }
     if (this.near) this.#ring(pen, this.near.part.at, this.near.index, 9, ink, paper);
-    if (this.chosen >= 0) this.#ring(pen, this.#batches.points.places, this.chosen, 11, ink, paper);
+    const choice = this.chosen >= 0 ? this.partOf(this.chosen) : null;
+    if (!choice) return;
+    this.#ring(pen, choice.part.at, choice.index, 11, ink, paper);
+    this.#boxes.length = 0;
+    this.#write(pen, this.nameOf(this.chosen), spot[0] + 6, spot[1], true, ink);
   }
 
   #ring(pen, places, index, size, ink, paper) {

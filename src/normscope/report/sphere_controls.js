@@ -16,26 +16,16 @@ function addPointer(sphere, signal) {
     const { left, top } = host.getBoundingClientRect();
     return [event.clientX - left, event.clientY - top];
   };
-  const draggable = (event, reach) => sphere.onDrag && sphere.count ? sphere.pick(...places(event), reach, true) : null;
+  const draggable = (event, reach) => sphere.movable ? sphere.pick(...places(event), reach, true) : null;
   const distance = () => { const [a, b] = held.values(); return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
   let apart = 0, dragged = -1;
-
-  function hover(event, picked) {
-    const before = sphere.near;
-    if (before?.part === picked?.part && before?.index === picked?.index && !picked) return;
-    sphere.near = picked;
-    if (sphere.count) sphere.onHover?.(picked ? picked.index : null, event);
-    else sphere.tip?.(event, picked && picked.part.rows(picked.index));
-    host.style.cursor = picked && sphere.count && sphere.onDrag ? "pointer" : "grab";
-    sphere.draw();
-  }
 
   on("pointerdown", event => {
     held.set(event.pointerId, event);
     host.setPointerCapture(event.pointerId);
     const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? 24 : 14) : null;
     dragged = picked ? picked.index : -1;
-    if (picked) sphere.chosen = dragged;
+    sphere.chosen = dragged;
     if (held.size === 2) apart = distance();
   });
   // A finger on a point drags it; elsewhere a page can be scrolled.
@@ -48,7 +38,7 @@ function addPointer(sphere, signal) {
   });
   on("pointermove", event => {
     const before = held.get(event.pointerId);
-    if (!before) return hover(event, sphere.pick(...places(event)));
+    if (!before) return sphere.hover(sphere.pick(...places(event)), event);
     held.set(event.pointerId, event);
     const { azimuth, elevation, zoom } = sphere.camera;
     if (held.size === 2) {
@@ -62,9 +52,9 @@ function addPointer(sphere, signal) {
         elevation: elevation + (event.clientY - before.clientY) / PIXELS,
       });
     }
-    hover(event, null);
+    sphere.hover(null, event);
   });
-  on("pointerleave", event => hover(event, null));
+  on("pointerleave", event => sphere.hover(null, event));
   on("wheel", event => {
     if (!event.shiftKey && !event.ctrlKey) return;
     event.preventDefault();
@@ -89,7 +79,7 @@ function addKeys(sphere, signal) {
     if (sphere.project([x, y, z])[2] < 0) {
       sphere.moveCamera({ azimuth: Math.atan2(y, x), elevation: Math.asin(z / Math.hypot(x, y, z)) });
     }
-    sphere.announce(`${sphere.nameOf(index)}, ${where(index)}.${sphere.onDrag ? " Enter: arrow keys move it." : ""}`);
+    sphere.announce(`${sphere.nameOf(index)}, ${where(index)}.${sphere.movable ? " Enter: arrow keys move it." : ""}`);
     sphere.draw();
   }
 
@@ -121,7 +111,8 @@ function addKeys(sphere, signal) {
     else if (event.key === "Enter" && sphere.count) {
       mode = "choose";
       const { width, height } = sphere.host.getBoundingClientRect();
-      choose(sphere.chosen >= 0 ? sphere.chosen : sphere.pick(width / 2, height / 2, Infinity, true)?.index ?? 0);
+      const middle = sphere.pick(width / 2, height / 2, Infinity, true);
+      choose(sphere.chosen >= 0 ? sphere.chosen : middle ? sphere.numberOf(middle) : 0);
     } else return false;
     return true;
   }
@@ -135,7 +126,7 @@ function addKeys(sphere, signal) {
     else if (step) {  // past the last point, Tab leaves the sphere
       leave("");
       return false;
-    } else if (event.key === "Enter" && sphere.onDrag) {
+    } else if (event.key === "Enter" && sphere.movable) {
       mode = "move";
       sphere.announce(`Arrow keys move ${sphere.nameOf(sphere.chosen)}, with Shift farther. Escape ends.`);
     } else if (event.key === "Escape") leave("Arrow keys rotate the sphere.");

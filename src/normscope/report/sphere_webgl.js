@@ -98,7 +98,8 @@ const FRAGMENT = `
 
 /** A painter of batches on a canvas by WebGL, or null where there is none. */
 export function createPainter(canvas, batches) {
-  const gl = canvas.getContext("webgl", { antialias: true });
+  const gl = canvas.getContext("webgl", { antialias: true, failIfMajorPerformanceCaveat: true })
+    ?? canvas.getContext("webgl", { antialias: false });  // without a graphics card, smooth lines take most of the time
   if (!gl || gl.isContextLost()) return null;
   const { ARRAY_BUFFER, ELEMENT_ARRAY_BUFFER } = gl;
   gl.getExtension("OES_element_index_uint");
