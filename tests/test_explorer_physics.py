@@ -257,7 +257,8 @@ def test_theory_stands_beside_a_run_of_its_start_and_says_why_where_it_does_not(
       const run = new simulation.Simulation(settings);
       run.advance();
       const curves = settings.schemes.map((_, scheme) => simulation.theoryCurve(settings, scheme));
-      return [curves.map(({cosine, speed, radius, ...rest}) => ({...rest, cosine: [...cosine ?? []], speed: [...speed ?? []], radius: [...radius ?? []]})),
+      return [curves.map(({cosine, speed, radius, ...rest}) =>
+          ({...rest, cosine: [...cosine ?? []], speed: [...speed ?? []], radius: [...radius ?? []]})),
         run.runs.map(({cosine, speed, meanRadius}) => ({cosine: [...cosine], speed: [...speed], radius: [...meanRadius]}))];
     }"""
     schemes = [scheme_values(NAMED[name]) for name in ("post", "peri", "derf")]
