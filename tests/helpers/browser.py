@@ -70,17 +70,18 @@ class Tab:
         """Let the page draw what it has to."""
         self.run("new Promise(drawn => requestAnimationFrame(() => setTimeout(drawn, 50)))")
 
-    def wait(self, condition: str, seconds: float = 60.0) -> None:
-        """Wait until an expression is true; pages with a strict content policy cannot be polled from inside."""
-        end = time.monotonic() + seconds
-        while not self.run(condition):
-            if time.monotonic() > end:
-                pytest.fail(f"still not true after {seconds:g} s: {condition}; console: {self.errors}")
-            self.page.wait_for_timeout(30)
-
     def run(self, script: str) -> Any:
         """The value of an expression in the page, awaited if it is a promise."""
         return self.page.evaluate(script)
+
+    def wait(self, script: str, seconds: float = 60.0) -> Any:
+        """The value of an expression once it is true; pages with a strict content policy cannot be polled from inside."""
+        end = time.monotonic() + seconds
+        while not (value := self.run(script)):
+            if time.monotonic() > end:
+                pytest.fail(f"still not true after {seconds:g} s: {script}; console: {self.errors}")
+            self.page.wait_for_timeout(30)
+        return value
 
 
 @contextmanager

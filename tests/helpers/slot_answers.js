@@ -65,7 +65,6 @@ export function schemeAnswer(dictionary, places, measures, inner) {
       texts: schemeTexts(scheme),
       facts: factRows(scheme),
       blocks: blockRecords(scheme),
-      features: scheme.features,
       places: places.map(([t, depth]) => attempt(() => numbers(scheme, t, depth, measures, inner))),
       checks: [1, 6, 7.25].map((depth) => attempt(() => scheme.check(depth) ?? {})),
     };

@@ -115,7 +115,6 @@ def scheme_answer(dictionary: Any) -> dict[str, Any]:
             "texts": scheme_record(scheme),
             "facts": [list(row) for row in fact_rows(scheme)],
             "blocks": [{**record, "branch": list(record["branch"])} for record in block_records(scheme)],
-            "features": sorted(scheme.features),
             "places": [_attempt(lambda t=t, depth=depth: _numbers(scheme, t, depth)) for t, depth in PLACES],
             "checks": [_attempt(lambda depth=depth: scheme.check(depth) or {}) for depth in (1.0, 6.0, 7.25)],
         }

@@ -55,7 +55,11 @@ class Settings:
 
 def make_app(settings: Settings) -> FastAPI:
     """The application: everything but the socket. ``app.state`` has its ``token``, ``folders``, ``queue`` and ``ending``."""
+    from normscope.models.open import check_model
+
     runs, models = split_sources(settings.sources)
+    for model in models:
+        check_model(model)
     folders, queue = Folders(runs), ModelQueue()
     token = new_token() if settings.token is None else check_token(settings.token)
 
@@ -118,7 +122,8 @@ def _add_page(app: FastAPI, models: Sequence[str]) -> None:
     @app.get("/")
     def page() -> HTMLResponse:
         runs, server = app.state.folders.about(), {"token": app.state.token, "models": list(models)}
-        text = render_explorer(explorer_data(runs=runs, server=server, view=first_view(runs, models)))
+        ledger = app.state.folders.ledger()
+        text = render_explorer(explorer_data(runs=runs, ledger=ledger, server=server, view=first_view(runs, models)))
         policy = f"{content_policy(text)}; frame-ancestors 'none'"
         return HTMLResponse(text, headers={"content-security-policy": policy})
 

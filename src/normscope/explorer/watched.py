@@ -207,7 +207,6 @@ class WatchedTraining:
                 "steps": self.steps[first:],
                 "curves": self._curves(first),
                 "maps": [data for each in MAPS if (data := self._map(each, first)) is not None],
-                "heads": self._layers_with_heads(),
                 "alarms": self.alarms[told:],
                 "alarmsBefore": told,
             }

@@ -2,7 +2,8 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element. Attributes: `class`, `on: {event: handler}`, properties such as `value`, all others as in HTML; null leaves one out. */
+/** An HTML element. Attributes are those of HTML, properties such as `value`, `style` and `dataset` as objects, and
+ *  `on: {event: handler}`; null leaves one out. Children are elements or texts, or lists of them. */
 export function element(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -44,9 +45,11 @@ export function createTip(box) {
     box.hidden = !rows;
     if (!rows) return;
     const pairs = Array.isArray(rows) ? rows : Object.entries(rows);
-    box.replaceChildren(...pairs.map(([name, value]) => element("div", {}, element("span", {}, name), element("b", {}, String(value)))));
+    const line = ([name, value]) => element("div", {}, element("span", {}, name), element("b", {}, String(value)));
+    box.replaceChildren(...pairs.map(line));
     const { width, height } = box.getBoundingClientRect();
     box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 8))}px`;
-    box.style.top = `${event.clientY + 18 + height > innerHeight ? Math.max(4, event.clientY - height - 12) : event.clientY + 18}px`;
+    const above = event.clientY + 18 + height > innerHeight;
+    box.style.top = `${above ? Math.max(4, event.clientY - height - 12) : event.clientY + 18}px`;
   };
 }

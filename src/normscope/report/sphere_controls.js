@@ -16,27 +16,24 @@ function addPointer(sphere, signal) {
     const { left, top } = host.getBoundingClientRect();
     return [event.clientX - left, event.clientY - top];
   };
-  const draggable = (event, reach) => sphere.onDrag && sphere.count ? sphere.pick(...places(event), reach, true) : null;
-  const distance = () => { const [a, b] = held.values(); return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
-  let apart = 0, dragged = -1;
-
-  function hover(event, picked) {
-    const before = sphere.near;
-    if (before?.part === picked?.part && before?.index === picked?.index && !picked) return;
-    sphere.near = picked;
-    if (sphere.count) sphere.onHover?.(picked ? picked.index : null, event);
-    else sphere.tip?.(event, picked && picked.part.rows(picked.index));
-    host.style.cursor = picked && sphere.count && sphere.onDrag ? "pointer" : "grab";
-    sphere.draw();
-  }
+  const draggable = (event, reach) => sphere.movable ? sphere.pick(...places(event), reach, true) : null;
+  const twoFingers = () => {
+    const [a, b] = held.values(), apart = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
+    return [(a.clientX + b.clientX) / 2, (a.clientY + b.clientY) / 2, Math.max(1, apart)];
+  };
+  const turn = (across, down, zoom = 1) => {
+    const { azimuth, elevation, zoom: before } = sphere.camera;
+    sphere.moveCamera({ azimuth: azimuth - across / PIXELS, elevation: elevation + down / PIXELS, zoom: before * zoom });
+  };
+  let fingers = null, dragged = -1;
 
   on("pointerdown", event => {
     held.set(event.pointerId, event);
     host.setPointerCapture(event.pointerId);
     const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? 24 : 14) : null;
     dragged = picked ? picked.index : -1;
-    if (picked) sphere.chosen = dragged;
-    if (held.size === 2) apart = distance();
+    sphere.chosen = dragged;
+    fingers = held.size === 2 ? twoFingers() : null;
   });
   // A finger on a point drags it; elsewhere a page can be scrolled.
   on("touchstart", event => {
@@ -48,23 +45,17 @@ function addPointer(sphere, signal) {
   });
   on("pointermove", event => {
     const before = held.get(event.pointerId);
-    if (!before) return hover(event, sphere.pick(...places(event)));
+    if (!before) return sphere.hover(sphere.pick(...places(event)), event);
     held.set(event.pointerId, event);
-    const { azimuth, elevation, zoom } = sphere.camera;
-    if (held.size === 2) {
-      const now = distance();
-      sphere.moveCamera({ zoom: zoom * now / Math.max(1, apart) });
-      apart = now;
+    if (held.size === 2 && fingers) {
+      const [x, y, apart] = fingers;
+      fingers = twoFingers();
+      turn(fingers[0] - x, fingers[1] - y, fingers[2] / apart);
     } else if (dragged >= 0) sphere.dragTo(dragged, ...places(event));
-    else {
-      sphere.moveCamera({
-        azimuth: azimuth - (event.clientX - before.clientX) / PIXELS,
-        elevation: elevation + (event.clientY - before.clientY) / PIXELS,
-      });
-    }
-    hover(event, null);
+    else if (held.size === 1) turn(event.clientX - before.clientX, event.clientY - before.clientY);
+    sphere.hover(null, event);
   });
-  on("pointerleave", event => hover(event, null));
+  on("pointerleave", event => sphere.hover(null, event));
   on("wheel", event => {
     if (!event.shiftKey && !event.ctrlKey) return;
     event.preventDefault();
@@ -89,7 +80,7 @@ function addKeys(sphere, signal) {
     if (sphere.project([x, y, z])[2] < 0) {
       sphere.moveCamera({ azimuth: Math.atan2(y, x), elevation: Math.asin(z / Math.hypot(x, y, z)) });
     }
-    sphere.announce(`${sphere.nameOf(index)}, ${where(index)}.${sphere.onDrag ? " Enter: arrow keys move it." : ""}`);
+    sphere.announce(`${sphere.nameOf(index)}, ${where(index)}.${sphere.movable ? " Enter: arrow keys move it." : ""}`);
     sphere.draw();
   }
 
@@ -121,7 +112,8 @@ function addKeys(sphere, signal) {
     else if (event.key === "Enter" && sphere.count) {
       mode = "choose";
       const { width, height } = sphere.host.getBoundingClientRect();
-      choose(sphere.chosen >= 0 ? sphere.chosen : sphere.pick(width / 2, height / 2, Infinity, true)?.index ?? 0);
+      const middle = sphere.pick(width / 2, height / 2, Infinity, true);
+      choose(sphere.chosen >= 0 ? sphere.chosen : middle ? sphere.numberOf(middle) : 0);
     } else return false;
     return true;
   }
@@ -135,7 +127,7 @@ function addKeys(sphere, signal) {
     else if (step) {  // past the last point, Tab leaves the sphere
       leave("");
       return false;
-    } else if (event.key === "Enter" && sphere.onDrag) {
+    } else if (event.key === "Enter" && sphere.movable) {
       mode = "move";
       sphere.announce(`Arrow keys move ${sphere.nameOf(sphere.chosen)}, with Shift farther. Escape ends.`);
     } else if (event.key === "Escape") leave("Arrow keys rotate the sphere.");

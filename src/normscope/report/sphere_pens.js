@@ -12,11 +12,10 @@ function textWidth(pen, text, bold) {
   return known.get(text);
 }
 
-/** Draws on a 2D canvas; lines of one style that follow each other are stroked together. */
+/** Draws on a 2D canvas; lines of one style are stroked together, since strokes take the time. */
 export class CanvasPen {
   #context;
-  #style = "";
-  #open = false;
+  #lines = new Map();  // style → {colour, opacity, width, path}
 
   constructor(canvas) {
     this.#context = canvas.getContext("2d");
@@ -27,22 +26,14 @@ export class CanvasPen {
     this.#context.clearRect(0, 0, width, height);
     this.#context.lineJoin = "round";
     this.#context.textBaseline = "middle";
-    this.#style = "";
   }
 
   line(x, y, toX, toY, colour, opacity, width) {
     const style = `${colour} ${opacity} ${width}`;
-    if (style !== this.#style || !this.#open) {
-      this.end();
-      this.#style = style;
-      this.#context.strokeStyle = colour;
-      this.#context.globalAlpha = opacity;
-      this.#context.lineWidth = width;
-      this.#context.beginPath();
-      this.#open = true;
-    }
-    this.#context.moveTo(x, y);
-    this.#context.lineTo(toX, toY);
+    let same = this.#lines.get(style);
+    if (!same) this.#lines.set(style, same = { colour, opacity, width, path: new Path2D() });
+    same.path.moveTo(x, y);
+    same.path.lineTo(toX, toY);
   }
 
   /** A filled disc, a ring, or both: without a colour there is no filling or no edge. */
@@ -77,27 +68,31 @@ export class CanvasPen {
     return textWidth(this.#context, text, bold);
   }
 
+  /** Lines so far: what is drawn later is above them. */
   end() {
-    if (this.#open) this.#context.stroke();
-    this.#open = false;
+    if (!this.#lines.size) return;
+    for (const { colour, opacity, width, path } of this.#lines.values()) {
+      this.#context.strokeStyle = colour;
+      this.#context.globalAlpha = opacity;
+      this.#context.lineWidth = width;
+      this.#context.stroke(path);
+    }
+    this.#lines.clear();
   }
 }
 
 const escaped = text => text.replace(/[&<>"]/g, letter => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 const short = number => String(Math.round(100 * number) / 100);
 
-/** Collects the same drawing as SVG; `text` of `finish` is the whole file. */
+/** Collects the same drawing as SVG. */
 export class SvgPen {
   #shapes = [];
-  #style = "";
-  #path = "";
+  #lines = new Map();  // style → path
   #measure = document.createElement("canvas").getContext("2d");
 
   line(x, y, toX, toY, colour, opacity, width) {
     const style = `stroke="${colour}" stroke-opacity="${short(opacity)}" stroke-width="${width}"`;
-    if (style !== this.#style) this.end();
-    this.#style = style;
-    this.#path += `M${short(x)} ${short(y)}L${short(toX)} ${short(toY)}`;
+    this.#lines.set(style, `${this.#lines.get(style) ?? ""}M${short(x)} ${short(y)}L${short(toX)} ${short(toY)}`);
   }
 
   disc(x, y, radius, fill, opacity, edge, width, index) {
@@ -119,8 +114,8 @@ export class SvgPen {
   }
 
   end() {
-    if (this.#path) this.#shapes.push(`<path d="${this.#path}" ${this.#style} fill="none"/>`);
-    this.#path = this.#style = "";
+    for (const [style, path] of this.#lines) this.#shapes.push(`<path d="${path}" ${style} fill="none"/>`);
+    this.#lines.clear();
   }
 
   /** The picture as a file: SVG text with a title, on paper of a colour. */

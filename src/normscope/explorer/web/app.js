@@ -90,8 +90,9 @@ function guarded(name, action) {
 }
 
 function fail(name, error) {
-  const host = get(`view-${name}`), box = host.querySelector(":scope > .failure") ?? element("p", { class: "failure", role: "alert" });
-  box.textContent = `Something went wrong in this view: ${error?.message ?? error}. The other views still work, and so may this one after a reload.`;
+  const host = get(`view-${name}`), after = "The other views still work, and so may this one after a reload.";
+  const box = host.querySelector(":scope > .failure") ?? element("p", { class: "failure", role: "alert" });
+  box.textContent = `Something went wrong in this view: ${error?.message ?? error}. ${after}`;
   host.prepend(box);
 }
 
@@ -124,7 +125,7 @@ function used(event) {
   if (at.closest?.("textarea, select, [contenteditable]")) return true;
   if (at.matches?.("input")) {
     const plain = ["checkbox", "radio", "range", "button", "color"].includes(at.type);
-    return !plain || event.key === " " || event.key === "Enter" || event.key.startsWith("Arrow") || ["Home", "End"].includes(event.key);
+    return !plain || event.key.startsWith("Arrow") || [" ", "Enter", "Home", "End", "PageUp", "PageDown"].includes(event.key);
   }
   return Boolean(at.closest?.("button, a, summary, [role=tab]")) && (event.key === " " || event.key === "Enter");
 }

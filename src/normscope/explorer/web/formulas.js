@@ -383,7 +383,7 @@ function constant(node) {
 }
 
 /** A number with all its digits, and no more: 1, 0.05, 0.123456789. */
-export function numberText(value) {
+function numberText(value) {
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? String(value) : floatText(value);
 }
 

@@ -5,6 +5,7 @@ import { csvBlob } from "./save.js";
 const SIDE = { least: 4, most: 34 };
 const LETTER = 6.4;
 const GAP = 8;
+const TALL = 360; // pixels of the rows of a map whose columns fill the width
 const RIGHT = 12; // that of a line chart, so that both have one axis of time
 const LEGEND = { width: 180, height: 10, steps: 45 };
 const DIVERGING = ["#0072B2", "#D55E00"];
@@ -114,8 +115,8 @@ function svgPen() {
  * A heatmap of rows × columns: `{rows, columns}` are counts or names, `{values}` flat or nested numbers (NaN: not measured),
  * `{rowLabel, columnLabel, valueLabel, title}` words, `{scale}` "linear", "log" or "diverging", `{range}` [low, high] or null,
  * `{colours}` those of the theme, `{marks}` cells [row, column] with a frame, `{onSelect, onHover}` take (row, column, event);
- * `onHover(null, null)` when the pointer leaves, `onMove(row, column)` as the keyboard moves; `{left}` is the least room for row
- * names, `{fill}` makes columns as wide as there is room. Returns
+ * `onHover(null, null)` when the pointer leaves, `onMove(row, column)` as the keyboard moves; `{left}` is the least room for
+ * row names, `{fill}` makes columns as wide as there is room. Returns
  * `{set, select, svg, png, csv, canvas, selected, box, dispose}`.
  */
 export function createHeatmap(host, options) {
@@ -149,7 +150,8 @@ export function createHeatmap(host, options) {
     const top = 16 + (turned ? longest(view.columns) * LETTER : 12) + 6;
     const room = Math.max(width - left - (settings.fill ? RIGHT : GAP), 40);
     const across = settings.fill ? room / view.columns.length : Math.min(room / view.columns.length, settings.most);
-    const down = Math.min(Math.max(Math.min(across, settings.most), view.rows.length > 60 ? SIDE.least : 12), settings.most);
+    const wide = settings.fill ? TALL / view.rows.length : Math.min(across, settings.most);
+    const down = Math.min(Math.max(wide, view.rows.length > 60 ? SIDE.least : 12), settings.most);
     const bottom = top + down * view.rows.length;
     return { left, top, across, down, turned, width, bottom, height: bottom + 46 };
   }

@@ -20,8 +20,6 @@ const INSIDE = {
 };
 const LEARNS = { vector: "learned for each component", scalar: "learned as one number" };
 const SYMBOLS = "x_j = r_j θ_j is the hidden state of token j, A_j what attention computes for it; layer t from 0, T layers";
-/** The values of M and m for an A that was measured: what an inner norm and a sink make of it is in it. */
-export const MEASURED = { M: 1, m: 0 };
 
 /** What stands in place of a formula that theory does not have: its text is a dash, and it refuses to compute. */
 class NoFormula {

@@ -1,6 +1,7 @@
 // A line chart in SVG: axes, legend, marker and tips; redrawn when data, width or theme change. Strips and the ledger use it.
 import { element, svg } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
+import { formulaParts } from "./math_text.js";
 import { csvBlob } from "./save.js";
 
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
@@ -14,11 +15,13 @@ const TICK = 4;
 export function ticksOf(low, high, count, log = false) {
   if (log) {
     const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
-    const every = Math.max(Math.ceil((last - first + 1) / count), 1);
-    const factors = (last - first) * 3 <= count + 1 ? [1, 2, 5] : [1];
-    const powers = Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, at) => first + at * every);
-    const all = powers.flatMap((power) => factors.map((factor) => Number(`${factor}e${power}`)));
-    return all.filter((tick) => tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9));
+    const ticks = (factors, every) => {
+      const powers = Array.from({ length: Math.floor((last - first) / every) + 1 }, (_, at) => first + at * every);
+      const all = powers.flatMap((power) => factors.map((factor) => Number(`${factor}e${power}`)));
+      return all.filter((tick) => tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9));
+    };
+    const dense = ticks([1, 2, 5], 1);
+    return dense.length <= count + 1 ? dense : ticks([1], Math.max(Math.ceil((last - first + 1) / count), 1));
   }
   const rough = (high - low) / Math.max(count - 1, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -64,7 +67,8 @@ function axisOf(options, lists, from, to, room) {
     const value = start + ((place - from) / (to - from)) * width;
     return log ? Math.exp(value) : value;
   };
-  return { low, high, log, at, place: (value) => from + share(value) * (to - from) };
+  const ends = [Math.min(low, high), Math.max(low, high)];
+  return { ends, log, at, place: (value) => from + share(value) * (to - from) };
 }
 
 /** A path through points; a gap where a number is missing, and at most four points for each column of pixels. */
@@ -109,12 +113,13 @@ export function nearestIndex(xs, x) {
 }
 
 /**
- * A line chart. `{series}`: `[{name, x, y, colour?, dash?, width?, dots?}]` with numbers of equal length (NaN: a gap), `colour`
- * and `dash` indices of the theme's series and of dash patterns, or a colour; `{x, y}`: `{label, log?, domain?, format?}`;
- * `{colours}` those of the theme; `{label}` words for screen readers; `{marker}` a value of x or null; `{bands}`
- * `[{from, to, name}]` shaded stretches of x; `{rules}` `[{y, name}]` horizontal lines; `{height, legend, left, tip, onPick}`:
- * `tip(event, rows | null)` shows a small table, `onPick(x)` is called where the chart is clicked or dragged.
- * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, box, dispose}`; `left` is the least room for the y axis.
+ * A line chart. `{series}`: `[{name, x, y, colour?, dash?, width?, opacity?, dots?, dot?}]`, x and y of equal length (NaN: a
+ * gap), `colour` and `dash` indices of the theme's series and of dash patterns, or a colour, `dot: false` for no dot at the
+ * marker; `{x, y}`: `{label, log?, domain?, format?}`, a domain [1, 0] runs from right to left; `{colours}` those of the theme;
+ * `{label}` words for screen readers; `{marker}` a value of x or null; `{bands}` `[{from, to, name}]` shaded stretches of x;
+ * `{rules}` `[{y, name}]` horizontal lines; `{height, legend, left, tip, onPick}`: `left` is the least room for the y
+ * axis, `tip(event, rows | null)` shows a small table, `onPick(x)` is called where the chart is clicked or dragged.
+ * Returns `{set(patch), mark(x), svg(title?), csv(), element, marker, box, dispose}`.
  */
 export function createLines(host, options) {
   let settings = { series: [], x: {}, y: {}, bands: [], rules: [], label: "", marker: null, height: 220, legend: true,
@@ -131,24 +136,29 @@ export function createLines(host, options) {
     return typeof line.colour === "string" ? line.colour : series[(line.colour ?? at) % series.length];
   };
   const dashOf = (line, at) => DASHES[(line.dash ?? at) % DASHES.length];
+  const lookOf = (line, at) => ({ stroke: inkOf(line, at), "stroke-width": line.width ?? 2, "stroke-opacity": line.opacity ?? 1,
+    "stroke-dasharray": dashOf(line, at) || "none" });
   const formatX = (value) => (settings.x.format ?? shortNumber)(value);
   const formatY = (value) => (settings.y.format ?? shortNumber)(value);
 
   const tickX = (value) => (settings.x.format ?? tickText)(value);
   const tickY = (value) => (settings.y.format ?? tickText)(value);
 
-  function layout(width, top = 10) {
+  function layout(width, above = 0) {
     const { series, height, x, y } = settings;
-    const bottom = top + height - 44;
+    // A name that is too long for the axis stands above the chart.
+    const long = (y.label ?? "").length * LETTER > height - 40;
+    const top = above + 10 + (long ? 18 : 0);
+    const bottom = above + height - 34;
     const rules = settings.rules.map((rule) => rule.y);
     const down = axisOf(y, [...series.map((line) => line.y), rules], bottom, top, 0.05);
-    const yTicks = ticksOf(down.low, down.high, Math.max(Math.floor((bottom - top) / 34), 2), down.log);
+    const yTicks = ticksOf(...down.ends, Math.max(Math.floor((bottom - top) / 34), 2), down.log);
     const longest = Math.max(...yTicks.map((tick) => tickY(tick).length), 1);
-    const left = Math.max((y.label ? 18 : 4) + longest * LETTER + TICK + 4, settings.left);
+    const left = Math.max((y.label && !long ? 18 : 4) + longest * LETTER + TICK + 4, settings.left);
     const across = axisOf(x, series.map((line) => line.x), left, Math.max(width - 12, left + 20), 0);
-    const xTicks = ticksOf(across.low, across.high, Math.max(Math.floor((width - left) / 64), 2), across.log);
+    const xTicks = ticksOf(...across.ends, Math.max(Math.floor((width - left) / 64), 2), across.log);
     const right = Math.max(width - 12, left + 20);
-    return { width, height: top + height - 10, top, bottom, left, right, across, down, xTicks, yTicks };
+    return { width, height: above + height, long, above, top, bottom, left, right, across, down, xTicks, yTicks };
   }
 
   /** The chart's elements, from back to front, without its marker. */
@@ -160,13 +170,14 @@ export function createLines(host, options) {
       parts.push(svg("text", { x: x.toFixed(1), y: y.toFixed(1), fill, ...LETTERS, ...more }, words));
     const line = (x1, y1, x2, y2, stroke, more = {}) =>
       parts.push(svg("line", { x1: x1.toFixed(1), y1: y1.toFixed(1), x2: x2.toFixed(1), y2: y2.toFixed(1), stroke, ...more }));
+    const names = [];
     for (const band of settings.bands) {
       const ends = [band.from, band.to].map((value) => Math.min(Math.max(across.place(value), left), right));
       const [x, width] = [Math.min(...ends), Math.abs(ends[1] - ends[0])];
       const box = { x: x.toFixed(1), y: top, width: width.toFixed(1), height: bottom - top };
       parts.push(svg("rect", { ...box, fill: band.colour ?? colours.line, "fill-opacity": 0.45 }));
       if (band.name && width > band.name.length * LETTER) {
-        text(x + width / 2, top + 12, band.name, colours.soft, { "text-anchor": "middle" });
+        names.push([x + width / 2, band.name]);
       }
     }
     for (const tick of at.yTicks) {
@@ -192,12 +203,13 @@ export function createLines(host, options) {
     }
     if (settings.y.label) {
       const middle = (top + bottom) / 2;
-      const turned = { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` };
-      text(11, middle, settings.y.label, colours.soft, turned);
+      const [x, y] = at.long ? [2, at.above + 12] : [11, middle];
+      const turned = at.long ? {} : { "text-anchor": "middle", transform: `rotate(-90 11 ${middle.toFixed(1)})` };
+      text(x, y, settings.y.label, colours.soft, turned);
     }
     series.forEach((each, index) => {
       const ink = inkOf(each, index);
-      const look = { stroke: ink, "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" };
+      const look = lookOf(each, index);
       const path = { d: pathOf(each.x, each.y, across, down), fill: "none", "stroke-linejoin": "round", class: "lines-path" };
       parts.push(svg("path", { ...path, ...look }));
       if (!each.dots) return;
@@ -207,6 +219,8 @@ export function createLines(host, options) {
         parts.push(svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: 2, fill: ink }));
       }
     });
+    const halo = { "text-anchor": "middle", stroke: colours.paper, "stroke-width": 3, "paint-order": "stroke" };
+    for (const [x, name] of names) text(x, top + 12, name, colours.ink, halo);
     return parts;
   }
 
@@ -219,7 +233,7 @@ export function createLines(host, options) {
     const ends = { x1: x.toFixed(1), x2: x.toFixed(1), y1: at.top, y2: at.bottom };
     const parts = [svg("line", { ...ends, stroke: colours.ink, "stroke-width": 1.5, class: "lines-marker" })];
     series.forEach((each, index) => {
-      const i = nearestIndex(each.x, marker);
+      const i = each.dot === false ? -1 : nearestIndex(each.x, marker);
       const y = i < 0 ? NaN : at.down.place(each.y[i]);
       if (!Number.isFinite(y)) return;
       parts.push(svg("circle", { cx: at.across.place(each.x[i]).toFixed(1), cy: y.toFixed(1), r: 4, fill: inkOf(each, index),
@@ -228,8 +242,7 @@ export function createLines(host, options) {
     return parts;
   }
 
-  const keyOf = (each, index) => svg("line", { x1: 0, y1: 5, x2: 26, y2: 5, stroke: inkOf(each, index),
-    "stroke-width": each.width ?? 2, "stroke-dasharray": dashOf(each, index) || "none" });
+  const keyOf = (each, index) => svg("line", { x1: 0, y1: 5, x2: 26, y2: 5, ...lookOf(each, index) });
 
   const markers = svg("g", {});
   function draw() {
@@ -243,7 +256,8 @@ export function createLines(host, options) {
     picture.replaceChildren(...paint(view), markers);
     legend.hidden = !settings.legend;
     legend.replaceChildren(...settings.series.map((each, index) =>
-      element("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, keyOf(each, index)), ` ${each.name}`)));
+      element("li", {}, svg("svg", { width: 28, height: 10, "aria-hidden": "true" }, keyOf(each, index)), " ",
+        formulaParts(each.name))));
   }
 
   /** What the chart shows, in words: axes, and the ends of every line. */
@@ -268,7 +282,7 @@ export function createLines(host, options) {
 
   function valueAt(event) {
     const x = view.across.at(event.clientX - picture.getBoundingClientRect().left);
-    return Math.min(Math.max(x, view.across.low), view.across.high);
+    return Math.min(Math.max(x, view.across.ends[0]), view.across.ends[1]);
   }
 
   function rowsAt(x) {
@@ -300,8 +314,7 @@ export function createLines(host, options) {
   /** The chart with title and legend as the text of an SVG file. */
   function svgText(title = settings.label) {
     const width = Math.max(root.clientWidth, 480);
-    const top = 14 + (title ? 20 : 0) + (settings.legend ? 16 * settings.series.length : 0);
-    const at = layout(width, top);
+    const at = layout(width, 4 + (title ? 20 : 0) + (settings.legend ? 16 * settings.series.length : 0));
     const { colours } = settings;
     const words = { ...LETTERS, fill: colours.ink };
     const names = settings.series.map((each, index) => {
@@ -330,5 +343,9 @@ export function createLines(host, options) {
   }
 
   set(options);
-  return { set, mark, svg: svgText, csv, element: root, dispose, get marker() { return settings.marker; }, get box() { return view; } };
+  return {
+    set, mark, svg: svgText, csv, element: root, dispose,
+    get marker() { return settings.marker; },
+    get box() { return view; },
+  };
 }

@@ -1,7 +1,10 @@
 // Files that a reader saves: pictures as SVG and PNG, tables as CSV.
 
-const INLINED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "stroke-opacity",
-  "opacity", "font-family", "font-size", "font-style", "font-weight", "text-anchor", "dominant-baseline", "paint-order", "display", "visibility"];
+const INLINED = [
+  "fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "stroke-opacity",
+  "opacity", "font-family", "font-size", "font-style", "font-weight", "text-anchor", "dominant-baseline", "paint-order",
+  "display", "visibility",
+];
 
 /** Offer a blob as a file of that name. */
 export function download(name, blob) {

@@ -3,13 +3,14 @@
 const TOKEN = "X-Normscope-Token", PAGE = "X-Normscope-Page", LONGEST_PAUSE = 8000;
 const GONE = "The server does not answer. What is on the page stays; it connects again by itself.";
 
-/** `{request, stream}` for a server with that token. `onConnection(text)` gets why there is no connection, or null when there is. */
+/** `{request, stream}` for a server with that token. `onConnection(text)` gets why there is no connection, null when there is. */
 export function createServer({ token }, onConnection) {
   const page = Array.from(crypto.getRandomValues(new Uint32Array(4)), part => part.toString(36)).join("");
   const headers = { [TOKEN]: token, [PAGE]: page }, streams = new Map();
 
   async function request(path, { method = "GET", body, signal } = {}) {
-    const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: { ...headers, "Content-Type": "application/json" } };
+    const json = { ...headers, "Content-Type": "application/json" };
+    const sent = body === undefined ? {} : { body: JSON.stringify(body), headers: json };
     let answer;
     try {
       answer = await fetch(path, { method, headers, signal, cache: "no-store", ...sent });
@@ -45,7 +46,7 @@ export function createServer({ token }, onConnection) {
         const answer = await fetch(path, { headers, signal, cache: "no-store" });
         if (!answer.ok) {
           const content = await answer.json().catch(() => null);
-          onConnection(content?.detail ?? `The server refused the page's events (${answer.status}); open the address that it prints.`);
+          onConnection(content?.detail ?? `The server refused the page (${answer.status}); open the address that it prints.`);
         } else {
           onConnection(null);
           pause = 500;

@@ -101,11 +101,6 @@ export class Slots {
     return this.formulas.input;
   }
 
-  /** Whether alpha stands in a slot. */
-  get learnsAlpha() {
-    return Object.values(this.formulas).some((formula) => formula.names.has("alpha"));
-  }
-
   /** The value of ``step``, ``carry`` or the factor of ``input`` at {t, depth, alpha}; refused where it cannot be used. */
   number(slot, at) {
     const formula = this.formulas[slot];
@@ -276,33 +271,6 @@ export class Scheme {
     return this.pointwise ? NORM_TITLES[this.norm] : "Norm";
   }
 
-  /** The kind of norm that heads have: a pointwise map leaves them RMSNorm. */
-  get headKind() {
-    return this.pointwise ? "rms" : this.norm;
-  }
-
-  /** What blocks have, in any stage, besides norms of input, heads, output and stream, and besides numbers: a sorted list. */
-  get features() {
-    const present = new Set();
-    for (const stage of this.stages) {
-      for (const slots of stage.sublayers) {
-        if (slots.scores !== PLAIN) present.add("scores");
-        if (slots.inner !== "none") present.add("inner");
-        if (slots.gate !== "none") present.add("gate");
-        if (slots.output === "tangent") present.add("output=tangent");
-        if (stage.pointwise) present.add(`norm=${stage.norm}`);
-        if (stage.learned === "scalar") present.add("learned=scalar");
-      }
-    }
-    return [...present].sort();
-  }
-
-  /** Refuse a scheme with features other than those that ``who`` treats. */
-  requirePlain(who, ...treats) {
-    const missing = this.features.filter((feature) => !treats.includes(feature));
-    if (missing.length) throw new InputError(`${who} cannot treat ${missing.join(" and ")} of scheme '${this.name}'`);
-  }
-
   /** The stages from the first layer to the last, an array; one, unless the scheme changes with depth. */
   get stages() {
     return [this, ...(this.then?.stages ?? [])];
@@ -316,11 +284,6 @@ export class Scheme {
       throw new InputError(`alpha${text} is not a finite number at ${placeText({ t, depth })}`);
     }
     return { t, depth, alpha: value };
-  }
-
-  /** Whether alpha stands in a slot of this stage. */
-  get learnsAlpha() {
-    return this.sublayers.some((slots) => slots.learnsAlpha);
   }
 
   /** The same scheme with another kind of norm in every stage. */

@@ -26,7 +26,7 @@ export function stateChanges(values, defaults) {
   return Object.fromEntries(pairs.map(([name, value]) => [name, asText(value) === asText(defaults[name]) ? null : value]));
 }
 
-/** The states of all views, of which the address has the current one. `onNavigate(view, values)` follows links and the back button. */
+/** The states of all views, of which the address has the current one's. `onNavigate(view, values)` follows links and "back". */
 export function createStates(views, first, onNavigate) {
   const states = Object.fromEntries(views.map(view => [view, {}]));
   let current = first, written = 0, waiting = 0;
