@@ -1,7 +1,9 @@
 // The spheres of the lab side by side: a heading with the scheme, the tokens at the clock's time, and their numbers.
 import { button, element } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
-import { createSphere, LEAST_RANGE, rgb, shareCamera } from "./sphere.js";
+import { createSphere, shareCamera } from "./sphere.js";
+import { rgb } from "./sphere_colours.js";
+import { LEAST_RANGE } from "./sphere_radius.js";
 import { frameAt, valueAt } from "./strips.js";
 
 const TRAIL = 40;  // frames
