@@ -416,7 +416,7 @@ def test_frames_show_the_run_and_do_not_change_it(tab: Tab) -> None:
         ({"beta": None}, "beta is a finite number, not None"),
         ({"step": 0}, "step is a positive number, not 0"),
         ({"time": 1e9}, "more than 1000000 steps"),
-        ({"step": 1e-3, "every": 1e-4}, "more than 5000 frames"),
+        ({"step": 1e-3, "every": 1e-4}, "more than 2000 frames"),
         ({"solver": "rk5"}, "did you mean 'rk4'?"),
         ({"solver": "layers", "time": 2.5}, "with layers the last time is a multiple of the step 1; 2.5 is not"),
         ({"norm": "batch"}, "norm is one of rms, layer, not 'batch'"),
@@ -428,7 +428,7 @@ def test_frames_show_the_run_and_do_not_change_it(tab: Tab) -> None:
         ({"start": {"moved": {"3": [0, 0, 0]}}}, "token 3 cannot be moved to (0, 0, 0)"),
         ({"weights": {"W_Q": [[1, 0], [0, 1]]}}, "the weights do not fit together"),
         ({"alpha": "sqrt(x)"}, "alpha is one of constant, root, linear, mixed, power, or a formula in t"),
-        ({"schemes": []}, "a run has one to 8 schemes, not 0"),
+        ({"schemes": []}, "a run has one to 4 schemes, not 0"),
     ],
 )
 def test_settings_that_cannot_run_are_refused_in_plain_words(tab: Tab, given: dict[str, Any], sentence: str) -> None:
