@@ -11,8 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import normscope as ns
 from helpers.browser import Tab, assert_readable, open_tab
 from normscope.errors import InputError
+from normscope.explorer.export import export_explorer
+from normscope.explorer.folders import Folders
 from normscope.explorer.ledger import ledger_data
 from normscope.explorer.page import explorer_data, render_explorer
 from normscope.results.conventions import FAILS
@@ -148,6 +151,23 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
         run.write_table("ledger", pd.DataFrame({"id": ["1:1i"]}))
     with pytest.raises(InputError, match="earlier version of normscope; run verify again"):
         ledger_data(tmp_path / "old")
+
+
+def test_a_run_of_verify_takes_the_place_of_the_packaged_ledger(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    ns.check("3:eq3", out=run, progress=False)
+    assert [statement["id"] for statement in Folders([run]).ledger()["statements"]] == ["3:eq3"]
+    page = export_explorer(tmp_path / "mine.html", [str(run)]).read_text(encoding="utf-8")
+    data = json.loads(page.split('id="explorer-data">')[1].split("</script>")[0])
+    assert [statement["id"] for statement in data["ledger"]["statements"]] == ["3:eq3"]
+    assert data["view"] == "ledger"
+    with new_run(tmp_path / "old", "verify", {}) as folder:
+        folder.write_table("ledger", pd.DataFrame({"id": ["1:1i"]}))
+    replaced = Folders([tmp_path / "old"]).ledger()
+    assert "run verify again" in replaced["problem"]
+    assert len(replaced["statements"]) == len(LEDGER)
+    with pytest.raises(InputError, match="run verify again"):
+        export_explorer(tmp_path / "old.html", [str(tmp_path / "old")])
 
 
 # The view

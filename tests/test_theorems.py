@@ -329,8 +329,25 @@ def test_margins_are_numbers_with_a_sign() -> None:
     assert Comparison(2.0, 1.0, "≈", tolerance=4.0).margin == pytest.approx(0.5)
     assert Comparison(8.0, 1.0, "≈", tolerance=4.0).margin == pytest.approx(-0.5)
     assert Comparison(-1.0, 1.0, "≈", tolerance=4.0).margin < 0
+    assert Comparison(0.5, 2.0, "±", tolerance=0.0).margin == pytest.approx(0.5)
+    assert Comparison(-3.0, 2.0, "±", tolerance=0.0).margin == pytest.approx(-2)
     assert Comparison(math.nan, 1.0).margin < -10
     assert Comparison(torch.tensor([1.0, 2.0, 1.0]), 1.0, scale=1.0).margin == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "words"),
+    [
+        (Comparison(1.05, 1.0, tolerance=0.1, scale=1.0), "largest deviation 0.05, 0.1 allowed"),
+        (Comparison(1.5, 1.0, tolerance=0.1, scale=1.0), "largest deviation 0.5, 0.1 allowed"),
+        (Comparison(2.0, 1.0, "≈", tolerance=4.0), "largest factor between measured and claimed 2, 4 allowed"),
+        (Comparison(1.0, 2.0, "≤", tolerance=1e-9), "bound kept with 0.5 of the larger side"),
+        (Comparison(1.0, 2.0, "≥", tolerance=1e-9), "bound missed by 0.5 of the larger side"),
+        (Comparison(-3.0, 2.0, "±"), "signs contradict each other, the smaller number is 2"),
+    ],
+)
+def test_a_margin_is_told_as_what_was_compared(comparison: Comparison, words: str) -> None:
+    assert comparison.deviation(comparison.margin) == words
 
 
 def test_mistakes_are_what_they_say() -> None:

@@ -86,9 +86,10 @@ def unpack(package: Path, folder: Path) -> None:
     folder.mkdir()
     with tarfile.open(fileobj=io.BytesIO(content)) as files:
         for member in files:
-            if not member.name.endswith(".br"):
+            packed = files.extractfile(member)
+            if packed is None or not member.name.endswith(".br"):
                 continue
-            data = brotli.decompress(files.extractfile(member).read())
+            data = brotli.decompress(packed.read())
             if member.name.endswith(".tar.br"):
                 with tarfile.open(fileobj=io.BytesIO(data)) as inner:
                     inner.extractall(folder, filter="data")

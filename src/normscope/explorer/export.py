@@ -24,11 +24,12 @@ def export_explorer(export: Path | str, sources: Sequence[str] = (), *, overwrit
     folders, models = split_sources(sources)
     if models:
         raise InputError(f"'{models[0]}' is no run folder, and export= takes nothing else; audit a model and give that folder")
-    runs = Folders(folders).exported()
+    given = Folders(folders)
+    runs, ledger = given.exported(), given.ledger()
     damaged = next((run for run in runs if "problem" in run), None)
-    if damaged is not None:
-        raise InputError(str(damaged["problem"]))
-    page = render_explorer(explorer_data(runs=runs, view=first_view(runs, ())))
+    if damaged is not None or "problem" in ledger:
+        raise InputError(str((damaged or ledger)["problem"]))
+    page = render_explorer(explorer_data(runs=runs, ledger=ledger, view=first_view(runs, ())))
     try:
         replace_text(target, page)
     except OSError as error:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.explorer.ledger import COMMAND as LEDGER
+from normscope.explorer.ledger import ledger_data
 from normscope.explorer.watched import EXPORTED, WatchedTraining
 from normscope.machine.files import user_path
 from normscope.runs import UNFINISHED, is_locked, open_run, run_path, unfinished_runs
@@ -89,7 +91,7 @@ class Run:
 
 # The commands whose runs have a view, and what the page calls them.
 AUDIT = "audit"
-KINDS: Mapping[str, str] = {WATCH: "watched trainings", AUDIT: "audits", "simulate": "simulations"}
+KINDS: Mapping[str, str] = {WATCH: "watched trainings", AUDIT: "audits", "simulate": "simulations", LEDGER: "ledgers"}
 
 
 def _changed(path: Path) -> int:
@@ -161,6 +163,14 @@ class Folders:
         """By id, a text for each run that changes as it grows, ends or is replaced; nothing is read for it."""
         return {run.id: run.version for run in self.runs()}
 
+    def ledger(self) -> dict[str, Any]:
+        """The statements and verdicts of the last run of verify, or of the packaged one with why that takes its place."""
+        runs = [run for run in self.runs() if run.about()["kind"] == LEDGER]
+        try:
+            return ledger_data(runs[-1].place() if runs else None)
+        except InputError as error:
+            return {**ledger_data(), "problem": str(error)}
+
     def exported(self) -> list[dict[str, Any]]:
         """All runs with their data, for a page without a server; a problem takes the place of what cannot be read."""
         return [_exported(run) for run in self.runs()]
@@ -182,7 +192,9 @@ def split_sources(sources: Sequence[str]) -> tuple[list[str], list[str]]:
 def first_view(runs: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
     """The view in which the page opens: where there is something of the user's to see."""
     kinds = {run["kind"] for run in runs}
-    return "training" if WATCH in kinds and not models else "atlas" if models or "audit" in kinds else "lab"
+    if WATCH in kinds and not models:
+        return "training"
+    return "atlas" if models or AUDIT in kinds else "ledger" if kinds == {LEDGER} else "lab"
 
 
 def _has_model(folder: Path | str) -> bool:
@@ -191,7 +203,7 @@ def _has_model(folder: Path | str) -> bool:
 
 def _exported(run: Run) -> dict[str, Any]:
     about = run.about()
-    if "problem" in about:
+    if "problem" in about or about["kind"] == LEDGER:  # which the whole page has once
         return about
     try:
         place = run.place()

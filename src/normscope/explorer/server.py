@@ -118,7 +118,8 @@ def _add_page(app: FastAPI, models: Sequence[str]) -> None:
     @app.get("/")
     def page() -> HTMLResponse:
         runs, server = app.state.folders.about(), {"token": app.state.token, "models": list(models)}
-        text = render_explorer(explorer_data(runs=runs, server=server, view=first_view(runs, models)))
+        ledger = app.state.folders.ledger()
+        text = render_explorer(explorer_data(runs=runs, ledger=ledger, server=server, view=first_view(runs, models)))
         policy = f"{content_policy(text)}; frame-ancestors 'none'"
         return HTMLResponse(text, headers={"content-security-policy": policy})
 

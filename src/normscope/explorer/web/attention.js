@@ -2,14 +2,14 @@
 // Rows are padded to whole tiles of four, so that one product serves every shape; evaluating allocates nothing.
 
 import { InputError } from "./errors.js";
-import { unitRows } from "./norms.js";
+import { lengthOf, unitRows } from "./norms.js";
 
 const TILE = 4;
 const PARTS = 64; // e^x = 2^-k · 2^(-j/64) · e^r with |r| ≤ ln 2/128
 const RATE = PARTS / Math.LN2;
 const HIGH = 47632711549 / 2 ** 42; // ln 2/64 = HIGH + LOW; any multiple of HIGH that is needed is exact
 const LOW = 2.572804622327669e-14;
-const LOWEST = -708; // e^x is 0 below, which no sum of weights notices
+const SMALL = 350; // logits up to this size: e^(l − bound) is a normal number, and so is 1 over a sum of them
 const ROOTS = Float64Array.from({ length: PARTS }, (_, j) => 2 ** (-j / PARTS));
 const POWERS = Float64Array.from({ length: 1024 }, (_, k) => 2 ** -k);
 export const WEIGHTS = ["W_Q", "W_K", "W_V", "W_O", "W_G"];
@@ -20,22 +20,17 @@ export function padded(size) {
   return Math.ceil(size / TILE) * TILE;
 }
 
-/** e^x in place of x = value − most ≤ 0 for `count` numbers from `start`, times `factor` before; the sum of all. */
+/** e^(x − most) in place of x for `count` numbers from `start`, all from most − 700 to most; returns their sum. */
 function exponentials(x, start, count, most) {
   let total = 0;
   for (let i = start; i < start + count; i += 1) {
     const value = x[i] - most;
-    if (value > LOWEST) {
-      const whole = (0.5 - value * RATE) | 0;
-      const r = value + whole * HIGH + whole * LOW;
-      const series = 1 + r * (1 + r * (0.5 + r * (1 / 6 + r * (1 / 24 + r * (1 / 120)))));
-      const power = series * ROOTS[whole & (PARTS - 1)] * POWERS[whole >> 6];
-      x[i] = power;
-      total += power;
-    } else {
-      x[i] = value <= LOWEST ? 0 : NaN;
-      total += x[i];
-    }
+    const whole = (0.5 - value * RATE) | 0;
+    const r = value + whole * HIGH + whole * LOW, square = r * r;
+    const series = 1 + r + square * (1 / 2 + r * (1 / 6) + square * (1 / 24 + r * (1 / 120)));
+    const power = series * (ROOTS[whole & (PARTS - 1)] * POWERS[whole >> 6]);
+    x[i] = power;
+    total += power;
   }
   return total;
 }
@@ -162,7 +157,8 @@ export class Attention {
     this.together = new Float64Array(tokens * heads * value);
     this.packed = new Float64Array(rows * joined);
     this.gate = new Float64Array(rows * heads * padded(value));
-    this.factors = new Float64Array(tokens);
+    this.shares = new Float64Array(rows);
+    this.bounds = new Float64Array(tokens);
   }
 
   /** A(X) of x (tokens × dim) into `out`, with what the slots say between the projections (`mixing`). */
@@ -172,9 +168,9 @@ export class Attention {
     this.project(this.queries, this.head, mixing.heads.includes("q"), this.q);
     this.project(this.keys, this.head, mixing.heads.includes("k"), this.k);
     this.project(this.values, value, mixing.heads.includes("v"), this.v);
+    this.scaleQueries(mixing.scores);
     const wide = padded(value), stride = heads * wide;
     for (let j = 0; j < tokens; j += 1) for (let i = 0; i < stride; i += 1) this.across[i * rows + j] = this.v[j * stride + i];
-    this.prepare(mixing.scores);
     for (let h = 0; h < heads; h += 1) this.mix(h, mixing.scores);
     if (mixing.inner) normInside(mixing.inner, this.together, tokens, heads * value, dim);
     if (mixing.gated) this.applyGate();
@@ -196,48 +192,54 @@ export class Attention {
     if (normalised) for (let h = 0; h < heads; h += 1) unitRows(out, tokens, width, h * wide, heads * wide);
   }
 
-  /** The factor on the logits of each query: β times the temperature of the number of keys that it sees. */
-  prepare({ temperature }) {
+  /** Queries times β and the temperature of the number of keys that each sees, so that products with keys are logits. */
+  scaleQueries({ temperature }) {
+    const width = this.q.length / this.rows;
     for (let i = 0; i < this.tokens; i += 1) {
-      this.factors[i] = this.beta * (temperature ? temperature(this.causal ? i + 1 : this.tokens) : 1);
+      const factor = this.beta * (temperature ? temperature(this.causal ? i + 1 : this.tokens) : 1);
+      for (let j = i * width; j < (i + 1) * width; j += 1) this.q[j] *= factor;
     }
   }
 
-  /** The weights of one head into `weights`, and Σ_j w_ij v_j into its columns of `together`. */
+  /** The powers e^l of one head into `weights`, their shares of a row's total, and Σ_j w_ij v_j into its columns of `together`. */
   mix(h, scores) {
-    const { rows, tokens, heads, value, weights, mixed, together, across } = this;
+    const { rows, tokens, heads, value, weights, mixed, together, across, shares } = this;
     const head = padded(this.head), wide = padded(value);
+    this.bound(h);
     for (let i = 0; i < rows; i += TILE) {
       const keys = this.causal ? i + TILE : rows;
       const at = i * heads * head + h * head;
       fourRows(this.q, at, heads * head, this.k, h * head, heads * head, weights, i * rows, rows, keys, head);
-      for (let row = i; row < i + TILE; row += 1) this.softmax(row, row < tokens ? scores : null, keys);
+      for (let row = i; row < i + TILE; row += 1) shares[row] = row < tokens ? 1 / this.powers(row, scores, keys) : 0;
       fourRows(weights, i * rows, rows, across, h * wide * rows, rows, mixed, i * wide, wide, wide, keys);
     }
     for (let i = 0; i < tokens; i += 1) {
-      for (let c = 0; c < value; c += 1) together[(i * heads + h) * value + c] = mixed[i * wide + c];
+      for (let c = 0; c < value; c += 1) together[(i * heads + h) * value + c] = shares[i] * mixed[i * wide + c];
     }
   }
 
-  /** Products of a query and its keys become weights, in place; those of keys that it does not see become 0. */
-  softmax(row, scores, keys) {
+  /** Logits of a query become e^(l − most) in place, 0 for keys that it does not see; returns their total with the sink's. */
+  powers(row, { cap, sink }, keys) {
     const { weights, rows, tokens } = this;
-    const start = row * rows;
-    const seen = !scores ? 0 : this.causal ? row + 1 : tokens;
+    const start = row * rows, seen = this.causal ? row + 1 : tokens;
     for (let j = start + seen; j < start + keys; j += 1) weights[j] = 0;
-    if (!seen) return;
-    const { cap, sink } = scores;
-    const factor = this.factors[row];
+    if (cap !== null) for (let j = start; j < start + seen; j += 1) weights[j] = cap * Math.tanh(weights[j] / cap);
+    if (cap === null && sink === null && this.bounds[row] < SMALL) return exponentials(weights, start, seen, this.bounds[row]);
     let most = sink ?? -Infinity;
-    for (let j = start; j < start + seen; j += 1) {
-      let logit = factor * weights[j];
-      if (cap !== null) logit = cap * Math.tanh(logit / cap);
-      weights[j] = logit;
-      if (logit > most) most = logit;
-    }
-    const total = exponentials(weights, start, seen, most) + (sink === null ? 0 : Math.exp(sink - most));
-    const share = 1 / total;
-    for (let j = start; j < start + seen; j += 1) weights[j] *= share;
+    for (let j = start; j < start + seen; j += 1) if (weights[j] > most) most = weights[j];
+    let total = sink === null ? 0 : Math.exp(sink - most);
+    for (let j = start; j < start + seen; j += 1) total += weights[j] = Math.exp(weights[j] - most);
+    return total;
+  }
+
+  /** |q_i| max_j |k_j| of a head into `bounds`, which no logit of a query exceeds in size: where it is small, the largest need
+   *  not be searched, and nothing overflows. */
+  bound(h) {
+    const { tokens, heads, head, bounds } = this;
+    const wide = padded(head);
+    let longest = 0;
+    for (let j = 0; j < tokens; j += 1) longest = Math.max(longest, lengthOf(this.k, (j * heads + h) * wide, head));
+    for (let i = 0; i < tokens; i += 1) bounds[i] = longest * lengthOf(this.q, (i * heads + h) * wide, head);
   }
 
   /** What the heads mix times σ(√d · x W_G), or 1/2. */

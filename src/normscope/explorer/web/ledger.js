@@ -72,6 +72,7 @@ export function createLedger(host, app) {
   const scroll = element("div", { class: "ledger-list", role: "region", "aria-label": "Statements", tabindex: "0" }, list);
   host.append(
     element("h2", {}, "Ledger: published claims, checked"),
+    ledger.problem ? element("p", { class: "problem", role: "alert" }, `${ledger.problem}. Below is the packaged run.`) : "",
     element("p", {}, summaryText()),
     element("div", { class: "controls" },
       labelled("Paper", paperChoice), labelled("Verdict", verdictChoice), labelled("Text", search)),

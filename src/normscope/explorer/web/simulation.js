@@ -87,7 +87,7 @@ function checkSchemes({ schemes, norm, time, times, alpha, solver, step }) {
 function particles(settings) {
   const { tokens, dim, beta, causal, heads, seed, schemes } = settings;
   const generator = new Generator(seed);
-  const start = settings.start.states ? givenStart(settings) : makeStart(settings.start, tokens, dim, generator);
+  const start = drawStart(settings, generator);
   let { weights, feedforward } = settings;
   if (weights === "identity") weights = {};
   else if (typeof weights === "string") {
@@ -110,6 +110,10 @@ function particles(settings) {
     attention: new Attention(tokens, dim, { beta, weights, causal }),
     feedforward: feedforward && new FeedForward(tokens, dim, feedforward),
   };
+}
+
+function drawStart(settings, generator) {
+  return settings.start.states ? givenStart(settings) : makeStart(settings.start, settings.tokens, settings.dim, generator);
 }
 
 function givenStart({ start: { states, radius = 1 }, tokens, dim }) {
@@ -143,6 +147,7 @@ export class Simulation {
     const { tokens, dim, times, schemes, time, alpha } = settings;
     Object.assign(this, { settings, tokens, dim, times, frames: times.length });
     const { start, attention, feedforward } = particles(settings);
+    this.motion = (scheme) => new Motion(scheme, attention, time, feedforward, alpha);
     this.measures = new Measures(tokens, dim);
     this.clusters = new Clusters(tokens, dim);
     this.measures.locate(start);
@@ -151,13 +156,13 @@ export class Simulation {
     this.start = start;
     this.between = Math.max(1, Math.ceil((schemes.length * times.length * tokens * dim * 8) / KEPT)); // frames from kept to kept
     this.runs = schemes.map((scheme, index) => {
-      const motion = new Motion(scheme, attention, time, feedforward, alpha);
-      return { ...emptyRun(times.length, tokens), index, motion, moments: this.moments(motion, start, times), kept: [] };
+      return { ...emptyRun(times.length, tokens), index, scheme, moments: this.moments(scheme, start, times), kept: [] };
     });
   }
 
-  moments(motion, start, times) {
-    return solve(motion, start, times, this.settings.solver, this.settings.step);
+  /** States on the way of a scheme; each way has a motion of its own, whose arrays hold what comes between two steps. */
+  moments(scheme, start, times) {
+    return solve(this.motion(scheme), start, times, this.settings.solver, this.settings.step);
   }
 
   /** Whether all schemes have come to the end, or stopped. */
@@ -190,7 +195,7 @@ export class Simulation {
 
   /** Check a state, and take its frame if its time is one of the frames'. */
   see(run, { t, x, velocity }) {
-    const { tokens, dim } = this, { name } = run.motion.scheme;
+    const { tokens, dim } = this, { name } = run.scheme;
     run.t = t;
     requireFinite(name, t, x, tokens, dim);
     if (!velocity) return;
@@ -237,7 +242,7 @@ export class Simulation {
     if (nearest * this.between === frame) return run.kept[nearest].slice();
     const times = this.times.slice(nearest * this.between, frame + 1);
     let last = null;
-    for (const { x } of this.moments(run.motion, run.kept[nearest], times)) last = x;
+    for (const { x } of this.moments(run.scheme, run.kept[nearest], times)) last = x;
     return last;
   }
 }
@@ -276,32 +281,31 @@ function stopped(t, text) {
   return Object.assign(new NotFiniteError(text), { t });
 }
 
-/** The symmetric reduction beside each scheme of a run: {scheme, times, cosine, speed, radius, note}, or {scheme, text} with
- *  the reason why there is none. `note` says how the run differs from what the curve is exact for, and is empty if it does not. */
-export function theoryCurves(given) {
-  const settings = checkSettings(given);
-  const { tokens, dim, beta, time, times, alpha, schemes, start } = settings;
-  const { start: states } = particles(settings);
-  const measures = new Measures(tokens, dim);
-  const { cosine, radius } = measures.take(states, new Float64Array(tokens * dim));
-  const plain = settings.weights === "identity" && !settings.causal && !settings.feedforward;
-  const exact = start.kind === "orthogonal" && !start.states && !Object.keys(start.moved ?? {}).length;
-  const notes = [
-    exact ? "" : `the theory curve is that of tokens that all have one cosine, the mean of this start, ${general(cosine)}`,
-    settings.solver === "layers" ? "the theory curve is that of the flow, not of layers" : "",
-  ];
-  return schemes.map((scheme, index) => {
-    try {
-      if (!plain) throw new InputError("the symmetric reduction is that of identity weights, without a causal mask or a feed-forward layer");
-      if (scheme.stages.some((stage) => stage.norm === "layer")) {
-        throw new InputError("the symmetric reduction needs RMSNorm: LayerNorm moves the tokens of its start");
-      }
-      const path = new SymmetricFlow(scheme, tokens, beta, time, alpha).solve(times, { cosine: exact ? 0 : cosine, radius });
-      const curves = Object.fromEntries(["times", "cosine", "speed", "radius"].map((name) => [name, Float64Array.from(path[name])]));
-      return { scheme: index, ...curves, note: [...notes, path.stopped].filter(Boolean).join("; ") };
-    } catch (error) {
-      if (!(error instanceof InputError)) throw error;
-      return { scheme: index, text: error.message };
+/** The symmetric reduction beside a scheme of a run: {times, cosine, speed, radius, note}, or {text} with the reason why there
+ *  is none. `note` says how the run differs from what the curve is exact for, and is empty if it does not. */
+export function theoryCurve(given, scheme) {
+  try {
+    const settings = checkSettings({ ...given, schemes: [given.schemes[scheme]] });
+    const { tokens, dim, beta, time, times, alpha, start } = settings;
+    if (settings.weights !== "identity" || settings.causal || settings.feedforward) {
+      throw new InputError("the symmetric reduction is that of identity weights, without a causal mask or a feed-forward layer");
     }
-  });
+    if (settings.schemes[0].stages.some((stage) => stage.norm === "layer")) {
+      throw new InputError("the symmetric reduction needs RMSNorm: LayerNorm moves the tokens of its start");
+    }
+    const measures = new Measures(tokens, dim);
+    const { cosine, radius } = measures.take(drawStart(settings, new Generator(settings.seed)), new Float64Array(tokens * dim));
+    const exact = start.kind === "orthogonal" && !start.states && !Object.keys(start.moved ?? {}).length;
+    const path = new SymmetricFlow(settings.schemes[0], tokens, beta, time, alpha).solve(times, { cosine: exact ? 0 : cosine, radius });
+    const curves = Object.fromEntries(["times", "cosine", "speed", "radius"].map((name) => [name, Float64Array.from(path[name])]));
+    const notes = [
+      exact ? "" : `the theory curve is that of tokens that all have one cosine, the mean of this start, ${general(cosine)}`,
+      settings.solver === "layers" ? "the theory curve is that of the flow, not of layers" : "",
+      path.stopped,
+    ];
+    return { ...curves, note: notes.filter(Boolean).join("; ") };
+  } catch (error) {
+    if (!(error instanceof InputError)) throw error;
+    return { text: error.message };
+  }
 }
