@@ -267,3 +267,20 @@ def test_a_long_run_is_thinned_in_a_page_and_the_page_says_so(tab: Tab, tmp_path
     mean = np.mean([snapshot(step).tables["layers"]["rotation"][1] for step in range(4)])
     assert f"layer 1: degrees {mean:.3g}" in tab.run(READOUT)[0]
     assert tab.errors == []
+
+
+def test_a_simulation_opens_the_lab_with_its_settings(tab: Tab, tmp_path: Path) -> None:
+    scheme = tmp_path / "mine.toml"
+    scheme.write_text('name = "mine"\n[attention]\ninput = "norm"\noutput = "norm"\n', encoding="utf-8")
+    ns.simulate(["ngpt", str(scheme)], tokens=6, dim=8, beta=3, time=2, out=tmp_path / "run", progress=False)
+    page = export_explorer(tmp_path / "run.html", [str(tmp_path / "run")])
+    tab.errors.clear()
+    tab.page.goto(page.as_uri())
+    tab.wait("document.documentElement.dataset.ready === 'true'")
+    tab.settle()
+    shown = {name: tab.page.get_by_label(name, exact=True).first.input_value() for name in ("Tokens n", "Dimension d")}
+    assert shown == {"Tokens n": "6", "Dimension d": "8"}
+    text = tab.page.locator("#view-lab").inner_text()
+    assert "mine" in text
+    assert tab.run("document.querySelectorAll('#view-lab .failure').length") == 0
+    assert tab.errors == []

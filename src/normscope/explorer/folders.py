@@ -24,7 +24,6 @@ from normscope.watch.run_folder import WATCHED, watched_run
 RUN = "run.json"
 _FRESH = 5.0  # seconds for which the list of runs holds
 _MOST_RUNS = 200  # that a folder of runs offers
-_MOST_ROWS = 2_000  # of a table of a simulation
 
 
 class UnknownRunError(InputError):
@@ -214,24 +213,12 @@ def _exported(run: Run) -> dict[str, Any]:
 
 
 def _view_data(place: Path) -> dict[str, Any]:
-    """An audit for the atlas; of others the tables as columns, long ones thinned."""
+    """An audit for the atlas; of a simulation the page needs its settings alone, which the list of runs has."""
     from normscope.experiments.result import load
     from normscope.explorer.audits import audit_data
 
     result = load(place)
-    if result.kind.command == AUDIT:
-        return audit_data(result.tables, result.configuration)
-    tables = {}
-    for name, table in result.tables.items():
-        every = -(-len(table) // _MOST_ROWS)
-        columns = {str(column): _plain(values.tolist()) for column, values in table.iloc[:: max(1, every)].items()}
-        tables[name] = {"columns": columns, "every": every}
-    return {"configuration": result.configuration, "summary": result.summary, "tables": tables}
-
-
-def _plain(values: list[Any]) -> list[Any]:
-    """For JSON, which has neither NaN nor infinity."""
-    return [None if isinstance(value, float) and not -1e308 < value < 1e308 else value for value in values]
+    return audit_data(result.tables, result.configuration) if result.kind.command == AUDIT else {}
 
 
 def _offered(path: Path | str) -> Iterator[Run]:
