@@ -360,6 +360,9 @@ def test_an_exported_page_is_small_and_replaced_only_on_request(here: Path, caps
         (("--export", "tour.html", "--open"), "--export writes a file and opens nothing"),
         (("damaged", "--export", "tour.html"), "damaged"),
         (("--port", "70000"), "--port"),
+        (("./absent", "--port", "0"), "there is no file or folder 'absent'"),
+        (("builtin:absent", "--port", "0"), "no model 'builtin:absent'"),
+        (("--token", "short"), "--token: should have 16 or more"),
     ],
 )
 def test_what_cannot_be_written_is_refused_in_one_line(

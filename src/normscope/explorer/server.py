@@ -55,7 +55,11 @@ class Settings:
 
 def make_app(settings: Settings) -> FastAPI:
     """The application: everything but the socket. ``app.state`` has its ``token``, ``folders``, ``queue`` and ``ending``."""
+    from normscope.models.open import check_model
+
     runs, models = split_sources(settings.sources)
+    for model in models:
+        check_model(model)
     folders, queue = Folders(runs), ModelQueue()
     token = new_token() if settings.token is None else check_token(settings.token)
 

@@ -7,7 +7,7 @@ import { addControls } from "./sphere_controls.js";
 const STEEPEST = 1.55, ZOOMS = [0.5, 20];
 const HALF = 0.46;  // of the picture's side, for the unit sphere
 const INNERMOST = 0.3;  // where the smallest radius of a log scale is drawn
-const LEAST_RANGE = 4;  // of a log scale: smaller differences of the radius look small
+export const LEAST_RANGE = 4;  // of a log scale: smaller differences of the radius look small
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // All spheres of a page are painted in one callback of a frame, however often they are asked to be.
