@@ -362,17 +362,24 @@ def test_tables_and_pictures_are_saved(view: Tab) -> None:
     assert "printed claim" in svg
 
 
-def test_a_statement_about_a_simulation_leads_into_the_lab(view: Tab) -> None:
-    choose(view, "2:4.3ii-ngpt")
-    view.page.get_by_role("button", name="where it fails").click()
-    view.page.get_by_role("link", name="Watch this position in the sphere lab").click()
-    view.wait("!document.getElementById('view-lab').hidden")
+@pytest.mark.parametrize(("id", "tokens"), [("2:4.3ii-ngpt", 4), ("2:4.3ii-wide", 2), ("2:4.1ii", 16)])
+def test_a_statement_about_a_simulation_leads_into_the_lab(view: Tab, id: str, tokens: int) -> None:
+    choose(view, id)
+    if PACKAGED[id]["dial"]:
+        view.page.get_by_role("button", name="where it fails").click()
+    view.page.locator(".ledger-detail a", has_text="in the sphere lab").click()
+    view.wait("!document.getElementById('view-lab').hidden && document.querySelector('#view-lab canvas')")
+    assert view.page.get_by_label("Tokens n").input_value() == str(tokens)
+    problems = "[...document.querySelectorAll('#view-lab .problem, #view-lab .failure, #view-lab [role=alert]')]"
+    assert view.run(f"{problems}.map(each => each.textContent).filter(Boolean)") == []
     values = view.run("Object.fromEntries(new URLSearchParams(location.hash.split('?')[1]))")
-    assert json.loads(values["schemes"])[0] == ["ngpt", {"alpha": 0.1}]
+    if id == "2:4.3ii-ngpt":
+        assert json.loads(values["schemes"])[0] == ["ngpt", {"alpha": 0.1}]
+    if id == "2:4.3ii-wide":  # nearly antipodal
+        places = [[float(number) for number in place.split(":")[1].split(",")] for place in values["moved"].split(";")]
+        assert sum(a * b for a, b in zip(*places, strict=True)) == pytest.approx(1 - 1.999, abs=1e-3)
     view.page.go_back()
     view.wait("!document.getElementById('view-ledger').hidden")
-    choose(view, "2:3.1")
-    assert view.page.get_by_role("link", name="Watch it in the sphere lab").is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
