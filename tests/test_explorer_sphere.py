@@ -233,6 +233,11 @@ def test_fingers_pinch_and_drag(tab: Tab) -> None:
     finger("touchMove", (100, 390), (300, 390))
     finger("touchEnd")
     assert tab.run("a.camera.zoom") / zoom == pytest.approx(2.0)
+    elevation = tab.run("a.camera.elevation")
+    finger("touchStart", (100, 300), (300, 300))  # two fingers turn, too, where one would scroll the page
+    finger("touchMove", (100, 330), (300, 330))
+    finger("touchEnd")
+    assert tab.run("a.camera.elevation") - elevation == pytest.approx(0.2)
 
 
 def test_shells_and_colours_show_the_radius(tab: Tab) -> None:

@@ -1,13 +1,14 @@
 // Points, trails and a wire sphere in three dimensions: by WebGL, and where there is none the same picture on a 2D canvas.
 // The report shows scenes of report/sphere.py with it, the explorer points that move.
-import { CanvasPen, SvgPen } from "./sphere_pens.js";
-import { Batch, createPainter, paintBatches, project } from "./sphere_webgl.js";
+import { rgb, stepColour } from "./sphere_colours.js";
 import { addControls } from "./sphere_controls.js";
+import { CanvasPen, SvgPen } from "./sphere_pens.js";
+import { RadiusScale } from "./sphere_radius.js";
+import { cloudArrays, drawTrails, sceneParts } from "./sphere_scene.js";
+import { Batch, createPainter, paintBatches, project } from "./sphere_webgl.js";
 
 const STEEPEST = 1.55, ZOOMS = [0.5, 20];
 const HALF = 0.46;  // of the picture's side, for the unit sphere
-const INNERMOST = 0.3;  // where the smallest radius of a log scale is drawn
-export const LEAST_RANGE = 4;  // of a log scale: smaller differences of the radius look small
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
 // All spheres of a page are painted in one callback of a frame, however often they are asked to be.
@@ -16,24 +17,11 @@ let asked = false;
 function paintAll() {
   asked = false;
   for (const sphere of waiting) sphere.paint();
-  waiting.clear();
 }
 function schedule(sphere) {
   waiting.add(sphere);
   if (!asked) requestAnimationFrame(paintAll);
   asked = true;
-}
-
-/** The bytes red, green, blue of a colour "#rrggbb". */
-export function rgb(colour) {
-  return [1, 3, 5].map(k => parseInt(colour.slice(k, k + 2), 16));
-}
-
-/** The bytes of the colour at a share from 0 to 1 of the way along a list of colours. */
-export function stepColour(steps, share) {
-  const place = clamp(share, 0, 1) * (steps.length - 1), low = Math.min(Math.floor(place), steps.length - 2);
-  const [start, end] = [rgb(steps[low]), rgb(steps[low + 1])];
-  return start.map((byte, k) => Math.round(byte + (place - low) * (end[k] - byte)));
 }
 
 /** Turning one of these spheres turns them all. */
@@ -45,8 +33,8 @@ export function shareCamera(spheres) {
 
 /**
  * A sphere in an element, which gives it its size. Options: `label` for screen readers, `colours` of the page ({ink, soft,
- * paper, wire, steps, series}), `tip(event, rows)` for scenes, `axes` (three names), and what can be set later, too:
- * `onCamera(camera)`, `onDrag(index, [x, y, z])`, `onHover(index or null, event)`.
+ * paper, wire, steps, series}), `tip(event, rows)` for scenes, `axes` (three names), `name(index)` of a point; and what can
+ * be set later, too: `onCamera(camera)`, `onDrag(index, [x, y, z])`, `onHover(index or null, event)`.
  */
 export function createSphere(host, options) {
   return new Sphere(host, options);
@@ -56,12 +44,11 @@ class Sphere {
   #pen;
   #painter = null;
   #pointInput = null;
-  #trailInput = null;
   #scene = null;
   #marks = [];
   #axes = null;
-  #radius = { show: "none", scale: "log", limits: null };
-  #limits = [Infinity, 0];  // of all radii that were shown
+  #colours = null;
+  #radius = new RadiusScale();
   #distances = new Float32Array(0);  // from the centre, as drawn
   #scratch = new Float32Array(0);
   #ramp = new Uint8Array(3 * 256);
@@ -78,22 +65,22 @@ class Sphere {
   #ended = new AbortController();
   #sized;
 
-  constructor(host, { label = "", colours, tip = null, axes = null, onCamera = null, onDrag = null, onHover = null }) {
-    Object.assign(this, { host, label, tip, onCamera, onDrag, onHover, near: null, chosen: -1 });
+  constructor(host, { label = "", colours, axes = null, tip, name, onCamera, onDrag, onHover }) {
+    Object.assign(this, { host, label, tip, name, onCamera, onDrag, onHover, near: null, chosen: -1 });
     const [below, above] = this.canvases = [document.createElement("canvas"), document.createElement("canvas")];
     const live = this.live = document.createElement("div");
-    live.ariaLive = "polite";
+    live.setAttribute("aria-live", "polite");
     Object.assign(live.style, { position: "absolute", width: "1px", overflow: "hidden", clipPath: "inset(50%)" });
     for (const canvas of this.canvases) {
-      canvas.ariaHidden = "true";
+      canvas.setAttribute("aria-hidden", "true");
       Object.assign(canvas.style, { position: "absolute", inset: "0", width: "100%", height: "100%" });
     }
     Object.assign(host.style, { position: "relative", overflow: "hidden", touchAction: "pan-y", cursor: "grab" });
     host.replaceChildren(below, above, live);
     if (label) {
       host.tabIndex = 0;
-      host.role = "application";
-      host.ariaLabel = `${label} Arrow keys rotate, plus and minus zoom, Enter chooses a point.`;
+      host.setAttribute("role", "application");
+      host.setAttribute("aria-label", `${label} Arrow keys rotate, plus and minus zoom, Enter chooses a point.`);
     }
     this.#pen = new CanvasPen(above);
     this.#painter = createPainter(below, Object.values(this.#batches));
@@ -125,7 +112,6 @@ class Sphere {
   get colours() {
     return this.#colours;
   }
-  #colours;
 
   /** Colours of the page: everything is drawn again in them. */
   set colours(colours) {
@@ -165,12 +151,10 @@ class Sphere {
   /** Names of the three axes, or null for none. */
   set axes(names) {
     this.#axes = names;
-    const ends = names ? [1, 0, 0, 0, 1, 0, 0, 0, 1] : [], places = [];
-    for (let k = 0; k < ends.length; k += 3) {
-      const end = ends.slice(k, k + 3);
-      places.push(...(this.#scene && !this.#scene.radius ? [0, 0, 0] : end.map(value => -value)), ...end);
-    }
-    this.#batches.axes.set({ places: Float32Array.from(places) });
+    const from = this.#scene && !this.#scene.radius ? 0 : -1;  // without a sphere, axes begin in the middle
+    this.#batches.axes.grow = this.#scene?.radius || 1;
+    const ends = names ? [from, 0, 0, 1, 0, 0, 0, from, 0, 0, 1, 0, 0, 0, from, 0, 0, 1] : [];
+    this.#batches.axes.set({ places: Float32Array.from(ends) });
     this.#shadeAll(this.#batches.axes, this.#colours.wire, 1);
   }
 
@@ -178,24 +162,14 @@ class Sphere {
    * How radii are shown: `show` "shells" (distance from the centre, with the wire sphere at `shellRadius`), "colour" or
    * "none", on a `scale` "log" or "linear", between `limits` [low, high] or those of all radii since this call.
    */
-  setRadius({ show = "none", scale = "log", limits = null }) {
-    this.#radius = { show, scale, limits };
-    this.#limits = [Infinity, 0];
+  setRadius(options) {
+    this.#radius = new RadiusScale(options);
     if (this.#pointInput) this.setPoints(this.#pointInput);
-  }
-
-  /** Where a radius is on its scale, from 0 to 1. */
-  share(radius) {
-    let [low, high] = this.#radius.limits ?? this.#limits;
-    if (this.#radius.scale === "linear") return clamp(radius / high, 0, 1);
-    low = Math.min(low, high / LEAST_RANGE);
-    return clamp(Math.log(radius / low) / Math.log(high / low), 0, 1);
   }
 
   /** How far from the centre a radius is drawn: 1 unless shells show it. */
   distance(radius) {
-    if (this.#radius.show !== "shells") return 1;
-    return this.#radius.scale === "linear" ? this.share(radius) : INNERMOST + (1 - INNERMOST) * this.share(radius);
+    return this.#radius.distance(radius);
   }
 
   /**
@@ -208,7 +182,7 @@ class Sphere {
     this.#pointInput = input;
     if (count !== this.#distances.length) this.#resize(count);
     const shells = this.#radius.show === "shells" && radii;
-    if (radii && !this.#radius.limits) this.#widen(radii, shellRadius);
+    if (radii) this.#radius.include(radii, shellRadius);
     for (let i = 0, at = points.places; i < count; i++) {
       const distance = this.#distances[i] = shells ? this.distance(radii[i]) : 1;
       for (let k = 3 * i; k < 3 * i + 3; k++) at[k] = distance * positions[k];
@@ -225,13 +199,12 @@ class Sphere {
   /** The last `steps` `positions` of all points, oldest first (steps × 3n), with `radii` (steps × n) for shells; null: none. */
   setTrails(input) {
     const { tails } = this.#batches, count = this.#distances.length;
-    this.#trailInput = input;
     if (!input || input.steps < 2 || !count) {
       if (tails.count) tails.set({ places: new Float32Array(0), shades: new Uint8Array(0), pairs: new Uint32Array(0) });
       return this.draw();
     }
     const { positions, steps, radii = null } = input;
-    if (positions.length !== 3 * steps * count) throw new Error(`${positions.length} numbers are no ${steps} × ${count} positions`);
+    if (positions.length !== 3 * steps * count) throw new Error(`${positions.length} numbers for ${steps} × ${count} positions`);
     if (tails.count !== steps * count) this.#pairTails(steps, count);
     let places = positions;
     if (radii && this.#radius.show === "shells") {
@@ -257,35 +230,21 @@ class Sphere {
   setScene(scene) {
     const first = this.#scene !== scene;
     if (first) {
-      const prepared = part => ({ ...part, at: numbers(part.points) });
       this.#scene = scene;
-      this.#parts = [...scene.trails, ...scene.clouds].map(prepared);
+      this.#parts = sceneParts(scene);
       this.chosen = -1;
       this.near = null;
-      for (const part of this.#parts) part.rows = index => sceneRows(scene, part, index);
       this.#pointInput = null;
       this.setTrails(null);
-      [this.#camera.elevation, this.#camera.azimuth] = scene.view.map(angle => angle * Math.PI / 180);
-      this.#start = { ...this.#camera };
-      this.#aim();
+      const [elevation, azimuth] = scene.view.map(angle => angle * Math.PI / 180);
+      this.#start = { elevation, azimuth, zoom: 1 };
+      this.camera = { elevation, azimuth };
       this.#batches.wire.grow = scene.radius;
       this.axes = scene.axes;
     }
-    const at = [], shades = [], sizes = [], links = [];
-    for (const part of this.#parts) {
-      if (part.steps) continue;
-      const count = part.at.length / 3, few = part.marked || count < 1000;
-      for (let i = 0; i < count; i++) {
-        shades.push(...rgb(part.colour), few ? 255 : 153);
-        sizes.push(part.marked ? 11 : few ? 6 : 3);
-      }
-      for (const value of part.at) at.push(value);
-      const origins = part.origins ? numbers(part.origins) : [];
-      for (let k = 0; k < origins.length; k += 3) links.push(...origins.slice(k, k + 3), ...part.at.slice(k, k + 3));
-    }
-    const [places, between] = [at, links].map(list => Float32Array.from(list));
-    this.#batches.points.set({ places, shades: Uint8Array.from(shades), sizes: Float32Array.from(sizes) });
-    this.#batches.links.set({ places: between });
+    const { links, ...clouds } = cloudArrays(this.#parts);
+    this.#batches.points.set(clouds);
+    this.#batches.links.set({ places: links });
     this.#shadeAll(this.#batches.links, this.#colours.soft, 0.35);
     this.draw();
   }
@@ -298,6 +257,7 @@ class Sphere {
   /** Paint now. */
   paint() {
     const view = this.#view, [below, above] = this.canvases, ratio = window.devicePixelRatio || 1;
+    waiting.delete(this);
     if (!view.width) return;
     view.ratio = ratio;
     const width = Math.round(view.width * ratio), height = Math.round(view.height * ratio);
@@ -380,7 +340,7 @@ class Sphere {
   nameOf(number) {
     const { part, index } = this.partOf(number);
     if (part.rows) return Object.entries(part.rows(index)).flat().filter(Boolean).join(": ");
-    return this.#pointInput.labels?.[index] || `Point ${index + 1} of ${this.count}`;
+    return this.name?.(index) ?? this.#pointInput.labels?.[index] ?? `Point ${index + 1} of ${this.count}`;
   }
 
   /** What the pointer is over: a part and an index of `pick`, or null. */
@@ -507,22 +467,12 @@ class Sphere {
     this.#batches.links.set({ places: new Float32Array(0), shades: new Uint8Array(0) });
   }
 
-  #widen(radii, shellRadius) {
-    const limits = this.#limits;
-    for (let i = -1; i < radii.length; i++) {
-      const radius = i < 0 ? shellRadius : radii[i];
-      if (!(radius > 0 && radius < Infinity)) continue;
-      limits[0] = Math.min(limits[0], radius);
-      limits[1] = Math.max(limits[1], radius);
-    }
-  }
-
   #colourPoints({ radii, colours }) {
     const { shades } = this.#batches.points, byRadius = this.#radius.show === "colour" && radii;
     let changed = false;
     for (let k = 0; k < shades.length; k++) {
       const part = k % 4, own = colours ? colours[k] : this.#plain[part];
-      const byte = byRadius && part < 3 ? this.#ramp[3 * Math.round(255 * this.share(radii[k >> 2])) + part] : own;
+      const byte = byRadius && part < 3 ? this.#ramp[3 * Math.round(255 * this.#radius.share(radii[k >> 2])) + part] : own;
       changed ||= shades[k] !== byte;
       shades[k] = byte;
     }
@@ -566,15 +516,18 @@ class Sphere {
 
   /** Above points and lines: trails of a scene, rings, and texts that do not cover each other. */
   #drawTexts(pen) {
-    const scene = this.#scene, view = this.#view, spot = this.#spot, { ink, soft, paper } = this.#colours;
+    const view = this.#view, spot = this.#spot, { ink, soft, paper } = this.#colours;
     this.#boxes.length = 0;
-    if (scene) this.#drawScene(pen);
+    if (this.#scene) {
+      const at = (part, i) => [...project(view, part.at, i, 1, spot)].slice(0, 2);
+      drawTrails(pen, this.#scene, this.#parts, this.#colours, at, (text, x, y, bold) => this.#write(pen, text, x, y, bold, ink));
+    }
     const surface = this.#batches.wire.grow;
     for (const { position, radius = 0, text, size = 12 } of this.#marks) {
       project(view, position, 0, radius ? this.distance(radius) : surface, spot);
       if (!Number.isFinite(spot[0])) continue;
       pen.disc(spot[0], spot[1], size, "", spot[2] < 0 ? 0.45 : 1, ink, 1.5);
-      if (text) this.#write(pen, text, spot[0] + size - 6, spot[1], true, ink);
+      if (text) this.#write(pen, text, spot[0], spot[1], true, ink, size + 3);
     }
     const labels = this.#pointInput?.labels;
     for (let i = 0; labels && i < labels.length; i++) {
@@ -583,7 +536,7 @@ class Sphere {
       this.#write(pen, labels[i], spot[0], spot[1], i === this.chosen, ink);
     }
     for (let k = 0; this.#axes && k < 3; k++) {
-      project(view, this.#batches.axes.places, 2 * k + 1, 1, spot);
+      project(view, this.#batches.axes.places, 2 * k + 1, this.#batches.axes.grow, spot);
       this.#write(pen, this.#axes[k], spot[0], spot[1], false, soft);
     }
     if (this.near) this.#ring(pen, this.near.part.at, this.near.index, 9, ink, paper);
@@ -591,7 +544,7 @@ class Sphere {
     if (!choice) return;
     this.#ring(pen, choice.part.at, choice.index, 11, ink, paper);
     this.#boxes.length = 0;
-    this.#write(pen, this.nameOf(this.chosen), spot[0] + 6, spot[1], true, ink);
+    this.#write(pen, this.nameOf(this.chosen), spot[0], spot[1], true, ink, 15);
   }
 
   #ring(pen, places, index, size, ink, paper) {
@@ -600,43 +553,13 @@ class Sphere {
     pen.disc(x, y, size, "", 1, ink, 2);
   }
 
-  #drawScene(pen) {
-    const { ink, paper, steps } = this.#colours, [low, high] = this.#scene.steps;
-    const colour = step => `rgb(${stepColour(steps, (step - low) / (high - low)).join()})`;
-    const spot = (part, i) => [...project(this.#view, part.at, i, 1, this.#spot)].slice(0, 2);
-    const trails = this.#parts.filter(part => part.steps), marked = this.#parts.filter(part => part.marked);
-    for (const part of trails) {
-      const spots = part.steps.map((_, i) => spot(part, i)), shades = part.steps.map(colour), last = Math.max(1, spots.length - 1);
-      spots.forEach(([x, y], i) => i && pen.line(...spots[i - 1], x, y, shades[i], 1, 2.5));
-      spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / last, shades[i], 1, paper, 1));
-    }
-    for (const part of marked) part.labels.forEach((text, i) => this.#write(pen, text, ...spot(part, i), true, ink));
-    for (const part of trails) {
-      const { captions } = part;  // the ends before what is between them
-      for (const [i, text] of [captions[0], captions.at(-1), ...captions.slice(1, -1)].filter(Boolean)) {
-        this.#write(pen, text, ...spot(part, i), false, ink);
-      }
-    }
-  }
-
   /** A text beside a place, unless it would cover another one. */
-  #write(pen, text, x, y, bold, colour) {
-    const wide = 4 + pen.width(text, bold), left = x + 8 + wide > this.#view.width ? x - 8 - wide : x + 8;
+  #write(pen, text, x, y, bold, colour, gap = 8) {
+    const wide = 4 + pen.width(text, bold), left = x + gap + wide > this.#view.width ? x - gap - wide : x + gap;
     for (const box of this.#boxes) {
       if (left < box[0] + box[2] && box[0] < left + wide && Math.abs(y - box[1]) < 16) return;
     }
     this.#boxes.push([left, y, wide]);
     pen.text(left, y, text, bold, colour, this.#colours.paper);
   }
-}
-
-/** Numbers of a scene: 16-bit integers in base64, in units of the scene's reach, or rows of numbers. */
-function numbers(points) {
-  if (typeof points !== "string") return Float32Array.from(points.flat());
-  const bytes = Uint8Array.from(atob(points), letter => letter.charCodeAt(0));
-  return Float32Array.from(new Int16Array(bytes.buffer), value => value / 32767);
-}
-
-function sceneRows(scene, part, index) {
-  return { [part.steps ? `${scene.order} ${part.steps[index]}` : part.name]: part.labels[index] || "" };
 }

@@ -17,8 +17,15 @@ function addPointer(sphere, signal) {
     return [event.clientX - left, event.clientY - top];
   };
   const draggable = (event, reach) => sphere.movable ? sphere.pick(...places(event), reach, true) : null;
-  const distance = () => { const [a, b] = held.values(); return Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY); };
-  let apart = 0, dragged = -1;
+  const twoFingers = () => {
+    const [a, b] = held.values(), apart = Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY);
+    return [(a.clientX + b.clientX) / 2, (a.clientY + b.clientY) / 2, Math.max(1, apart)];
+  };
+  const turn = (across, down, zoom = 1) => {
+    const { azimuth, elevation, zoom: before } = sphere.camera;
+    sphere.moveCamera({ azimuth: azimuth - across / PIXELS, elevation: elevation + down / PIXELS, zoom: before * zoom });
+  };
+  let fingers = null, dragged = -1;
 
   on("pointerdown", event => {
     held.set(event.pointerId, event);
@@ -26,7 +33,7 @@ function addPointer(sphere, signal) {
     const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? 24 : 14) : null;
     dragged = picked ? picked.index : -1;
     sphere.chosen = dragged;
-    if (held.size === 2) apart = distance();
+    fingers = held.size === 2 ? twoFingers() : null;
   });
   // A finger on a point drags it; elsewhere a page can be scrolled.
   on("touchstart", event => {
@@ -40,18 +47,12 @@ function addPointer(sphere, signal) {
     const before = held.get(event.pointerId);
     if (!before) return sphere.hover(sphere.pick(...places(event)), event);
     held.set(event.pointerId, event);
-    const { azimuth, elevation, zoom } = sphere.camera;
-    if (held.size === 2) {
-      const now = distance();
-      sphere.moveCamera({ zoom: zoom * now / Math.max(1, apart) });
-      apart = now;
+    if (held.size === 2 && fingers) {
+      const [x, y, apart] = fingers;
+      fingers = twoFingers();
+      turn(fingers[0] - x, fingers[1] - y, fingers[2] / apart);
     } else if (dragged >= 0) sphere.dragTo(dragged, ...places(event));
-    else {
-      sphere.moveCamera({
-        azimuth: azimuth - (event.clientX - before.clientX) / PIXELS,
-        elevation: elevation + (event.clientY - before.clientY) / PIXELS,
-      });
-    }
+    else if (held.size === 1) turn(event.clientX - before.clientX, event.clientY - before.clientY);
     sphere.hover(null, event);
   });
   on("pointerleave", event => sphere.hover(null, event));

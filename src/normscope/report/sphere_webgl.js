@@ -47,7 +47,7 @@ const from = new Float64Array(3), to = new Float64Array(3);
 
 /** Paints batches without WebGL: lines first, then points, far ones before near ones. */
 export function paintBatches(pen, view, batches) {
-  for (const batch of batches) (batch.lines ? penLines : penPoints)(pen, view, batch);
+  for (const batch of batches) if (batch.grow) (batch.lines ? penLines : penPoints)(pen, view, batch);
 }
 
 function shadeOf({ shades }, k) {
@@ -163,7 +163,7 @@ export function createPainter(canvas, batches) {
       gl.uniform2f(zoom, 2 * view.scale / view.width, 2 * view.scale / view.height);
       gl.uniform1f(ratio, view.ratio * Math.sqrt(view.zoom));
       for (let k = 0; k < batches.length; k++) {
-        if (!batches[k].count) continue;
+        if (!batches[k].count || !batches[k].grow) continue;
         (batches[k].lines ? gl.disable : gl.enable).call(gl, gl.DEPTH_TEST);
         paintBatch(k);
       }

@@ -2,7 +2,9 @@
 import { button, element } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
 import { SCHEMES_AT_ONCE } from "./lab_settings.js";
-import { createSphere, LEAST_RANGE, rgb, shareCamera } from "./sphere.js";
+import { createSphere, shareCamera } from "./sphere.js";
+import { rgb } from "./sphere_colours.js";
+import { LEAST_RANGE } from "./sphere_radius.js";
 import { frameAt, valueAt } from "./strips.js";
 
 const TRAIL = 40;  // frames
