@@ -349,6 +349,18 @@ def test_an_exported_page_is_small_and_replaced_only_on_request(here: Path, caps
     assert [path.name for path in here.iterdir()] == ["tour.html"]
 
 
+def test_an_exported_page_holds_the_runs_that_are_given(here: Path, capsys: pytest.CaptureFixture[str], tab: Tab) -> None:
+    shape = ("--scheme", "pre", "--tokens", "3", "--dim", "3", "--time", "0.5", "--samples", "3", "--json")
+    assert run(capsys, "simulate", *shape, "--out", "mine")[0] == 0
+    for name in ("config.json", "model.safetensors"):
+        (here / "mine" / name).touch()  # as in the folder of a training, which is a model too
+    assert run(capsys, "explore", "mine", "--export", "mine.html")[:2] == (0, "mine.html\n")
+    tab.open(here / "mine.html")
+    data = "JSON.parse(document.getElementById('explorer-data').textContent)"
+    assert tab.run(f"{data}.runs.map(run => [run.name, run.kind])") == [["mine", "simulate"]]
+    assert tab.errors == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
