@@ -6,8 +6,9 @@ The page names runs by ids, never by paths, and nothing outside the folders give
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from normscope.explorer.ledger import COMMAND as LEDGER
 from normscope.explorer.ledger import ledger_data
 from normscope.explorer.watched import EXPORTED, WatchedTraining
 from normscope.machine.files import user_path
-from normscope.runs import UNFINISHED, open_run, run_path, unfinished_runs
+from normscope.runs import UNFINISHED, is_locked, open_run, run_path, unfinished_runs
 from normscope.watch.run_folder import COMMAND as WATCH
 from normscope.watch.run_folder import WATCHED, watched_run
 
 RUN = "run.json"
+_FRESH = 5.0  # seconds for which the list of runs holds
 _MOST_RUNS = 200  # that a folder of runs offers
-_MOST_ROWS = 2_000  # of a table of a simulation
 
 
 class UnknownRunError(InputError):
@@ -44,6 +45,19 @@ class Run:
     name: str
     path: Path
     root: Path
+
+    @property
+    def full_name(self) -> str:
+        """Its name with that of the folder that it is in."""
+        return f"{self.path.parent.name}/{self.name}"
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever there may be something new to read."""
+        begun = self.path.exists()
+        places = [self.path, self.path / WATCHED] if begun else [each / WATCHED for each in unfinished_runs(self.path)]
+        times = [_changed(place / name) for place in places for name in ("", RUN, "segments")]
+        return f"{times} {[is_locked(place / 'lock') for place in places]}"
 
     def about(self) -> dict[str, Any]:
         """Its kind and what it is; of a damaged one, the problem in one sentence."""
@@ -79,6 +93,14 @@ AUDIT = "audit"
 KINDS: Mapping[str, str] = {WATCH: "watched trainings", AUDIT: "audits", "simulate": "simulations", LEDGER: "ledgers"}
 
 
+def _changed(path: Path) -> int:
+    """When a file or folder was changed; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _links(folder: Path) -> Iterator[Path]:
     """The links in a run folder, its segments included."""
     for parent, folders, files in os.walk(folder):
@@ -95,15 +117,17 @@ class Folders:
     _trainings: dict[Path, WatchedTraining] = field(default_factory=dict)
     _others: dict[Path, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _listed: tuple[float, list[Run] | None] = (0.0, None)
 
     def runs(self) -> list[Run]:
-        """All runs, in the order given; those in a folder of runs by name."""
-        runs = {run.id: run for path in self.paths for run in _offered(path)}
-        names = [run.name for run in runs.values()]
-        return [
-            Run(run.id, f"{run.path.parent.name}/{run.name}" if names.count(run.name) > 1 else run.name, run.path, run.root)
-            for run in runs.values()
-        ]
+        """All runs, in the order given; those in a folder of runs by name. Folders are looked through every few seconds."""
+        listed, runs = self._listed
+        if runs is None or time.monotonic() - listed > _FRESH:
+            offered = {run.id: run for path in self.paths for run in _offered(path)}.values()
+            names = [run.name for run in offered]
+            runs = [replace(run, name=run.full_name) if names.count(run.name) > 1 else run for run in offered]
+            self._listed = time.monotonic(), runs
+        return runs
 
     def find(self, id: str) -> Run:
         """The run of an id."""
@@ -135,8 +159,8 @@ class Folders:
         return known[1]
 
     def versions(self) -> dict[str, str]:
-        """By id, a text for each watched run that changes as it grows; a damaged one has its problem."""
-        return {run.id: _version(run) for run in self.runs()}
+        """By id, a text for each run that changes as it grows, ends or is replaced; nothing is read for it."""
+        return {run.id: run.version for run in self.runs()}
 
     def ledger(self) -> dict[str, Any]:
         """The statements and verdicts of the last run of verify, or of the packaged one with why that takes its place."""
@@ -155,6 +179,12 @@ def split_sources(sources: Sequence[str]) -> tuple[list[str], list[str]]:
     """Which of the sources are run folders, or hold some, and which are models; a training that was watched is both."""
     runs = [source for source in sources if list(_offered(source))]
     models = [source for source in sources if source not in runs or _has_model(source)]
+    for source in models:
+        path = user_path(source)
+        if (source.startswith((".", "/", "~")) and not path.exists()) or (
+            path.is_dir() and not (path / "config.json").exists()
+        ):
+            raise InputError(f"'{source}' {'holds neither a run nor a model' if path.exists() else 'does not exist'}")
     return runs, models
 
 
@@ -170,14 +200,6 @@ def _has_model(folder: Path | str) -> bool:
     return (user_path(folder) / "config.json").is_file() and any(user_path(folder).glob("*.safetensors"))
 
 
-def _version(run: Run) -> str:
-    try:
-        place = run.place()
-        return WatchedTraining(place).version if (place / "segments").is_dir() else str((place / RUN).stat().st_mtime_ns)
-    except (InputError, OSError) as error:
-        return str(error)
-
-
 def _exported(run: Run) -> dict[str, Any]:
     about = run.about()
     if "problem" in about or about["kind"] == LEDGER:  # which the whole page has once
@@ -191,24 +213,12 @@ def _exported(run: Run) -> dict[str, Any]:
 
 
 def _view_data(place: Path) -> dict[str, Any]:
-    """An audit for the atlas; of others the tables as columns, long ones thinned."""
+    """An audit for the atlas; of a simulation the page needs its settings alone, which the list of runs has."""
     from normscope.experiments.result import load
     from normscope.explorer.audits import audit_data
 
     result = load(place)
-    if result.kind.command == AUDIT:
-        return audit_data(result.tables, result.configuration)
-    tables = {}
-    for name, table in result.tables.items():
-        every = -(-len(table) // _MOST_ROWS)
-        columns = {str(column): _plain(values.tolist()) for column, values in table.iloc[:: max(1, every)].items()}
-        tables[name] = {"columns": columns, "every": every}
-    return {"configuration": result.configuration, "summary": result.summary, "tables": tables}
-
-
-def _plain(values: list[Any]) -> list[Any]:
-    """For JSON, which has neither NaN nor infinity."""
-    return [None if isinstance(value, float) and not -1e308 < value < 1e308 else value for value in values]
+    return audit_data(result.tables, result.configuration) if result.kind.command == AUDIT else {}
 
 
 def _offered(path: Path | str) -> Iterator[Run]:

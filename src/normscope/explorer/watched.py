@@ -111,14 +111,6 @@ class WatchedTraining:
         self.tables: dict[str, Blocks] = {}
         self.alarms: list[dict[str, Any]] = []
 
-    @property
-    def version(self) -> str:
-        """Another text whenever there is something new to read."""
-        if not has_segments(self.folder):
-            return FINISHED
-        last = max(((segment.session, segment.last) for segment in segments_of(self.folder)), default=(0, 0))
-        return f"{growth(self.folder)} {last[0]} {last[1]}"
-
     def refresh(self) -> None:
         """Read what is new: rows of the last session after those that were read, or everything if there is another session."""
         if not has_segments(self.folder):

@@ -3,6 +3,7 @@ import { button, createTip, element } from "./dom.js";
 import { createStates } from "./state.js";
 import { download } from "./save.js";
 import { createServer } from "./server.js";
+import { simulatedState } from "./simulated_run.js";
 import { createLab } from "./lab.js";
 import { createAtlas } from "./atlas.js";
 import { createTraining } from "./training.js";
@@ -30,7 +31,8 @@ const server = data.server && createServer(data.server, text => {
   box.textContent = text ?? "";
   box.hidden = !text;
 });
-const states = createStates(names, names.includes(data.view) ? data.view : names[0], show);
+const states = createStates(names, names.includes(data.view) ? data.view : names[0], show,
+  { lab: simulatedState(data.runs, data.schemes) });
 
 const app = {
   data,

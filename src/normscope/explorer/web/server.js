@@ -1,6 +1,7 @@
 // What a page asks of the server that sent it: JSON, and streams of events that reconnect.
 
 const TOKEN = "X-Normscope-Token", PAGE = "X-Normscope-Page", LONGEST_PAUSE = 8000;
+const SILENCE = 30000;  // milliseconds after which a server that says nothing, which it does every ten seconds, is gone
 const GONE = "The server does not answer. What is on the page stays; it connects again by itself.";
 
 /** `{request, stream}` for a server with that token. `onConnection(text)` gets why there is no connection, null when there is. */
@@ -42,8 +43,12 @@ export function createServer({ token }, onConnection) {
 
   async function follow(path, onMessage, signal) {
     for (let pause = 500; !signal.aborted; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+      // A browser opens six connections to a server: pages that nobody sees leave them to others.
+      while (document.hidden) await new Promise(resolve => document.addEventListener("visibilitychange", resolve, { once: true }));
+      const unseen = new AbortController(), leave = () => document.hidden && unseen.abort();
+      document.addEventListener("visibilitychange", leave);
       try {
-        const answer = await fetch(path, { headers, signal, cache: "no-store" });
+        const answer = await fetch(path, { headers, signal: AbortSignal.any([signal, unseen.signal]), cache: "no-store" });
         if (!answer.ok) {
           const content = await answer.json().catch(() => null);
           onConnection(content?.detail ?? `The server refused the page (${answer.status}); open the address that it prints.`);
@@ -55,7 +60,10 @@ export function createServer({ token }, onConnection) {
         }
       } catch {
         if (signal.aborted) return;
+        if (unseen.signal.aborted) continue;
         onConnection(GONE);
+      } finally {
+        document.removeEventListener("visibilitychange", leave);
       }
       await new Promise(resolve => setTimeout(resolve, pause));
     }
@@ -67,7 +75,9 @@ export function createServer({ token }, onConnection) {
 async function readEvents(body, onMessage) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   for (let text = ""; ;) {
+    const silence = setTimeout(() => reader.cancel().catch(() => {}), SILENCE);
     const { value, done } = await reader.read();
+    clearTimeout(silence);
     if (done) return;
     const events = (text + value).replaceAll("\r\n", "\n").split("\n\n");
     text = events.pop();

@@ -26,9 +26,12 @@ export function stateChanges(values, defaults) {
   return Object.fromEntries(pairs.map(([name, value]) => [name, asText(value) === asText(defaults[name]) ? null : value]));
 }
 
-/** The states of all views, of which the address has the current one's. `onNavigate(view, values)` follows links and "back". */
-export function createStates(views, first, onNavigate) {
-  const states = Object.fromEntries(views.map(view => [view, {}]));
+/**
+ * The states of all views, of which the address has the current one's. `onNavigate(view, values)` follows links and "back";
+ * `initial` has the values, as texts, of views that an address without them opens with.
+ */
+export function createStates(views, first, onNavigate, initial = {}) {
+  const states = Object.fromEntries(views.map(view => [view, { ...initial[view] }]));
   let current = first, written = 0, waiting = 0;
 
   function read() {
