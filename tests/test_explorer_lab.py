@@ -22,7 +22,7 @@ from normscope.measures.collapse_probability import collapse_probability
 from normscope.schemes import NAMED
 
 VIEW = "document.getElementById('view-lab')"
-DONE = f"{VIEW}.dataset.run === 'done' && !document.querySelector('.lab-main [role=status]').textContent"
+DONE = f"{VIEW}.dataset.run === 'done' && !document.querySelector('.lab-progress').textContent"
 VALUES = "[...document.querySelectorAll('.lab-values')].map(node => node.textContent)"
 LINES = "[...document.querySelectorAll('.strip .lines-path')].map(path => path.getAttribute('d'))"
 TIME = f"Number({VIEW}.dataset.time)"
@@ -106,7 +106,7 @@ def test_every_control_changes_the_run(tab: Tab, address: str) -> None:
         nonlocal before
         tab.wait(f"{DONE} && JSON.stringify({LINES}) !== {json.dumps(json.dumps(before, separators=(',', ':')))}")
         before = tab.run(LINES)
-        assert state_of(tab)[name] == value
+        tab.wait(f"new URLSearchParams(location.hash.split('?')[1]).get('{name}') === '{value}'")
 
     for name, value in numbers.items():
         tab.page.fill(f"#lab-{name}", value)
@@ -359,6 +359,8 @@ def measured(tab: Tab) -> dict[str, Any]:
 def test_the_tour(tab: Tab, address: str) -> None:
     visit(tab, address)
     tab.page.click("text=Guided tour")
+    tab.wait(f"{TIME} > 0")  # a stop plays
+    tab.page.emulate_media(reduced_motion="reduce")
     first = measured(tab)
     assert first["measured"] == pytest.approx(first["formula"], rel=1e-9)
     assert first["measured"] > 5
@@ -392,6 +394,8 @@ def test_the_tour(tab: Tab, address: str) -> None:
     tab.page.click("text=End the tour")
     assert tab.page.is_hidden(".lab-tour")
     assert "tour" not in state_of(tab)
+    assert tab.run(TIME) == 0  # with reduced motion nothing plays by itself
+    tab.page.emulate_media(reduced_motion="no-preference")
     assert tab.errors == []
 
 

@@ -203,7 +203,7 @@ def listed(tab: Tab) -> list[str]:
 
 def choose(tab: Tab, id: str) -> None:
     tab.page.click(f".ledger-row[data-statement='{id}']")
-    tab.page.wait_for_function("id => document.querySelector('.ledger-title h3')?.textContent.startsWith(id)", arg=id)
+    tab.wait(f"document.querySelector('.ledger-title h3')?.textContent.startsWith('{id} ')")
 
 
 def text(tab: Tab, selector: str = ".ledger-detail") -> str:
@@ -291,15 +291,15 @@ def test_a_link_shows_the_same_and_the_back_button_returns(view: Tab, page: Path
     view.page.get_by_label("Verdict").select_option(FAILS)
     view.page.locator("#ledger-dial").focus()
     view.page.keyboard.press("End")
-    view.page.wait_for_function("() => location.hash.includes('position=40')")
+    view.wait("location.hash.includes('position=40')")
     shown, address = text(view), view.run("location.hash")
     choose(view, "3:sphere")
     view.page.go_back()
-    view.page.wait_for_function("() => document.querySelector('.ledger-title h3').textContent.startsWith('1:7ii')")
+    view.wait("document.querySelector('.ledger-title h3').textContent.startsWith('1:7ii')")
     assert text(view) == shown
     view.page.goto("about:blank")
     view.page.goto(page.as_uri() + address)
-    view.page.wait_for_function("() => document.querySelector('#ledger-dial')?.value === '40'")
+    view.wait("document.querySelector('#ledger-dial')?.value === '40'")
     assert text(view) == shown
     assert listed(view) == REFUTED
     for damaged in (
@@ -309,7 +309,7 @@ def test_a_link_shows_the_same_and_the_back_button_returns(view: Tab, page: Path
     ):
         view.page.goto("about:blank")
         view.page.goto(page.as_uri() + damaged)
-        view.page.wait_for_function("() => document.querySelector('.ledger-detail h3') !== null")
+        view.wait("document.querySelector('.ledger-detail h3') !== null")
         assert "cannot be shown" not in text(view, "main")
 
 
@@ -318,11 +318,11 @@ def test_keys_step_through_the_list_and_turn_the_dial(view: Tab) -> None:
     view.page.locator(".ledger-list").focus()
     for id in REFUTED[:2]:
         view.page.keyboard.press("j")
-        view.page.wait_for_function("id => document.querySelector('.ledger-title h3')?.textContent.startsWith(id)", arg=id)
+        view.wait(f"document.querySelector('.ledger-title h3')?.textContent.startsWith('{id} ')")
     view.page.keyboard.press("ArrowRight")
     assert view.page.locator("#ledger-dial").input_value() == "1"
     view.page.keyboard.press("k")
-    view.page.wait_for_function("id => document.querySelector('.ledger-title h3').textContent.startsWith(id)", arg=REFUTED[0])
+    view.wait(f"document.querySelector('.ledger-title h3')?.textContent.startsWith('{REFUTED[0]} ')")
     view.page.keyboard.press("/")
     assert view.run("document.activeElement.type") == "search"
 
@@ -362,17 +362,24 @@ def test_tables_and_pictures_are_saved(view: Tab) -> None:
     assert "printed claim" in svg
 
 
-def test_a_statement_about_a_simulation_leads_into_the_lab(view: Tab) -> None:
-    choose(view, "2:4.3ii-ngpt")
-    view.page.get_by_role("button", name="where it fails").click()
-    view.page.get_by_role("link", name="Watch this position in the sphere lab").click()
-    view.page.wait_for_function("() => !document.getElementById('view-lab').hidden")
+@pytest.mark.parametrize(("id", "tokens"), [("2:4.3ii-ngpt", 4), ("2:4.3ii-wide", 2), ("2:4.1ii", 16)])
+def test_a_statement_about_a_simulation_leads_into_the_lab(view: Tab, id: str, tokens: int) -> None:
+    choose(view, id)
+    if PACKAGED[id]["dial"]:
+        view.page.get_by_role("button", name="where it fails").click()
+    view.page.locator(".ledger-detail a", has_text="in the sphere lab").click()
+    view.wait("!document.getElementById('view-lab').hidden && document.querySelector('#view-lab canvas')")
+    assert view.page.get_by_label("Tokens n").input_value() == str(tokens)
+    problems = "[...document.querySelectorAll('#view-lab .problem, #view-lab .failure, #view-lab [role=alert]')]"
+    assert view.run(f"{problems}.map(each => each.textContent).filter(Boolean)") == []
     values = view.run("Object.fromEntries(new URLSearchParams(location.hash.split('?')[1]))")
-    assert json.loads(values["schemes"])[0] == ["ngpt", {"alpha": 0.1}]
+    if id == "2:4.3ii-ngpt":
+        assert json.loads(values["schemes"])[0] == ["ngpt", {"alpha": 0.1}]
+    if id == "2:4.3ii-wide":  # nearly antipodal
+        places = [[float(number) for number in place.split(":")[1].split(",")] for place in values["moved"].split(";")]
+        assert sum(a * b for a, b in zip(*places, strict=True)) == pytest.approx(1 - 1.999, abs=1e-3)
     view.page.go_back()
-    view.page.wait_for_function("() => !document.getElementById('view-ledger').hidden")
-    choose(view, "2:3.1")
-    assert view.page.get_by_role("link", name="Watch it in the sphere lab").is_visible()
+    view.wait("!document.getElementById('view-ledger').hidden")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

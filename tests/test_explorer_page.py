@@ -17,7 +17,7 @@ from helpers.browser import Tab, assert_readable, open_tab
 from helpers.cli import run
 from normscope.explorer.export import export_explorer
 from normscope.explorer.page import FOLDERS
-from normscope.report.bundle import BundleError, bundle
+from normscope.report.bundle import BundleError, bundle, source
 from normscope.report.theme import DARK, LIGHT
 
 VIEWS = ("lab", "atlas", "training", "ledger")
@@ -73,6 +73,21 @@ def test_modules_have_scopes_of_their_own(tmp_path: Path, tab: Tab) -> None:
 def test_what_cannot_be_bundled_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         bundle("top.js", folder_of(tmp_path, low="export const two = 2;\n", top=text))
+
+
+IMPORT = re.compile(r'^import \{([^}]+)\} from "\./([\w.]+)";$', re.MULTILINE)
+
+
+def test_modules_import_what_they_use_and_none_is_left_over() -> None:
+    reached, wanted = set[str](), ["app.js", "worker.js"]
+    while wanted:
+        text = source(file := wanted.pop(), FOLDERS)
+        reached.add(file)
+        wanted += [imported for _, imported in IMPORT.findall(text) if imported not in reached]
+        body = IMPORT.sub("", text).replace("...", " ")
+        names = [name.split(" as ")[-1].strip() for names, _ in IMPORT.findall(text) for name in names.split(",")]
+        assert [name for name in names if not re.search(rf"(?<![\w$.]){re.escape(name)}(?![\w$])", body)] == [], file
+    assert {file.name for file in FOLDERS[0].iterdir() if file.name.endswith(".js")} <= reached
 
 
 def modules(tab: Tab, name: str) -> None:
@@ -347,6 +362,18 @@ def test_an_exported_page_is_small_and_replaced_only_on_request(here: Path, caps
     assert run(capsys, "explore", "--export", "tour.html", "--overwrite")[0] == 0
     assert (here / "tour.html").read_bytes() == first  # the same page every time
     assert [path.name for path in here.iterdir()] == ["tour.html"]
+
+
+def test_an_exported_page_holds_the_runs_that_are_given(here: Path, capsys: pytest.CaptureFixture[str], tab: Tab) -> None:
+    shape = ("--scheme", "pre", "--tokens", "3", "--dim", "3", "--time", "0.5", "--samples", "3", "--json")
+    assert run(capsys, "simulate", *shape, "--out", "mine")[0] == 0
+    for name in ("config.json", "model.safetensors"):
+        (here / "mine" / name).touch()  # as in the folder of a training, which is a model too
+    assert run(capsys, "explore", "mine", "--export", "mine.html")[:2] == (0, "mine.html\n")
+    tab.open(here / "mine.html")
+    data = "JSON.parse(document.getElementById('explorer-data').textContent)"
+    assert tab.run(f"{data}.runs.map(run => [run.name, run.kind])") == [["mine", "simulate"]]
+    assert tab.errors == []
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ def export_explorer(export: Path | str, sources: Sequence[str] = (), *, overwrit
     """
     target = check_export(export, overwrite=overwrite)
     folders, models = split_sources(sources)
-    if models:
-        raise InputError(f"'{models[0]}' is no run folder, and export= takes nothing else; audit a model and give that folder")
+    others = [model for model in models if model not in folders]  # a training that was watched is both
+    if others:
+        raise InputError(f"'{others[0]}' is no run folder, and export= takes nothing else; audit a model and give that folder")
     given = Folders(folders)
     runs, ledger = given.exported(), given.ledger()
     damaged = next((run for run in runs if "problem" in run), None)

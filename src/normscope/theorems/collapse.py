@@ -132,7 +132,7 @@ _BOTH_DIAL = Dial(
     start=0.0,
     end=0.4,
     case=Case({"selected": 1.2, "gap": 0.2, "kappa_selected": 0.0, "kappa_other": 0.22}, ((0, 1.0),)),
-    quantity="gap of the noisy logits, and the criterion w_{t*}/w_t − λ",
+    quantity="gap of logits, and criterion w*/w − λ",
     caption="The other key has the noise κ_t = 0.22 and has overtaken the selected one: the gap is negative at every position. "
     "Noise on the query is common to both keys and changes no order, but it moves the printed λ until the criterion reports no "
     "collapse.",

@@ -119,7 +119,7 @@ STATEMENTS = (
         curves=_curves,
         cases=45,
         notices=("sign", "constant"),
-        simulation={"schemes": ["post", "pre"], "tokens": 128, "dim": 32, "beta": 1, "time": 4},
+        simulation={"schemes": ["post", "pre"], "tokens": 128, "dim": 64, "beta": 1, "time": 4},
     ),
     Statement(
         id="2:4.2ii",
@@ -132,6 +132,6 @@ STATEMENTS = (
         limit=_PROBABLY + ", so that Ω has the constant 1/(2C); r_0 = 1, α_0 = 1.",
         cases=30,
         notices=("sign",),
-        simulation={"schemes": ["post", "peri", "ngpt"], "tokens": 128, "dim": 32, "beta": 1, "time": 4},
+        simulation={"schemes": ["post", "peri", "ngpt"], "tokens": 128, "dim": 64, "beta": 1, "time": 4},
     ),
 )

@@ -232,7 +232,7 @@ _CONSTANT_DIAL = Dial(
     start=0.0,
     end=2.0,
     case=Case({"parts": 2, "width": 2, "tokens": 4, "broken": 0.1}, ((5, 1.0),)),
-    quantity="cosine between parts, or spread of their lengths",
+    quantity="cosine between parts, or spread of norms",
     caption="None of these parts interferes: |x_1 + x_2| is one number at every position. Without constants they are "
     "orthogonal spheres, as printed; with constants they lean on each other, and only what varies stays orthogonal.",
 )

@@ -12,8 +12,7 @@ const LOW = 2.572804622327669e-14;
 const SMALL = 350; // logits up to this size: e^(l − bound) is a normal number, and so is 1 over a sum of them
 const ROOTS = Float64Array.from({ length: PARTS }, (_, j) => 2 ** (-j / PARTS));
 const POWERS = Float64Array.from({ length: 1024 }, (_, k) => 2 ** -k);
-export const WEIGHTS = ["W_Q", "W_K", "W_V", "W_O", "W_G"];
-export const PLAIN = { heads: "none", scores: { cap: null, sink: null, temperature: null }, inner: null, gated: false };
+const WEIGHTS = ["W_Q", "W_K", "W_V", "W_O", "W_G"];
 
 /** The next multiple of the tile. */
 export function padded(size) {

@@ -17,7 +17,7 @@ export function showingAxes(directions, tokens, dim) {
   const rounds = Math.min(200, Math.max(8, Math.round(WORK / (4 * tokens * dim))));
   for (let a = 0; a < 3; a += 1) {
     const axis = axes.subarray(a * dim, (a + 1) * dim);
-    if (a || !normalise(axis, mean)) principal(rest, tokens, dim, axis, rounds);
+    if (a || !normalise(axis, mean)) principal(rest, tokens, dim, axis, rounds, a);
     if (!axis.some(Boolean)) outside(axes, a, dim);
     for (let i = 0; i < tokens; i += 1) remove(rest.subarray(i * dim, (i + 1) * dim), axis);
   }
@@ -46,14 +46,12 @@ function normalise(axis, vector) {
   return true;
 }
 
-/** The leading principal axis of the rows by power iteration from the longest of them; 0 where all are 0. */
-function principal(rows, tokens, dim, axis, rounds) {
-  let longest = 0, most = -1;
-  for (let i = 0; i < tokens; i += 1) {
-    const norm = Math.hypot(...rows.subarray(i * dim, (i + 1) * dim));
-    if (norm > most + CLOSE) [longest, most] = [i, norm];
-  }
-  if (!normalise(axis, rows.subarray(longest * dim, (longest + 1) * dim))) return;
+/** The leading principal axis of the rows by power iteration; 0 where all are 0. It begins with a mixture of all rows, so that
+ *  tokens which have no leading axis, such as orthogonal ones, spread over the picture instead of covering each other. */
+function principal(rows, tokens, dim, axis, rounds, a) {
+  const mixture = new Float64Array(dim);
+  for (let i = 0; i < tokens; i += 1) for (let k = 0; k < dim; k += 1) mixture[k] += Math.cos((a + 1) * (i + 1) * (i + 2)) * rows[i * dim + k];
+  if (!normalise(axis, mixture)) return;
   const next = new Float64Array(dim);
   for (let round = 0; round < rounds; round += 1) {
     next.fill(0);

@@ -38,7 +38,8 @@ export function createLab(host, app) {
   at.strips = element("div", {});
   at.problem = element("p", { class: "problem", role: "alert" });
   at.link = element("p", { class: "problem", role: "alert" });
-  at.progress = element("p", { class: "note", role: "status" });
+  at.progress = element("p", { class: "note lab-progress" });
+  at.stop = button("Stop computing", stopRun, { hidden: true });
   at.hint = element("p", { class: "note" });
   at.form = element("form", { class: "lab-form", on: { submit: event => event.preventDefault() } });
   at.controls = element("details", { class: "lab-controls" }, element("summary", {}, "Settings"), at.form);
@@ -47,7 +48,7 @@ export function createLab(host, app) {
   at.begin = button("Guided tour", () => goTo(0), { class: "main" });
   at.reset = button("Undo moved tokens", () => { moved = new Map(); changed({ push: true }); });
   at.lab = element("div", { class: "lab" },
-    element("div", { class: "lab-main" }, element("div", { class: "controls" }, at.begin, at.add, at.reset, at.progress), at.link, at.problem, at.spheres, at.player, at.hint, at.editor, at.strips),
+    element("div", { class: "lab-main" }, element("div", { class: "controls" }, at.begin, at.add, at.reset, at.stop, at.progress), at.link, at.problem, at.spheres, at.player, at.hint, at.editor, at.strips),
     at.controls);
   host.replaceChildren(element("h2", { class: "visually-hidden" }, "Sphere lab"), at.tour, at.circuit, at.lab);
 
@@ -150,7 +151,6 @@ export function createLab(host, app) {
     at.add.disabled = chosen.length >= SCHEMES_AT_ONCE;
     at.reset.hidden = !moved.size;
     spheres.set(chosen, { edited, open });
-    spheres.recolour();
     const sentences = { ...conflicts(settings), ...problems };
     controls.set(settings, sentences);
     at.controls.open ||= Object.keys(sentences).length > 0;
@@ -183,8 +183,8 @@ export function createLab(host, app) {
     }
     begun = key;
     problem("");
-    progress("Computing…");
     host.dataset.run = "computing";
+    progress("Computing…");
     player.setRun({ duration: settings.time, every: frameTime(settings), axis: settings.axis, whole: settings.solver === "layers" });
     player.wanted = Math.min(t, settings.time);
     run.begin(wanted, { until: player.wanted, theory: !noTheory(wanted) });
@@ -199,10 +199,10 @@ export function createLab(host, app) {
   }
 
   function runDone() {
+    host.dataset.run = "done";
     progress("");
     player.setReached(Math.min(run.reached, settings.time));
     feedStrips();
-    host.dataset.run = "done";
     measureStop();
     drawSoon();
   }
@@ -229,6 +229,19 @@ export function createLab(host, app) {
 
   function progress(text) {
     at.progress.textContent = text;
+    at.stop.hidden = host.dataset.run !== "computing" || !text;
+  }
+
+  function stopRun() {
+    run.stop();
+    begun = "";
+    host.dataset.run = "stopped";
+    player.setReached(Math.min(run.reached, settings.time));
+    player.complete = true;
+    player.wanted = null;
+    feedStrips();
+    progress(`Stopped at t = ${shortNumber(player.reached)}; change a setting or press Start to compute again.`);
+    drawSoon();
   }
 
   // What is drawn
@@ -279,7 +292,8 @@ export function createLab(host, app) {
     clock.setAttribute("aria-valuetext", reading.textContent);
     at.hint.textContent = start ? "Drag a token to move the start by hand; drag elsewhere to turn the spheres." : "At time 0 tokens can be dragged; drag to turn the spheres.";
     spheres.setDrag(start ? dragged : null);
-    if (run.series.length === chosen.length) spheres.show(run.series, t, settings);
+    const dragging = start && moved.size && !run.current;  // a token that is being dragged is not put back to where it was
+    if (run.series.length === chosen.length && !dragging) spheres.show(run.series, t, settings);
     strips.setTime(t);
     host.dataset.time = String(t);
   }
@@ -345,6 +359,7 @@ export function createLab(host, app) {
 
   function restart() {
     scrub(0);
+    simulate(0);
   }
 
   /** To a stop of the tour, or out of it: the settings stay as they are then. */

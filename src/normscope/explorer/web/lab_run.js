@@ -30,9 +30,11 @@ export class Run {
     if (theory) this.worker.postMessage({ kind: "theory", id: this.id, settings });
   }
 
+  /** End the run where it is; its frames stay. */
   stop() {
     this.worker.postMessage({ kind: "stop", id: this.id });
     this.done = true;
+    this.series = this.next;
   }
 
   /** Whether the frames on show are those of the last settings. */

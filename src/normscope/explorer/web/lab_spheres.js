@@ -1,7 +1,6 @@
 // The spheres of the lab side by side: a heading with the scheme, the tokens at the clock's time, and their numbers.
 import { button, element } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
-import { SCHEMES_AT_ONCE } from "./lab_settings.js";
 import { createSphere, shareCamera } from "./sphere.js";
 import { rgb } from "./sphere_colours.js";
 import { LEAST_RANGE } from "./sphere_radius.js";
@@ -40,9 +39,18 @@ export function createSpheres(host, { app, on }) {
     const edit = button("Edit slots", () => on.edit(k), { "aria-expanded": "false" });
     const remove = button("×", () => on.remove(k), { "aria-label": `Remove scheme ${LETTERS[k]}`, title: "Remove this scheme", disabled: count === 1 });
     const mark = element("span", { class: "lab-mark", "aria-hidden": "true" }, LETTERS[k]);
-    const figure = element("figure", { class: "lab-panel" }, element("figcaption", {}, mark, select, edit, remove), picture, values, note);
+    const figure = element("figure", { class: "lab-panel" }, element("figcaption", {}, mark, select, element("span", { class: "lab-tools" }, edit, remove)), picture, values, note);
     const sphere = createSphere(picture, { label: `Tokens under scheme ${LETTERS[k]}.`, colours: app.theme.colours, tip: app.tip });
     return { figure, picture, sphere, select, edit, mark, values, note, spot: new Float32Array(0), colours: new Uint8Array(0) };
+  }
+
+  function recolour() {
+    const { colours } = app.theme;
+    panels.forEach((panel, k) => {
+      panel.sphere.colours = colours;
+      panel.mark.style.borderColor = colours.series[k];
+    });
+    applied = "";
   }
 
   /** Points at a time between two frames, on the line between them with the length between theirs. */
@@ -87,7 +95,8 @@ export function createSpheres(host, { app, on }) {
 
   return {
     set(chosen, { edited, open }) {
-      if (chosen.length !== panels.length) {
+      const created = chosen.length !== panels.length;
+      if (created) {
         panels.forEach(panel => panel.sphere.dispose());
         panels = chosen.map((_, k) => makePanel(k, chosen.length));
         row.replaceChildren(...panels.map(panel => panel.figure));
@@ -101,7 +110,11 @@ export function createSpheres(host, { app, on }) {
           sphere.onHover = (index, event) => app.tip(event, index === null ? null : tokenRows(panels.find(panel => panel.sphere === sphere), index));
         }
       }
+      if (created) recolour();
       panels.forEach((panel, k) => {
+        const title = schemeTitle(chosen[k].dictionary);
+        panel.sphere.label = `Tokens under scheme ${LETTERS[k]}, ${title}.`;
+        panel.picture.ariaLabel = `${panel.sphere.label} Arrow keys rotate, plus and minus zoom, Enter chooses a token.`;
         panel.select.value = chosen[k].base;
         for (const option of panel.select.options) {
           const scheme = option.value === chosen[k].base ? chosen[k].dictionary : app.data.schemes.find(({ name }) => name === option.value);
@@ -144,17 +157,8 @@ export function createSpheres(host, { app, on }) {
     set camera(camera) {
       for (const { sphere } of panels) sphere.camera = camera;
     },
-    recolour() {
-      const { colours } = app.theme;
-      panels.forEach((panel, k) => {
-        panel.sphere.colours = colours;
-        panel.mark.style.borderColor = colours.series[k];
-      });
-      applied = "";
-    },
+    recolour,
     get spheres() { return panels.map(panel => panel.sphere); },
-    letters: LETTERS,
-    most: SCHEMES_AT_ONCE,
   };
 }
 

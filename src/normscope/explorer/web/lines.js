@@ -8,7 +8,7 @@ const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const SIZE = 11;
 const LETTER = 6.2;
 const LETTERS = { "font-size": SIZE, "font-family": FONT };
-const DASHES = ["", "6 3", "2 2", "9 3 2 3", "12 4", "2 5"];
+export const DASHES = ["", "6 3", "2 2", "9 3 2 3", "12 4", "2 5"];
 const TICK = 4;
 
 /** At most `count` round numbers within [low, high]; of a logarithmic axis powers of ten, with 2 and 5 where there is room. */

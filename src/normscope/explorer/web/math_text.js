@@ -1,8 +1,8 @@
 // Formulas that are written as plain text, with indices and exponents where they belong.
 import { element } from "./dom.js";
 
-// Names of code, such as size_QK, have more than a letter before the mark.
-const PART = /(?<![A-Za-z]{2})[_^](?:\{(?:[^{}]|\{[^{}]*\})*\}|[A-Za-z0-9*]+|\p{Script=Greek})/gu;
+// Names of code, such as size_QK, have more than a letter before the mark and no braces.
+const PART = /[_^]\{(?:[^{}]|\{[^{}]*\})*\}|(?<![A-Za-z]{2})[_^](?:[A-Za-z0-9*]+|\p{Script=Greek})/gu;
 
 /** A text as children of an element: `_j`, `_{t*}` below the line, `^q`, `^{−2t}` above it. */
 export function formulaParts(text) {

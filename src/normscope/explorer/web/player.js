@@ -18,7 +18,7 @@ export class Player {
 
   /** A new run: its last time, the time between frames, the kind of axis, and whether only whole frames are shown. */
   setRun({ duration, every, axis, whole }) {
-    Object.assign(this, { duration, every, whole, axis: timeAxis(axis, duration, every), reached: 0, wanted: null });
+    Object.assign(this, { duration, every, whole, axis: timeAxis(axis, duration, every), reached: 0, wanted: null, complete: false });
   }
 
   /** How far the run has been computed; a time that was asked for earlier is shown as soon as it is there. */
@@ -43,7 +43,7 @@ export class Player {
 
   play() {
     if (this.playing) return;
-    if (this.time >= this.duration - 1e-9) this.seek(0);
+    if (this.time >= this.end - 1e-9) this.seek(0);
     this.playing = true;
     this.place = null;
     this.onPlaying(true);
@@ -81,6 +81,11 @@ export class Player {
     this.time = Math.min(this.whole ? Math.floor(time / this.every + 1e-9) * this.every : time, this.reached);
     this.shown = this.time;
     this.onTime(this.time);
-    if (this.time >= this.duration - 1e-9) this.pause();
+    if (this.time >= this.end - 1e-9) this.pause();
+  }
+
+  /** The last time that will be there: a run that was stopped ends early. */
+  get end() {
+    return this.complete ? this.reached : this.duration;
   }
 }

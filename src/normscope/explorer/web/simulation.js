@@ -13,7 +13,7 @@ import { parseScheme } from "./slots.js";
 import { checkHeads, Generator, makeStart, randomFeedForward, randomGate, RANDOM_WEIGHTS, randomWeights } from "./starts.js";
 import { SymmetricFlow } from "./symmetric.js";
 
-export const LIMITS = { schemes: 8, tokens: 1024, dim: 512, frames: 5000, steps: 1e6, hidden: 4096, seed: 2 ** 32 - 1 };
+export const LIMITS = { schemes: 4, tokens: 1024, dim: 512, frames: 2000, steps: 1e6, hidden: 4096, seed: 2 ** 32 - 1 };
 const KEPT = 256 * 2 ** 20; // bytes of states that are kept; those between are computed again
 const HIDDEN = 4; // width of a random feed-forward layer, in dimensions
 const CURVES = ["cosine", "speed", "meanRadius", "shown", "clusters"];
@@ -125,19 +125,22 @@ function givenStart({ start: { states, radius = 1 }, tokens, dim }) {
   return Float64Array.from(states.flat(), (value) => radius * value);
 }
 
-/** Tokens that were moved by hand, {token: [x, y, z]} on the run's axes: in that direction, with the norm that they had. */
-function moveTokens(start, moved, axes, dim) {
+/** Tokens that were moved by hand, {token: [x, y, z]} on the run's axes: in that direction, with the norm that they had.
+ *  The axes are those of the start before, so that the picture stays; they are returned. */
+function moveTokens(start, { tokens, dim, start: { moved = {} } }, measures) {
+  measures.locate(start);
+  const axes = showingAxes(measures.directions, tokens, dim);
   for (const [token, place] of Object.entries(moved)) {
     const at = Number(token) * dim, size = Math.hypot(...place);
-    if (!(at < start.length) || place.length !== 3 || !(size > 0 && size < Infinity)) {
+    if (!(at >= 0 && at < start.length) || place.length !== 3 || !(size > 0 && size < Infinity)) {
       throw new InputError(`token ${token} cannot be moved to (${place.join(", ")}): every token needs a direction`);
     }
-    const radius = lengthOf(start, at, dim);
     const direction = new Float64Array(dim);
     for (let a = 0; a < 3; a += 1) for (let k = 0; k < dim; k += 1) direction[k] += place[a] * axes[a * dim + k];
     const norm = lengthOf(direction, 0, dim); // in fewer than three dimensions there is no third axis
-    if (norm > 0) for (let k = 0; k < dim; k += 1) start[at + k] = (radius * direction[k]) / norm;
+    if (norm > 0) for (let k = 0; k < dim; k += 1) start[at + k] = (measures.radii[token] * direction[k]) / norm;
   }
+  return axes;
 }
 
 /** All schemes of a run. `advance` integrates for a while, `take` gives the frames that have come since it was last called. */
@@ -150,9 +153,7 @@ export class Simulation {
     this.motion = (scheme) => new Motion(scheme, attention, time, feedforward, alpha);
     this.measures = new Measures(tokens, dim);
     this.clusters = new Clusters(tokens, dim);
-    this.measures.locate(start);
-    this.axes = showingAxes(this.measures.directions, tokens, dim);
-    moveTokens(start, settings.start.moved ?? {}, this.axes, dim);
+    this.axes = moveTokens(start, settings, this.measures);
     this.start = start;
     this.between = Math.max(1, Math.ceil((schemes.length * times.length * tokens * dim * 8) / KEPT)); // frames from kept to kept
     this.runs = schemes.map((scheme, index) => {
@@ -293,8 +294,9 @@ export function theoryCurve(given, scheme) {
     if (settings.schemes[0].stages.some((stage) => stage.norm === "layer")) {
       throw new InputError("the symmetric reduction needs RMSNorm: LayerNorm moves the tokens of its start");
     }
-    const measures = new Measures(tokens, dim);
-    const { cosine, radius } = measures.take(drawStart(settings, new Generator(settings.seed)), new Float64Array(tokens * dim));
+    const measures = new Measures(tokens, dim), states = drawStart(settings, new Generator(settings.seed));
+    moveTokens(states, settings, measures);
+    const { cosine, radius } = measures.take(states, new Float64Array(tokens * dim));
     const exact = start.kind === "orthogonal" && !start.states && !Object.keys(start.moved ?? {}).length;
     const path = new SymmetricFlow(settings.schemes[0], tokens, beta, time, alpha).solve(times, { cosine: exact ? 0 : cosine, radius });
     const curves = Object.fromEntries(["times", "cosine", "speed", "radius"].map((name) => [name, Float64Array.from(path[name])]));

@@ -1,9 +1,10 @@
 // Strips: linked line charts over one clock, with a cursor, keyboard, values under the pointer, and a table of the numbers.
-import { element } from "./dom.js";
+import { element, svg } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
-import { createLines, extentOf } from "./lines.js";
+import { createLines, DASHES, extentOf } from "./lines.js";
 
 const HEIGHT = 168, FLOOR = 1e-15;  // the smallest part of the largest value that a logarithmic axis shows
+const SCHEME_DASHES = [0, 1, 3, 4], THEORY_DASH = 2;  // of the line patterns: schemes differ without colour, too
 const STEPS = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10 };
 
 /** The index of the last of `length` rising times that is not after t. */
@@ -45,7 +46,8 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
   const table = element("details", {}, element("summary", {}, "Numbers as a table"),
     element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers of the run" },
       element("table", {}, element("thead", {}, head), body)));
-  host.replaceChildren(grid, note, table);
+  const legend = element("ul", { class: "lines-legend" });
+  host.replaceChildren(legend, grid, note, table);
   table.addEventListener("toggle", fillTable);
 
   function makeChart(strip) {
@@ -64,12 +66,12 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
 
   function linesOf(strip) {
     const cut = (line, values) => [line.times.subarray(0, line.length), values.subarray(0, line.length)];
-    const measured = data.series.map(line => {
+    const measured = data.series.map((line, k) => {
       const [x, y] = strip.steps ? stairs(...cut(line, line.values[strip.key])) : cut(line, line.values[strip.key]);
-      return { name: line.name, x, y, colour: line.colour, dash: 0, width: 2.4 };
+      return { name: line.name, x, y, colour: line.colour, dash: SCHEME_DASHES[k], width: 2.4 };
     });
     const theory = data.series.filter(line => line.theory?.[strip.key]).map(line =>
-      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], colour: colours().ink, dash: 2, width: 1.2, dot: false }));
+      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], colour: colours().ink, dash: THEORY_DASH, width: 1.2, dot: false }));
     return [...measured, ...theory];
   }
 
@@ -79,7 +81,16 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
     return [Math.min(low, strip.least ?? low), Math.max(high, strip.most ?? high)];
   }
 
+  function drawLegend() {
+    const sample = (stroke, dash, width) => svg("svg", { width: 44, height: 10, "aria-hidden": "true" },
+      svg("line", { x1: 0, y1: 5, x2: 44, y2: 5, stroke, "stroke-width": width, "stroke-dasharray": DASHES[dash] || "none" }));
+    const { ink, series } = colours();
+    legend.replaceChildren(...data.series.map((line, k) => element("li", {}, sample(series[line.colour], SCHEME_DASHES[k], 2.4), ` ${line.name}`)),
+      ...(data.series.some(line => line.theory) ? [element("li", {}, sample(ink, THEORY_DASH, 1.2), " theory")] : []));
+  }
+
   function draw() {
+    drawLegend();
     charts.forEach(({ slider, lines }, k) => {
       const strip = data.strips[k], series = linesOf(strip);
       const first = data.axis === "log" ? data.every : 0;

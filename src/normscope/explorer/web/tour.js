@@ -1,6 +1,7 @@
 // The guided tour: six stops that set the lab, explain what it shows, and measure it in the run on the page.
 import { button, element } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
+import { formulaParts } from "./math_text.js";
 import { valueAt } from "./strips.js";
 
 /** The time at which the mean cosine of a run first reaches `level`; NaN if it does not. */
@@ -24,14 +25,6 @@ export function speedSlope(line, from, to, g) {
     count += 1; x += u; y += v; xx += u * u; xy += u * v;
   }
   return (count * xy - x * y) / (count * xx - x * x);
-}
-
-/** A formula as elements: `_x` and `^{…}` are below and above the line. */
-export function formulaParts(text) {
-  return text.split(/([_^](?:\{[^}]*\}|.))/).map(part => {
-    if (!/^[_^]/.test(part)) return part;
-    return element(part[0] === "_" ? "sub" : "sup", {}, part.slice(1).replace(/^\{|\}$/g, ""));
-  });
 }
 
 const at = (line, key, t) => valueAt(line.times, line.values[key], line.length, t);
@@ -138,7 +131,7 @@ export const STOPS = [
     text: "A circuit relies on a head that selects one key: a logit w that stands above all others. Under Pre-LN the norm of a key depends on everything in the residual stream, "
       + "so interference changes it by some factor 1 + κ. If another key overtakes, the head reads another token: the circuit has collapsed. "
       + "QKV-Norm normalises q, k and v after their projections and removes this noise. Noise on the query alone multiplies all logits alike and changes no order.",
-    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_t (w_* − w_t)/(|w_*| + |w_t|)",
+    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_{t} (w_* − w_t)/(|w_*| + |w_t|)",
     question: "Turn up the noise. At which level does the head select another key in one draw of ten?",
   },
 ];
