@@ -94,8 +94,7 @@ class Blocks:
 
     def measured(self, column: str) -> list[bool]:
         """Whether a column has numbers, for every row."""
-        filled: list[bool] = self._numbers[1, :, :, self.columns.index(column)].any(axis=0).tolist()
-        return filled
+        return [bool(row.any()) for row in self._numbers[1, :, :, self.columns.index(column)].T]
 
     def _grow(self, blocks: int) -> None:
         _, had, rows, columns = self._numbers.shape
