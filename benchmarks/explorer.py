@@ -80,7 +80,10 @@ SPHERES = """async ([tokens, seconds]) => {
       const height = paths[3 * i + 2], wide = Math.sqrt(1 - height * height);
       positions.set([wide * Math.cos(angle), wide * Math.sin(angle), height], 3 * i);
     }
-    for (const each of spheres) each.setPoints({positions, radii, shellRadius: 1});
+    for (const each of spheres) {
+      each.setPoints({positions, radii, shellRadius: 1});
+      each.paint();
+    }
     work.push(performance.now() - began);
     if (last !== null) gaps.push(now - last);
     last = now;

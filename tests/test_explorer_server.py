@@ -27,7 +27,7 @@ from normscope.explorer.queue import BusyError, CancelledError, ModelQueue, Mode
 from normscope.explorer.security import MOST_BODY, Rules, check_token
 from normscope.explorer.server import Settings, address, exposed, make_app, serve
 from normscope.explorer.watched import WatchedTraining
-from normscope.runs import new_run
+from normscope.runs import new_run, unfinished_folder
 from normscope.watch.destinations import destination_of
 
 TOKEN = "a-token-of-the-tests"
@@ -325,6 +325,36 @@ def test_sources_are_runs_or_models_and_a_watched_training_is_both(tmp_path: Pat
         pass
     (other,) = Folders([str(tmp_path / "compared")]).about()
     assert "the explorer shows" in other["problem"]
+
+
+def test_a_training_is_found_before_it_has_its_folder_and_keeps_its_id(tmp_path: Path) -> None:
+    unfinished = unfinished_folder(tmp_path / "mine", {"seed": 1})
+    watched_folder(unfinished / "watch", [1, 2])
+    for given in (tmp_path, tmp_path / "mine"):
+        assert split_sources([str(given)]) == ([str(given)], [])
+        (run,) = Folders([str(given)]).about()
+        assert (run["name"], run["kind"]) == ("mine", "watch")
+    folders = Folders([str(tmp_path / "mine")])
+    before = folders.training(run["id"]).data()
+    version = folders.versions()[run["id"]]
+    unfinished.rename(tmp_path / "mine")
+    assert folders.versions()[run["id"]] != version
+    after = folders.training(run["id"]).data()
+    assert (after["steps"], after["state"]) == (before["steps"], "finished")
+    (tmp_path / "empty").mkdir()
+    for source, problem in ((tmp_path / "empty", "holds neither a run nor a model"), (tmp_path / "absent", "does not exist")):
+        with pytest.raises(ns.InputError, match=f"'{source}' {problem}"):
+            split_sources([str(source)])
+
+
+def test_a_run_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    watched_folder(tmp_path / "run", range(30))
+    run = WatchedTraining(tmp_path / "run")
+    first = run.data()
+    (tmp_path / "run").rename(tmp_path / "old")
+    watched_folder(tmp_path / "run", range(5), seed=3)
+    again = run.data(first["epoch"], 29, 0)
+    assert (again["first"], again["steps"]) == (0, list(range(5)))
 
 
 # The queue

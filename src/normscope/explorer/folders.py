@@ -230,9 +230,10 @@ def _offered(path: Path | str) -> Iterator[Run]:
         if run.about()["kind"] in (*KINDS, "damaged") or not _has_model(given):
             yield run
         return
-    if not given.is_dir():
+    try:
+        names = {child.name for child in given.iterdir() if not child.name.startswith(".") and child.is_dir()}
+    except OSError:  # no folder, or none that may be read
         return
-    names = {child.name for child in given.iterdir() if not child.name.startswith(".") and child.is_dir()}
     names |= {child.name[1:].rpartition(UNFINISHED)[0] for child in given.glob(f".*{UNFINISHED}*")}
     children = [given / name for name in sorted(names) if name]
     inside = [_run(child, root) for child in children if _is_run(child)]
