@@ -99,7 +99,8 @@ def test_servers_on_loopback_keep_their_token_so_that_pages_find_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, second, open_to_others = (make_app(Settings(host=host)).state.token for host in ("127.0.0.1", "localhost", "0.0.0.0"))
+    hosts = ("127.0.0.1", "localhost", "0.0.0.0")
+    first, second, open_to_others = (make_app(Settings(host=host)).state.token for host in hosts)
     assert first == second != open_to_others
     kept = tmp_path / "normscope" / "explorer" / "token"
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -119,7 +120,8 @@ def test_a_run_whose_files_hold_what_json_cannot_is_listed_beside_the_others(tmp
         description["configuration"]["beta"] = "HERE"
         (folder / "run.json").write_text(json.dumps(description).replace('"HERE"', value), encoding="utf-8")
         folder.rename(tmp_path / name)
-    with TestClient(make_app(Settings((str(tmp_path),), token=TOKEN)), base_url="http://127.0.0.1:8347", headers=GOOD) as client:
+    app = make_app(Settings((str(tmp_path),), token=TOKEN))
+    with TestClient(app, base_url="http://127.0.0.1:8347", headers=GOOD) as client:
         assert [run["name"] for run in client.get("/api/runs").json()] == ["gpt", "name?", "nan", "surrogate"]
         assert client.get("/", params={"token": TOKEN}).status_code == 200
 
