@@ -17,7 +17,8 @@ from normscope.errors import InputError
 from normscope.explorer.export import export_explorer
 from normscope.explorer.folders import Folders
 from normscope.explorer.ledger import ledger_data
-from normscope.explorer.page import explorer_data, render_explorer
+from normscope.explorer.page import FOLDERS, explorer_data, render_explorer
+from normscope.report.bundle import bundle
 from normscope.results.conventions import FAILS
 from normscope.runs import new_run
 from normscope.schemes import NAMED, scheme_from, scheme_values
@@ -401,3 +402,73 @@ def test_a_page_without_a_ledger_has_words_for_it(tab: Tab, tmp_path: Path) -> N
     tab.open(path)
     assert "made without a ledger" in text(tab, "#view-ledger")
     assert not tab.errors
+
+
+# The line chart, which the lab and the training view use too
+
+
+COLOURS = {"ink": "#000000", "soft": "#555555", "paper": "#ffffff", "line": "#dddddd", "series": ["#0072B2", "#D55E00"]}
+
+
+@pytest.fixture
+def chart(tab: Tab) -> Tab:
+    """A page with the exports of lines.js and math_text.js, and a place for a chart."""
+    tab.page.goto("about:blank")
+    tab.page.set_content("<div id='host' style='width: 600px'></div>")
+    for name in ("lines", "math_text"):
+        tab.run(bundle(f"{name}.js", FOLDERS, name))
+    tab.page.evaluate("colours => { globalThis.colours = colours; }", COLOURS)
+    return tab
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "log", "ticks"),
+    [
+        (0, 1, 5, False, [0, 0.2, 0.4, 0.6, 0.8, 1]),
+        (-0.3, 0.3, 3, False, [-0.2, 0, 0.2]),
+        (1e-3, 2, 8, True, [0.001, 0.01, 0.1, 1]),
+        (0.1, 1, 5, True, [0.1, 0.2, 0.5, 1]),
+        (5, 5.0001, 4, False, [5, 5.00005, 5.0001]),
+    ],
+)
+def test_ticks_are_round_numbers_within_the_axis(
+    chart: Tab, low: float, high: float, count: int, log: bool, ticks: list[float]
+) -> None:
+    assert chart.run(f"lines.ticksOf({low}, {high}, {count}, {json.dumps(log)})") == pytest.approx(ticks)
+
+
+def path(tab: Tab, options: str) -> str:
+    """The path of the first line of a chart in a new place."""
+    tab.run(f"globalThis.made = lines.createLines(document.getElementById('host'), {{colours, ...{options}}}), null")
+    return str(tab.run("made.element.querySelector('.lines-path').getAttribute('d')"))
+
+
+def test_a_line_keeps_its_gaps_and_its_extremes(chart: Tab) -> None:
+    gaps = path(chart, "{series: [{name: 'a', x: [0, 1, 2, 3, 4], y: [0, 1, NaN, 1, 0]}]}")
+    assert gaps.count("M") == 2
+    # A spike of one point among many is drawn, though there are fewer columns of pixels than points.
+    many = "Float64Array.from({length: 20000}, (_, i) => i)"
+    drawn = path(chart, f"{{series: [{{name: 'b', x: {many}, y: {many}.map(i => i === 7777 ? 1 : 0)}}]}}")
+    heights = [float(point.split()[1]) for point in drawn[1:].split("L")]
+    assert len(heights) < 5 * 600
+    assert max(heights) - min(heights) > 100
+    assert heights.count(min(heights)) <= 2
+
+
+def test_an_axis_can_run_from_right_to_left_and_in_powers_of_ten(chart: Tab) -> None:
+    line = "series: [{name: 'a', x: [1, 0.1, 0.01], y: [1, 2, 3]}]"
+    places = path(chart, f"{{{line}, x: {{log: true, domain: [1, 0.01]}}}}")
+    x = [float(point.split()[0]) for point in places[1:].split("L")]
+    assert x == sorted(x)
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
+    chart.run("made.mark(0.1)")
+    assert float(chart.run("made.element.querySelector('.lines-marker').getAttribute('x1')")) == pytest.approx(x[1], abs=0.1)
+
+
+def test_indices_and_exponents_are_set_and_names_of_code_are_not(chart: Tab) -> None:
+    formula = "P_{θ_j} A_j + e^{−2t} θ_jᵀVθ_k, size_QK and x_1'·x_2; min_{t} w_{t*}"
+    host = "document.getElementById('host')"
+    chart.page.evaluate(f"text => {host}.replaceChildren(...math_text.formulaParts(text))", formula)
+    marked = chart.run(f"[...{host}.querySelectorAll('sub, sup')].map(each => each.tagName + ' ' + each.textContent)")
+    assert marked == ["SUB θj", "SUB j", "SUB j", "SUP −2t", "SUB j", "SUB k", "SUB 1", "SUB 2", "SUB t", "SUB t*"]
+    assert "size_QK" in chart.run(f"{host}.textContent")

@@ -17,7 +17,7 @@ from helpers.browser import Tab, assert_readable, open_tab
 from helpers.cli import run
 from normscope.explorer.export import export_explorer
 from normscope.explorer.page import FOLDERS
-from normscope.report.bundle import BundleError, bundle
+from normscope.report.bundle import BundleError, bundle, source
 from normscope.report.theme import DARK, LIGHT
 
 VIEWS = ("lab", "atlas", "training", "ledger")
@@ -73,6 +73,21 @@ def test_modules_have_scopes_of_their_own(tmp_path: Path, tab: Tab) -> None:
 def test_what_cannot_be_bundled_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         bundle("top.js", folder_of(tmp_path, low="export const two = 2;\n", top=text))
+
+
+IMPORT = re.compile(r'^import \{([^}]+)\} from "\./([\w.]+)";$', re.MULTILINE)
+
+
+def test_modules_import_what_they_use_and_none_is_left_over() -> None:
+    reached, wanted = set[str](), ["app.js", "worker.js"]
+    while wanted:
+        text = source(file := wanted.pop(), FOLDERS)
+        reached.add(file)
+        wanted += [imported for _, imported in IMPORT.findall(text) if imported not in reached]
+        body = IMPORT.sub("", text).replace("...", " ")
+        names = [name.split(" as ")[-1].strip() for names, _ in IMPORT.findall(text) for name in names.split(",")]
+        assert [name for name in names if not re.search(rf"(?<![\w$.]){re.escape(name)}(?![\w$])", body)] == [], file
+    assert {file.name for file in FOLDERS[0].iterdir() if file.name.endswith(".js")} <= reached
 
 
 def modules(tab: Tab, name: str) -> None:

@@ -395,15 +395,18 @@ def test_frames_show_the_run_and_do_not_change_it(tab: Tab) -> None:
         return run;
       };
       const fine = make({every: 0.1}, 3), coarse = make({every: 1}, 1), small = make({dim: 3}, 1);
+      const layered = {solver: "layers", step: 1, time: 8, every: 1, feedforward: "random", schemes: [given.hybrid]};
       const moved = make({start: {kind: "uniform", moved: {2: [0, 3, 0]}}}, 1);
       const [frames] = fine.take(), [flat] = small.take(), [by] = moved.take();
       return {again: [...fine.states(0, 20)], straight: [...coarse.states(0, 2)], last: [...fine.states(0, 30)],
         end: [...coarse.states(0, 3)], points: [...frames.points.slice(0, 3 * given.tokens)], shown: [...frames.shown],
         axes: [...fine.axes], first: [...fine.states(0, 0)], flat: [...flat.shown], token: [...by.points.slice(6, 9)],
-        count: frames.times.length};
+        count: frames.times.length, layers: [...make(layered, 5).states(0, 8)],
+        whole: [...make(layered, 1).states(0, 8)]};
     }"""
     given = {"schemes": [scheme_values(NAMED["post"])], "tokens": 10, "dim": 8, "time": 3, "step": 0.1, "beta": 3}
-    page = tab.page.evaluate(script, given)
+    page = tab.page.evaluate(script, {**given, "hybrid": scheme_values(NAMED["hybrid"])})
+    np.testing.assert_allclose(page["layers"], page["whole"], atol=1e-12)  # attention normalises the stream, F leaves it free
     np.testing.assert_allclose(page["again"], page["straight"], atol=1e-12)
     np.testing.assert_allclose(page["last"], page["end"], atol=1e-12)
     assert page["count"] == 31

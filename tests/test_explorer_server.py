@@ -27,7 +27,7 @@ from normscope.explorer.queue import BusyError, CancelledError, ModelQueue, Mode
 from normscope.explorer.security import MOST_BODY, Rules, check_token
 from normscope.explorer.server import Settings, address, exposed, make_app, serve
 from normscope.explorer.watched import WatchedTraining
-from normscope.runs import new_run
+from normscope.runs import new_run, unfinished_folder
 from normscope.watch.destinations import destination_of
 
 TOKEN = "a-token-of-the-tests"
@@ -95,12 +95,43 @@ def test_nothing_is_answered_without_the_token(client: TestClient) -> None:
     assert client.get("/", params={"token": TOKEN}).status_code == 200
 
 
+def test_servers_on_loopback_keep_their_token_so_that_pages_find_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hosts = ("127.0.0.1", "localhost", "0.0.0.0")
+    first, second, open_to_others = (make_app(Settings(host=host)).state.token for host in hosts)
+    assert first == second != open_to_others
+    kept = tmp_path / "normscope" / "explorer" / "token"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.chmod(0o644)  # others may have read it
+    assert make_app(Settings()).state.token != first
+    kept.write_text("short", encoding="utf-8")
+    assert len(make_app(Settings()).state.token) > 16
+
+
+def test_a_run_whose_files_hold_what_json_cannot_is_listed_beside_the_others(tmp_path: Path) -> None:
+    watched_folder(tmp_path / "gpt", [1])
+    for name, value in (("nan", "NaN"), ("surrogate", '"\\ud800"'), (os.fsdecode(b"name\xff"), "1")):
+        folder = tmp_path / "plain"
+        ns.simulate("pre", tokens=4, dim=4, time=0.2, out=folder, progress=False)
+        description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        description.pop("digest", None)
+        description["configuration"]["beta"] = "HERE"
+        (folder / "run.json").write_text(json.dumps(description).replace('"HERE"', value), encoding="utf-8")
+        folder.rename(tmp_path / name)
+    app = make_app(Settings((str(tmp_path),), token=TOKEN))
+    with TestClient(app, base_url="http://127.0.0.1:8347", headers=GOOD) as client:
+        assert [run["name"] for run in client.get("/api/runs").json()] == ["gpt", "name?", "nan", "surrogate"]
+        assert client.get("/", params={"token": TOKEN}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/?token=" + TOKEN, "/api/runs", "/api/events"])
 def test_requests_under_other_names_and_of_other_sites_are_refused(client: TestClient, path: str) -> None:
     for host in ("evil.example", "evil.example:8347", "127.0.0.1.evil.example:8347", "localhost@evil.example", "[::1", ""):
         assert client.get(path, headers={"host": host}).status_code == 403
     own = {"host": "127.0.0.1:8347"}
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://["):
         assert client.get(path, headers={**own, "origin": origin}).status_code == 403
         assert client.post("/api/cancel", headers={**own, "origin": origin}).status_code == 403
     crossed = client.get(path, headers={**own, "sec-fetch-site": "cross-site"})
@@ -325,6 +356,36 @@ def test_sources_are_runs_or_models_and_a_watched_training_is_both(tmp_path: Pat
         pass
     (other,) = Folders([str(tmp_path / "compared")]).about()
     assert "the explorer shows" in other["problem"]
+
+
+def test_a_training_is_found_before_it_has_its_folder_and_keeps_its_id(tmp_path: Path) -> None:
+    unfinished = unfinished_folder(tmp_path / "mine", {"seed": 1})
+    watched_folder(unfinished / "watch", [1, 2])
+    for given in (tmp_path, tmp_path / "mine"):
+        assert split_sources([str(given)]) == ([str(given)], [])
+        (run,) = Folders([str(given)]).about()
+        assert (run["name"], run["kind"]) == ("mine", "watch")
+    folders = Folders([str(tmp_path / "mine")])
+    before = folders.training(run["id"]).data()
+    version = folders.versions()[run["id"]]
+    unfinished.rename(tmp_path / "mine")
+    assert folders.versions()[run["id"]] != version
+    after = folders.training(run["id"]).data()
+    assert (after["steps"], after["state"]) == (before["steps"], "finished")
+    (tmp_path / "empty").mkdir()
+    for source, problem in ((tmp_path / "empty", "holds neither a run nor a model"), (tmp_path / "absent", "does not exist")):
+        with pytest.raises(ns.InputError, match=f"'{source}' {problem}"):
+            split_sources([str(source)])
+
+
+def test_a_run_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    watched_folder(tmp_path / "run", range(30))
+    run = WatchedTraining(tmp_path / "run")
+    first = run.data()
+    (tmp_path / "run").rename(tmp_path / "old")
+    watched_folder(tmp_path / "run", range(5), seed=3)
+    again = run.data(first["epoch"], 29, 0)
+    assert (again["first"], again["steps"]) == (0, list(range(5)))
 
 
 # The queue

@@ -208,7 +208,8 @@ def test_fingers_pinch_and_drag(tab: Tab) -> None:
     points = directions(20, 3)
     tab.run(f"""(async () => {{
       window.moved = [];
-      a = create("left", {{ onDrag: (index, place) => moved.push(index) }});
+      window.over = [];
+      a = create("left", {{ onDrag: (index, place) => moved.push(index), onHover: index => over.push(index) }});
       a.setPoints({{ positions: {flat(points)} }});
     }})()""")
     touch = tab.page.context.new_cdp_session(tab.page)
@@ -221,6 +222,9 @@ def test_fingers_pinch_and_drag(tab: Tab) -> None:
       const near = [...Array(20).keys()].sort((i, k) => a.project(a.placeOf(k))[2] - a.project(a.placeOf(i))[2])[0];
       return [near, ...a.project(a.placeOf(near)).slice(0, 2)];
     })()""")
+    finger("touchStart", (x + 8, y))
+    finger("touchEnd")
+    assert tab.run("over") == [index]  # a tap shows what a point is
     finger("touchStart", (x + 8, y))
     finger("touchMove", (x, y + 60))  # upwards and downwards, where a page would scroll
     finger("touchMove", (x, y - 30))
@@ -365,8 +369,11 @@ def test_trails_fade_and_marks_follow_their_shell(tab: Tab) -> None:
       a.setPoints({{ positions: {flat(points)}, radii: new Float64Array(6).fill(10), shellRadius: 100 }});
       a.setMarks([{{ position: [0, 1, 0], text: "five <tokens>", radius: 10 }}, {{ position: [0, 0, 1] }}]);
       const marked = a.svg();
+      a.setMarks(null);
+      a.setPoints({{ positions: {flat(points)}, labels: ["one", null, "three", null, null, null] }});
+      const labelled = a.svg();
       a.setPoints({{ positions: new Float32Array([NaN, 0, 0, 0, 1, 0]) }});
-      return {{ trailed, plain, marked, distance: a.distance(10), unfinished: a.svg() }};
+      return {{ trailed, plain, marked, labelled, distance: a.distance(10), unfinished: a.svg() }};
     }})()""")
     trail = re.findall(rf'd="([^"]+)" stroke="{LINE_COLOURS[0].lower()}" stroke-opacity="([\d.]+)"', found["trailed"])
     assert sum(path.count("M") for path, _ in trail) == 3 * 6
@@ -377,6 +384,7 @@ def test_trails_fade_and_marks_follow_their_shell(tab: Tab) -> None:
     assert (float(ring[0]), float(ring[1])) == pytest.approx((SIDE / 2 * (1 + 0.92 * found["distance"]), SIDE / 2), abs=0.1)
     assert float(top[1]) == pytest.approx(SIDE / 2 * 0.08, abs=0.1)
     assert ">five &lt;tokens&gt;</text>" in found["marked"]
+    assert re.findall(r">(\w+)</text>", found["labelled"]) == ["one", "three"]
     assert list(circles(found["unfinished"])) == [1]
 
 
@@ -405,3 +413,13 @@ def test_many_changes_are_one_painting_and_canvases_follow_the_size_of_the_eleme
     assert found["kinds"]["label"] == "left Arrow keys rotate, plus and minus zoom, Enter chooses a point."
     assert (found["kinds"]["role"], found["kinds"]["focus"]) == ("application", 0)
     assert found["colours"]
+
+
+def test_spheres_that_are_gone_leave_their_graphics_memory(tab: Tab) -> None:
+    """A browser keeps 16 WebGL contexts; more would take those of the first spheres away, with a warning."""
+    assert tab.run("""(async () => {
+      a = create("left");
+      for (let k = 0; k < 18; k++) create("right").dispose();
+      await painted();
+      return [a.webgl, document.getElementById("right").childElementCount];
+    })()""") == [True, 0]

@@ -43,14 +43,19 @@ class Blocks:
         self._places: dict[Name, int] = {}
         self._numbers = _empty(0, 0, len(columns))
 
-    def add(self, blocks: npt.NDArray[np.int64], names: Sequence[Name], values: Floats) -> None:
-        """Add rows: the block and the name of each, and its values (rows × columns)."""
-        for name in dict.fromkeys(names):
+    def add(self, blocks: npt.NDArray[np.int64], rows: pd.DataFrame, values: Floats) -> None:
+        """Add rows: the block of each, its name as the columns of a table, and its values (rows × columns)."""
+        codes: Any = np.zeros(len(values), int)
+        names: list[Name] = [()]
+        if len(rows.columns):
+            codes = rows.groupby([*rows.columns], sort=False, dropna=False).ngroup().to_numpy()
+            names = list(rows.drop_duplicates().itertuples(index=False, name=None))
+        for name in names:
             if name not in self._places:
                 self._places[name] = len(self.names)
                 self.names.append(name)
         self._grow(int(blocks.max(initial=-1)) + 1)
-        at = blocks, np.fromiter((self._places[name] for name in names), int, len(names))
+        at = blocks, np.array([self._places[name] for name in names])[codes]
         finite = np.isfinite(values)
         total, count, least, largest = self._numbers
         np.add.at(total, at, np.where(finite, values, 0.0))
@@ -73,13 +78,23 @@ class Blocks:
         """
         total, count, least, largest = self._numbers[:, first:, :, self.columns.index(column)]
         chosen = [[place] for place in range(len(self.names))] if groups is None else groups
-        counts = np.stack([count[:, rows].sum(1) for rows in chosen], 1)
+        order = [place for rows in chosen for place in rows]
+        starts = np.cumsum([0, *map(len, chosen[:-1])])
+        counts = np.add.reduceat(count[:, order], starts, axis=1)
         if what == "mean":
-            sums = np.stack([total[:, rows].sum(1) for rows in chosen], 1)
+            sums = np.add.reduceat(total[:, order], starts, axis=1)
             means: Floats = np.divide(sums, counts, out=np.full_like(sums, math.nan), where=counts > 0)
             return means
-        extremes = [least[:, rows].min(1) if what == "least" else largest[:, rows].max(1) for rows in chosen]
-        return np.where(counts > 0, np.stack(extremes, 1), math.nan)
+        extreme = (
+            np.minimum.reduceat(least[:, order], starts, 1)
+            if what == "least"
+            else np.maximum.reduceat(largest[:, order], starts, 1)
+        )
+        return np.where(counts > 0, extreme, math.nan)
+
+    def measured(self, column: str) -> list[bool]:
+        """Whether a column has numbers, for every row."""
+        return [bool(row.any()) for row in self._numbers[1, :, :, self.columns.index(column)].T]
 
     def _grow(self, blocks: int) -> None:
         _, had, rows, columns = self._numbers.shape
@@ -112,16 +127,16 @@ class WatchedTraining:
         self.alarms: list[dict[str, Any]] = []
 
     def refresh(self) -> None:
-        """Read what is new: rows of the last session after those that were read, or everything if there is another session."""
+        """Read what is new: rows of the last session after those that were read, or all if that or the run is another one."""
         if not has_segments(self.folder):
             if self._read is None:
                 self._add(open_run(self.folder).all_tables())
                 self._read = (0, 0)
             return
         listed = segments_of(self.folder)
-        sessions = tuple(sorted({segment.session for segment in listed}))
+        sessions = ((self.folder / "segments").stat().st_ino, *sorted({segment.session for segment in listed}))
         last = max(((segment.session, segment.last) for segment in listed), default=(0, 0))
-        if self._read is None or sessions != self._session:
+        if self._read is None or sessions != self._session or last < self._read:
             tables = open_run(self.folder).all_tables()
             self._clear()
             self._add(tables)
@@ -156,13 +171,12 @@ class WatchedTraining:
             columns = curve_names(table) if name == "steps" else [each.column for each in MAPS if each.table == name]
             self.tables[name] = Blocks([column for column in columns if column in table and is_numeric_dtype(table[column])])
         keys = {"steps": (), "heads": ("layer", "head")}.get(name, ROWS_OF.get(name, ()))
-        rows = list(table[[*keys]].itertuples(index=False, name=None)) if keys else [()] * len(table)
         kept = self.tables[name]
         values = np.full((len(table), len(kept.columns)), math.nan)
         for place, column in enumerate(kept.columns):
             if column in table:
                 values[:, place] = table[column].to_numpy(dtype=float, na_value=math.nan)
-        kept.add(blocks, rows, values)
+        kept.add(blocks, table[[*keys]], values)
 
     def _halve(self) -> None:
         self.block *= 2
@@ -224,7 +238,7 @@ class WatchedTraining:
 
     def _curve_names(self) -> list[str]:
         table = self.tables.get("steps")
-        return [] if table is None else [name for name in table.columns if np.isfinite(table.values(name)).any()]
+        return [] if table is None else [name for name in table.columns if any(table.measured(name))]
 
     def _curves(self, first: int) -> list[dict[str, Any]]:
         curves = []
@@ -239,9 +253,9 @@ class WatchedTraining:
         table = self.tables.get(each.table)
         if table is None or each.column not in table.columns:
             return {}
+        filled = table.measured(each.column)
         rows = _grouped(table.names, len(ROWS_OF[each.table]))
-        filled = map(np.any, np.isfinite(table.values(each.column, "mean", 0, list(rows.values()))).T)
-        return dict([item for item, shown in zip(rows.items(), filled, strict=True) if shown][:_ROWS])
+        return dict([(name, places) for name, places in rows.items() if any(filled[place] for place in places)][:_ROWS])
 
     def _map(self, each: LayerMap, first: int) -> dict[str, Any] | None:
         """A map with its words; None without a number. Values are blocks × rows."""

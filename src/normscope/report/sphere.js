@@ -293,7 +293,7 @@ class Sphere {
   }
 
   /** The part and index of what is drawn nearest to a pixel, among near ones the one in front; null if nothing is near. */
-  pick(x, y, reach = 14, frontOnly = false) {
+  pick(x, y, reach, frontOnly = false) {
     let best = null, least = reach;
     for (const part of this.#parts) {
       for (let index = 0; 3 * index < part.at.length; index++) {

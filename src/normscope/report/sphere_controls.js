@@ -1,6 +1,7 @@
 // How a user turns a sphere and moves its points: pointer, touch, wheel and keys.
 
 const PIXELS = 150;  // of a drag, for a radian
+const POINTER = 14, FINGER = 24;  // pixels from a point that still are on it
 const KEY_TURN = 0.1, KEY_MOVE = 0.05;  // radians
 
 /** Listeners of a sphere until `signal` is aborted. */
@@ -30,14 +31,15 @@ function addPointer(sphere, signal) {
   on("pointerdown", event => {
     held.set(event.pointerId, event);
     host.setPointerCapture(event.pointerId);
-    const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? 24 : 14) : null;
+    const picked = held.size === 1 ? draggable(event, event.pointerType === "touch" ? FINGER : POINTER) : null;
     dragged = picked ? picked.index : -1;
     sphere.chosen = dragged;
     fingers = held.size === 2 ? twoFingers() : null;
+    if (event.pointerType === "touch") sphere.hover(fingers ? null : sphere.pick(...places(event), FINGER), event);
   });
   // A finger on a point drags it; elsewhere a page can be scrolled.
   on("touchstart", event => {
-    if (event.touches.length > 1 || draggable(event.touches[0], 24)) event.preventDefault();
+    if (event.touches.length > 1 || draggable(event.touches[0], FINGER)) event.preventDefault();
   }, { passive: false });
   for (const end of ["pointerup", "pointercancel"]) on(end, event => {
     held.delete(event.pointerId);
@@ -45,7 +47,7 @@ function addPointer(sphere, signal) {
   });
   on("pointermove", event => {
     const before = held.get(event.pointerId);
-    if (!before) return sphere.hover(sphere.pick(...places(event)), event);
+    if (!before) return sphere.hover(sphere.pick(...places(event), POINTER), event);
     held.set(event.pointerId, event);
     if (held.size === 2 && fingers) {
       const [x, y, apart] = fingers;
@@ -55,7 +57,9 @@ function addPointer(sphere, signal) {
     else if (held.size === 1) turn(event.clientX - before.clientX, event.clientY - before.clientY);
     sphere.hover(null, event);
   });
-  on("pointerleave", event => sphere.hover(null, event));
+  on("pointerleave", event => {
+    if (event.pointerType !== "touch") sphere.hover(null, event);  // what a finger has tapped stays when it is lifted
+  });
   on("wheel", event => {
     if (!event.shiftKey && !event.ctrlKey) return;
     event.preventDefault();

@@ -26,7 +26,7 @@ export function cloudArrays(parts) {
   return { places, shades: Uint8Array.from(shades), sizes: Float32Array.from(sizes), links: between };
 }
 
-/** Trails in the colours of their steps, and texts: `spot(part, index)` in pixels, `write(text, x, y, bold)` where there is room. */
+/** Trails in the colours of their steps, and texts: `spot(part, index)` in pixels, `write(text, x, y, bold)` if there is room. */
 export function drawTrails(pen, scene, parts, colours, spot, write) {
   const [low, high] = scene.steps, trails = parts.filter(part => part.steps);
   const colour = step => `rgb(${stepColour(colours.steps, (step - low) / (high - low)).join()})`;

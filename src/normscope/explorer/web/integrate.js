@@ -78,16 +78,24 @@ function* flow(motion, x, times, method, step) {
 
 /** Layers at t = 0, step, 2·step, …: the state after each, with the velocity of the flow at that place. */
 function* layers(motion, x, times, step) {
-  motion.settle(x, times[0]);
+  if (times[0] === 0) motion.settle(x, 0);
   const begin = (t) => motion.stage(t) !== motion.stage(t - step) && motion.settle(x, t);
-  const speedOf = (t, h) => (hasFlow(motion.stage(t)) ? motion.velocityAt(x, motion.slots(t, t)) : motion.layerChange(x, t, h));
+  const attention = new Float64Array(x.length); // at a frame it serves the velocity and the layer
   for (const { t, h, wanted } of timeGrid(times, [], step)) {
     if (!isClose(h, step, 1e-6)) {
       throw new InputError(`with layers every time is a multiple of the step ${general(step)}; ${general(t + h)} is not`);
     }
     begin(t);
-    yield { t, x, velocity: wanted ? speedOf(t, h) : null };
-    motion.layer(x, t, h);
+    const shared = wanted && hasFlow(motion.stage(t));
+    let velocity = null;
+    if (shared) {
+      const here = motion.slots(t, t);
+      motion.evaluate(x, here);
+      attention.set(motion.outputs[0]);
+      velocity = motion.totalVelocity(x, here);
+    } else if (wanted) velocity = motion.layerChange(x, t, h);
+    yield { t, x, velocity };
+    motion.layer(x, t, h, shared ? attention : null);
   }
   const end = times[times.length - 1];
   begin(end);

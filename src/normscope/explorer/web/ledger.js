@@ -100,7 +100,7 @@ export function createLedger(host, app) {
     count.textContent = rows.length ? `${rows.length} of ${statements.length} statements`
       : "No statement matches. Choose all papers and verdicts, or other words.";
     list.replaceChildren(...rows.map((each) => element("li", {}, button(
-      [element("span", { class: "ledger-id" }, each.id), element("span", {}, each.title), badge(each.verdict)],
+      [element("span", { class: "ledger-id" }, each.id), element("span", {}, formulaParts(each.title)), badge(each.verdict)],
       () => choose(each.id, { focus: true }),
       { class: "ledger-row", "data-statement": each.id, "aria-current": each.id === state.statement ? "true" : null }))));
   }
@@ -133,7 +133,7 @@ export function createLedger(host, app) {
     moveDial = () => {};
     shown = byId.get(state.statement) ?? null;
     if (!shown) return detail.replaceChildren(...overview());
-    const title = element("h3", { tabindex: "-1" }, `${shown.id} ${shown.title}`);
+    const title = element("h3", { tabindex: "-1" }, `${shown.id} `, formulaParts(shown.title));
     detail.replaceChildren(element("div", { class: "ledger-title" }, title, badge(shown.verdict)),
       claimBox("printed", "As printed", shown.claim), facts());
     if (shown.corrected) detail.append(correction());
@@ -148,11 +148,12 @@ export function createLedger(host, app) {
   function overview() {
     const refuted = statements.filter((each) => each.verdict === FAILS);
     const open = ({ id, title }) => button(id, () => choose(id, { focus: true }), { "aria-label": `${id} ${title}` });
-    const rows = refuted.map((each) => element("tr", {}, element("th", { scope: "row" }, open(each)),
-      [each.title, each.dial ? formulaParts(each.dial.label) : "–", each.dial ? boundaryText(each.dial) : "–"]
-        .map((words) => element("td", {}, words))));
-    const head = ["statement", "title", "dial", "printed claim"].map((name) => element("th", { scope: "col" }, name));
-    const table = element("table", {}, element("caption", {}, "Wrong as printed: where each claim holds and where it fails"),
+    const moves = ({ dial }) => (dial ? [formulaParts(dial.label), element("br"), boundaryText(dial)] : "no dial");
+    const rows = refuted.map((each) => element("tr", {},
+      element("th", { scope: "row" }, open(each), " ", formulaParts(each.title)), element("td", {}, moves(each))));
+    const head = ["statement", "what the dial moves, and where the printed claim holds and fails"]
+      .map((name) => element("th", { scope: "col" }, name));
+    const table = element("table", {}, element("caption", {}, "Wrong as printed"),
       element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows));
     return [element("h3", { tabindex: "-1" }, "Choose a statement"),
       element("p", {}, "Every statement has its claim, what was compared, the evidence and the hardest case. Those that are "

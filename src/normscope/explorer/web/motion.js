@@ -134,12 +134,16 @@ export class Motion {
     return this.velocityAt(this.settled, here);
   }
 
-  /** One layer, or an Euler step of length `stride`, in place of x: attention, then the feed-forward layer if there is one. */
-  layer(x, t, stride) {
+  /** One layer, or an Euler step of length `stride`, in place of x: attention, then the feed-forward layer if there is one.
+   *  `attended` is what attention computes at x, where it is known. */
+  layer(x, t, stride, attended = null) {
     const { updates, inside } = this.slots(t, t);
     this.maps.forEach((map, i) => {
-      updates[i].read(x, this.tokens, this.dim, this.reading);
-      map.run(this.reading, inside[i], this.outputs[i]);
+      if (i === 0 && attended) this.outputs[0].set(attended);
+      else {
+        updates[i].read(x, this.tokens, this.dim, this.reading);
+        map.run(this.reading, inside[i], this.outputs[i]);
+      }
       updates[i].advance(x, this.outputs[i], this.tokens, this.dim, stride, this.spare);
     });
   }

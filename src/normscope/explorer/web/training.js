@@ -170,7 +170,7 @@ export function createTraining(host, app) {
 
   function chooseRuns() {
     const ids = [...runList.querySelectorAll("input")].filter(box => box.checked).map(box => box.value);
-    change({ runs: ids.join(",") });
+    change({ runs: ids.join(",") || "none" });
     for (const run of shownRuns()) if (!run.steps.length) refresh(run);
   }
 
