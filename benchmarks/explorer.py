@@ -4,10 +4,11 @@
 
 - A step is one of Runge-Kutta 4 of Pre-LN with identity weights, four evaluations of attention in float64, in the page's
   JavaScript and in numpy on one thread. Both start from the same tokens and take turns in one run; their states are compared.
+  Seconds are those of one core, so that other work on the machine counts little.
 - Frames are those of two spheres with 256 tokens each, which all move in every frame: drawn alone, and in the sphere lab as it
   plays two schemes, with strips and numbers, after they have been computed. Chromium draws up to 60 a second. Without
   a graphics card, as in most containers, it draws with SwiftShader on the CPU, which says nothing about a laptop's integrated
-  graphics: there the page's own work in a frame, which is printed beside, is the only part that is the same.
+  graphics: the time of the page's own thread in a frame, which is printed beside, is what both have to spend.
 - Interactive is when every view has been made and answers to keys, counted from the navigation to an exported page on disk.
 """
 
@@ -26,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 import numpy.typing as npt
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import CDPSession, Page, sync_playwright
 
 from normscope.explorer.page import FOLDERS, explorer_data, render_explorer
 from normscope.report.bundle import bundle
@@ -47,16 +48,12 @@ PREPARE = """([settings]) => {
   globalThis.measured = new simulation.Simulation(settings);
   return [...measured.start];
 }"""
-# As many steps as fit into the time; their number and the milliseconds that they took.
+# As many steps as fit into the time; their number.
 STEPS = """milliseconds => {
-  const [run] = measured.runs, began = performance.now();
-  let steps = 0, passed = 0;
-  do {
-    measured.step(run);
-    steps += 1;
-    passed = performance.now() - began;
-  } while (passed < milliseconds);
-  return [steps, passed];
+  const [run] = measured.runs, until = performance.now() + milliseconds;
+  let steps = 0;
+  for (; performance.now() < until; steps += 1) measured.step(run);
+  return steps;
 }"""
 STATE = """count => {
   let moment = null;
@@ -107,7 +104,7 @@ PLAYED = """async seconds => {
   const began = performance.now();
   await new Promise(done => setTimeout(done, 1000 * seconds));
   observer.disconnect();
-  return 1000 * times.size / (performance.now() - began);
+  return [times.size, (performance.now() - began) / 1000];
 }"""
 READY = """globalThis.readyAt = new Promise(resolve => {
   const look = () => document.documentElement?.dataset.ready === "true" ? resolve(performance.now()) : setTimeout(look, 1);
@@ -133,23 +130,33 @@ def numpy_step(x: Numbers) -> Numbers:
     return x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
+def thread_time(session: CDPSession) -> float:
+    """Seconds of a core that the page's thread has had."""
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return next(float(metric["value"]) for metric in metrics if metric["name"] == "ThreadTime")
+
+
 def steps(page: Page, tokens: int, dim: int, seconds: float) -> dict[str, Any]:
-    """Steps a second of both, medians over turns, and how far apart their states are after the page's steps."""
+    """Steps in a second of a core of both, medians over turns, and how far apart their states are after the page's steps."""
     settings = {
         "schemes": [scheme_values(NAMED["pre"])], "tokens": tokens, "dim": dim, "beta": BETA, "step": STEP, "time": 1e4,
         "every": 1e4,
     }  # fmt: skip
     start = np.array(page.evaluate(PREPARE, [settings])).reshape(tokens, dim)
     rates: dict[str, list[float]] = {"page": [], "numpy": []}
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
     page.evaluate(STEPS, 300)  # compiles
     x = numpy_step(start)
     for _ in range(TURNS):
-        done, passed = page.evaluate(STEPS, 1000 * seconds / TURNS)
-        rates["page"].append(1000 * done / passed)
-        began, done = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < seconds / TURNS:
+        began = thread_time(session)
+        done = page.evaluate(STEPS, 1000 * seconds / TURNS)
+        rates["page"].append(done / (thread_time(session) - began))
+        began, done, until = time.thread_time(), 0, time.perf_counter() + seconds / TURNS
+        while time.perf_counter() < until:
             x, done = numpy_step(x), done + 1
-        rates["numpy"].append(done / passed)
+        rates["numpy"].append(done / (time.thread_time() - began))
+    session.detach()
     page.evaluate(PREPARE, [settings])
     state, x = page.evaluate(STATE, COMPARED), start
     for _ in range(COMPARED):
@@ -200,7 +207,13 @@ def main() -> int:
         page.goto("about:blank")
         page.goto(f"{file.as_uri()}#lab?tokens={FRAMES}&schemes=post,pre")
         page.wait_for_selector("#view-lab[data-run=done]")
-        print(f"sphere lab at play: {page.evaluate(PLAYED, max(2.0, chosen.seconds)):.1f} frames/s, drawn by {drawn['card']}")
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+        began = thread_time(session)
+        frames, passed = page.evaluate(PLAYED, max(2.0, chosen.seconds))
+        work = 1000 * (thread_time(session) - began) / frames
+        print(f"sphere lab at play: {frames / passed:.1f} frames/s, {work:.1f} ms of the page's thread a frame")
+        print(f"drawn by {drawn['card']}")
         ready = statistics.median(opened)
         print(f"interactive {ready:.2f} s after opening {file.stat().st_size / 1e6:.2f} MB from disk (goal {INTERACTIVE} s)")
         browser.close()

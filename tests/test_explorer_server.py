@@ -95,12 +95,43 @@ def test_nothing_is_answered_without_the_token(client: TestClient) -> None:
     assert client.get("/", params={"token": TOKEN}).status_code == 200
 
 
+def test_servers_on_loopback_keep_their_token_so_that_pages_find_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    hosts = ("127.0.0.1", "localhost", "0.0.0.0")
+    first, second, open_to_others = (make_app(Settings(host=host)).state.token for host in hosts)
+    assert first == second != open_to_others
+    kept = tmp_path / "normscope" / "explorer" / "token"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    kept.chmod(0o644)  # others may have read it
+    assert make_app(Settings()).state.token != first
+    kept.write_text("short", encoding="utf-8")
+    assert len(make_app(Settings()).state.token) > 16
+
+
+def test_a_run_whose_files_hold_what_json_cannot_is_listed_beside_the_others(tmp_path: Path) -> None:
+    watched_folder(tmp_path / "gpt", [1])
+    for name, value in (("nan", "NaN"), ("surrogate", '"\\ud800"'), (os.fsdecode(b"name\xff"), "1")):
+        folder = tmp_path / "plain"
+        ns.simulate("pre", tokens=4, dim=4, time=0.2, out=folder, progress=False)
+        description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        description.pop("digest", None)
+        description["configuration"]["beta"] = "HERE"
+        (folder / "run.json").write_text(json.dumps(description).replace('"HERE"', value), encoding="utf-8")
+        folder.rename(tmp_path / name)
+    app = make_app(Settings((str(tmp_path),), token=TOKEN))
+    with TestClient(app, base_url="http://127.0.0.1:8347", headers=GOOD) as client:
+        assert [run["name"] for run in client.get("/api/runs").json()] == ["gpt", "name?", "nan", "surrogate"]
+        assert client.get("/", params={"token": TOKEN}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/?token=" + TOKEN, "/api/runs", "/api/events"])
 def test_requests_under_other_names_and_of_other_sites_are_refused(client: TestClient, path: str) -> None:
     for host in ("evil.example", "evil.example:8347", "127.0.0.1.evil.example:8347", "localhost@evil.example", "[::1", ""):
         assert client.get(path, headers={"host": host}).status_code == 403
     own = {"host": "127.0.0.1:8347"}
-    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://"):
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:9999", "file://", "http://["):
         assert client.get(path, headers={**own, "origin": origin}).status_code == 403
         assert client.post("/api/cancel", headers={**own, "origin": origin}).status_code == 403
     crossed = client.get(path, headers={**own, "sec-fetch-site": "cross-site"})

@@ -413,3 +413,13 @@ def test_many_changes_are_one_painting_and_canvases_follow_the_size_of_the_eleme
     assert found["kinds"]["label"] == "left Arrow keys rotate, plus and minus zoom, Enter chooses a point."
     assert (found["kinds"]["role"], found["kinds"]["focus"]) == ("application", 0)
     assert found["colours"]
+
+
+def test_spheres_that_are_gone_leave_their_graphics_memory(tab: Tab) -> None:
+    """A browser keeps 16 WebGL contexts; more would take those of the first spheres away, with a warning."""
+    assert tab.run("""(async () => {
+      a = create("left");
+      for (let k = 0; k < 18; k++) create("right").dispose();
+      await painted();
+      return [a.webgl, document.getElementById("right").childElementCount];
+    })()""") == [True, 0]

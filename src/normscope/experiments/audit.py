@@ -25,6 +25,7 @@ from normscope.experiments.on_model import (
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import setting
+from normscope.machine.files import cache_folder
 from normscope.results.figures import Blocks
 from normscope.results.findings import cards_text
 from normscope.results.sections import PageTable, Section
@@ -269,7 +270,7 @@ def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:
 
 def cache(progress: Progress = SILENT) -> KeptTables | None:
     """Where tables of audits are saved; None where nothing can be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "audit"
+    folder = cache_folder("audit")
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -4,6 +4,7 @@ The page names runs by ids, never by paths, and nothing outside the folders give
 """
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from normscope.watch.run_folder import WATCHED, watched_run
 
 RUN = "run.json"
 _FRESH = 5.0  # seconds for which the list of runs holds
+_RECENT = 0.5  # seconds for which a look at their versions holds
 _MOST_RUNS = 200  # that a folder of runs offers
 
 
@@ -72,6 +74,11 @@ class Run:
         except InputError as error:
             return {"id": self.id, "name": self.name, "kind": "damaged", "summary": "", "problem": str(error)}
 
+    def listed(self) -> dict[str, Any]:
+        """``about`` as JSON can hold it, whatever stands in the files."""
+        listed: dict[str, Any] = _writable(self.about())
+        return listed
+
     def place(self) -> Path:
         """Its folder now, of a watched training the one inside; a link that leads out of the root is refused."""
         try:
@@ -118,6 +125,8 @@ class Folders:
     _others: dict[Path, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _listed: tuple[float, list[Run] | None] = (0.0, None)
+    _looking: threading.Lock = field(default_factory=threading.Lock)
+    _versions: tuple[float, dict[str, str]] = (-math.inf, {})
 
     def runs(self) -> list[Run]:
         """All runs, in the order given; those in a folder of runs by name. Folders are looked through every few seconds."""
@@ -138,7 +147,7 @@ class Folders:
 
     def about(self) -> list[dict[str, Any]]:
         """What the page lists."""
-        return [run.about() for run in self.runs()]
+        return [run.listed() for run in self.runs()]
 
     def training(self, id: str) -> WatchedTraining:
         """The numbers of a watched run, which are read on as it grows."""
@@ -159,8 +168,13 @@ class Folders:
         return known[1]
 
     def versions(self) -> dict[str, str]:
-        """By id, a text for each run that changes as it grows, ends or is replaced; nothing is read for it."""
-        return {run.id: run.version for run in self.runs()}
+        """By id, a text for each run that changes as it grows, ends or is replaced; all pages share a look of some moment."""
+        with self._looking:
+            looked, versions = self._versions
+            if time.monotonic() - looked > _RECENT:
+                versions = {run.id: run.version for run in self.runs()}
+                self._versions = time.monotonic(), versions
+        return versions
 
     def ledger(self) -> dict[str, Any]:
         """The statements and verdicts of the last run of verify, or of the packaged one with why that takes its place."""
@@ -196,12 +210,23 @@ def first_view(runs: Sequence[Mapping[str, Any]], models: Sequence[str]) -> str:
     return "atlas" if models or AUDIT in kinds else "ledger" if kinds == {LEDGER} else "lab"
 
 
+def _writable(value: Any) -> Any:
+    """Numbers that are not finite become None, and what is no text in UTF-8 a question mark."""
+    if isinstance(value, Mapping):
+        return {_writable(str(key)): _writable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(item) for item in value]
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _has_model(folder: Path | str) -> bool:
     return (user_path(folder) / "config.json").is_file() and any(user_path(folder).glob("*.safetensors"))
 
 
 def _exported(run: Run) -> dict[str, Any]:
-    about = run.about()
+    about = run.listed()
     if "problem" in about or about["kind"] == LEDGER:  # which the whole page has once
         return about
     try:

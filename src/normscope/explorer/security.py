@@ -6,13 +6,16 @@ A page of another site can make a browser send requests to this machine, also un
 
 import ipaddress
 import json
+import os
 import re
 import secrets
 import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -42,13 +45,32 @@ _CLOSED = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>normscope explore</title></head>
 <body><h1>This address needs its token</h1>
 <p>Open the address that <code>normscope explore</code> printed when it started: it ends in <code>?token=…</code>.
-After a restart the token is another one, unless the same <code>--token</code> was given.</p></body></html>
+On this machine the token stays the same; with <code>--host</code> every start has another one, unless <code>--token</code>
+gives it.</p></body></html>
 """
 
 
 def new_token() -> str:
     """A token that nobody guesses."""
     return secrets.token_urlsafe(24)
+
+
+def remembered_token(folder: Path) -> str:
+    """The token of earlier servers of this user, so that an open page finds a server that was started again; else a new one."""
+    place = folder / "token"
+    try:
+        token = check_token(place.read_text(encoding="utf-8"))
+        if place.stat().st_mode & 0o077 == 0:
+            return token
+    except (OSError, ValueError, InputError):
+        pass
+    token = new_token()
+    with suppress(OSError):  # without a cache it is another one next time
+        folder.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(token)
+    return token
 
 
 def check_token(token: str) -> str:
@@ -168,8 +190,7 @@ def _same_origin(headers: Mapping[str, str], host: str, *, page: bool) -> bool:
         return False
     if "origin" not in headers:
         return True
-    parts = urlsplit(headers["origin"])
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+    return headers["origin"].lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _refused(status: int, text: str) -> tuple[int, str, str]:
@@ -225,4 +246,4 @@ class _Answer:
             await self.whole(*_refused(status, text))
 
 
-__all__ = ["MOST_BODY", "MOST_PROMPT", "TOKEN", "Guard", "Rules", "check_token", "is_loopback", "new_token"]
+__all__ = ["MOST_BODY", "MOST_PROMPT", "TOKEN", "Guard", "Rules", "check_token", "is_loopback", "new_token", "remembered_token"]

@@ -4,6 +4,7 @@ FastAPI and uvicorn are imported here only.
 """
 
 import asyncio
+import errno
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,7 +29,8 @@ from normscope.explorer.folders import Folders, UnknownRunError, first_view, spl
 from normscope.explorer.model_routes import add_model_routes
 from normscope.explorer.page import content_policy, explorer_data, render_explorer
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue
-from normscope.explorer.security import Guard, Rules, check_token, is_loopback, new_token
+from normscope.explorer.security import Guard, Rules, check_token, is_loopback, new_token, remembered_token
+from normscope.machine.files import cache_folder
 
 _EVERY = 1.0  # seconds between two looks at the run folders
 _QUICK = 0.25  # seconds between two looks at the queue
@@ -44,7 +46,7 @@ class Settings:
         sources: run folders, folders that hold them, and models as ``normscope.open`` names them.
         host: the address on which it listens; others than loopback let other machines in.
         port: 0 for any that is free.
-        token: without it nothing is answered; None for a random one.
+        token: without it nothing is answered; None for a random one, which this user's servers on loopback share.
     """
 
     sources: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ def make_app(settings: Settings) -> FastAPI:
     for model in models:
         check_model(model)
     folders, queue = Folders(runs), ModelQueue()
-    token = new_token() if settings.token is None else check_token(settings.token)
+    token = _token(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -81,6 +83,13 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(Guard, rules=Rules(settings.host, token))
     return app
+
+
+def _token(settings: Settings) -> str:
+    """The token given; on loopback that of the server before, so that its pages stay connected; else a new one."""
+    if settings.token is not None:
+        return check_token(settings.token)
+    return remembered_token(cache_folder("explorer")) if is_loopback(settings.host) else new_token()
 
 
 _STATUS: Mapping[type[Exception], int] = {
@@ -256,6 +265,8 @@ def _listen(settings: Settings) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(f"host='{settings.host}' is no address of this machine; leave it out for {HOST}") from error
         raise InputError(
             f"port={settings.port} cannot be used: {reason}; choose another port=, or port=0 for any that is free"
         ) from error

@@ -36,6 +36,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 
 
+def cache_folder(name: str = "") -> Path:
+    """Where what can be made again is kept: a folder of the user's cache, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / name
+
+
 def size_text(count: float) -> str:
     """``22 GB`` for a number of bytes."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

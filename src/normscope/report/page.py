@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
+from normscope.machine.files import cache_folder
 from normscope.report.blocks import blocks_svg
 from normscope.report.bundle import bundle
 from normscope.report.charts import draw
@@ -84,7 +84,7 @@ def vega_script() -> str:
     """Vega and Vega-Lite as one script; making it takes seconds, so it is cached."""
     import vl_convert
 
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope"
+    folder = cache_folder()
     stored = folder / f"vega-{version('vl-convert-python')}.js"
     try:
         return stored.read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ of the text, the tokenizer and the settings.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.machine.files import full_disk_explained, read_json, sync
+from normscope.machine.files import cache_folder, full_disk_explained, read_json, sync
 from normscope.machine.memory import available
 from normscope.runs import fingerprint, locked
 from normscope.training.tasks.task import Advance
@@ -147,7 +146,7 @@ def prepare(corpus: Corpus, tokenizer: TokenizerFile | None, vocabulary: int, he
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / "corpora"
+    return cache_folder("corpora")
 
 
 def _opened(folder: Path) -> Prepared | None:
