@@ -371,9 +371,9 @@ def test_a_training_is_found_before_it_has_its_folder_and_keeps_its_id(tmp_path:
         assert (run["name"], run["kind"]) == ("mine", "watch")
     folders = Folders([str(tmp_path / "mine")])
     before = folders.training(run["id"]).data()
-    version = folders.versions()[run["id"]]
+    version = folders.find(run["id"]).version
     unfinished.rename(tmp_path / "mine")
-    assert folders.versions()[run["id"]] != version
+    assert folders.find(run["id"]).version != version
     after = folders.training(run["id"]).data()
     assert (after["steps"], after["state"]) == (before["steps"], "finished")
     (tmp_path / "empty").mkdir()
