@@ -179,6 +179,16 @@ def test_a_scheme_that_becomes_infinite_says_so(tab: Tab, address: str) -> None:
     assert tab.errors == []
 
 
+def test_a_long_run_can_be_stopped(tab: Tab, address: str) -> None:
+    visit(tab, address, "tokens=512&dim=64&time=1000", ready="document.querySelectorAll('.strip .lines-path').length")
+    tab.page.click("text=Stop computing")
+    tab.wait("document.querySelector('.lab-progress').textContent.startsWith('Stopped at')")
+    tab.page.fill("#lab-tokens", "8")
+    tab.page.fill("#lab-time", "2")
+    tab.wait(DONE)
+    assert tab.errors == []
+
+
 def test_the_clock(tab: Tab, address: str) -> None:
     visit(tab, address, "tokens=16&time=8")
     tab.page.keyboard.press(" ")
@@ -425,6 +435,9 @@ def test_circuits_that_break(tab: Tab, address: str) -> None:
         broken += left != "0"
         assert right == "0"  # norms after the projections remove the noise
     assert 1 <= broken < 12
+    table = list(csv.DictReader(io.StringIO(saved(tab, "Attention weights").decode())))
+    np.testing.assert_allclose([float(row["weight"]) for row in table[:5]], logits.softmax(1)[0])
+    assert len(ElementTree.fromstring(saved(tab, "SVG")).findall("{*}svg")) == 3
     values, state = tab.run("document.querySelector('.circuit').textContent"), state_of(tab)
     visit(tab, address, "&".join(f"{name}={value}" for name, value in state.items()), ready=ready)
     assert tab.run("document.querySelector('.circuit').textContent") == values

@@ -212,6 +212,10 @@ def test_every_view_can_be_read_and_fits(tab: Tab, page: Path, scheme: str, widt
         assert tab.run("document.documentElement.scrollWidth") <= width, view
         assert tab.run(NAMELESS) == []
         assert_readable(tab)
+        for other in (700, width):  # a window that is made narrower or wider
+            tab.page.set_viewport_size({"width": other, "height": 800})
+            tab.settle()
+            assert tab.run("document.documentElement.scrollWidth") <= other, (view, other)
     assert tab.errors == []
 
 

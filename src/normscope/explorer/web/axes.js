@@ -4,7 +4,7 @@ const WORK = 5e7; // products that finding axes may take
 const CLOSE = 1e-12;
 
 /** Three axes (3 × dim) for directions θ, tokens × dim. Up to three dimensions they are the coordinates; with more, the first
- *  is the mean direction, on which tokens that cluster end up, and the others are principal axes of what is orthogonal to it. */
+ *  is the mean direction, on which tokens that cluster end up, the others are principal axes of what is orthogonal to it. */
 export function showingAxes(directions, tokens, dim) {
   const axes = new Float64Array(3 * dim);
   if (dim <= 3) {
@@ -50,7 +50,10 @@ function normalise(axis, vector) {
  *  tokens which have no leading axis, such as orthogonal ones, spread over the picture instead of covering each other. */
 function principal(rows, tokens, dim, axis, rounds, a) {
   const mixture = new Float64Array(dim);
-  for (let i = 0; i < tokens; i += 1) for (let k = 0; k < dim; k += 1) mixture[k] += Math.cos((a + 1) * (i + 1) * (i + 2)) * rows[i * dim + k];
+  for (let i = 0; i < tokens; i += 1) {
+    const factor = Math.cos((a + 1) * (i + 1) * (i + 2));
+    for (let k = 0; k < dim; k += 1) mixture[k] += factor * rows[i * dim + k];
+  }
   if (!normalise(axis, mixture)) return;
   const next = new Float64Array(dim);
   for (let round = 0; round < rounds; round += 1) {

@@ -9,7 +9,8 @@ export function createControls(host, { onChange }) {
   const groups = [...new Set(CONTROLS.map(control => control.group))];
   const fieldset = (title, controls) => element("fieldset", { class: "lab-group" }, element("legend", {}, title),
     controls.map(control => made.get(control.key).box));
-  host.replaceChildren(...groups.map(group => fieldset(group, CONTROLS.filter(control => control.group === group))), fieldset("Display", LOOKS));
+  const sets = groups.map(group => fieldset(group, CONTROLS.filter(control => control.group === group)));
+  host.replaceChildren(...sets, fieldset("Display", LOOKS));
 
   return {
     set(settings, problems) {
@@ -19,17 +20,20 @@ export function createControls(host, { onChange }) {
 }
 
 function makeControl(control, onChange) {
-  const { key, label, options, initial, min, max } = control;
-  const id = `lab-${key}`, tick = typeof initial === "boolean";
+  const { key, label, options, initial, min, max, whole } = control;
+  const id = `lab-${key}`, tick = typeof initial === "boolean", plain = { id, name: key };
   const problem = element("span", { class: "problem", id: `${id}-problem`, role: "alert" });
   const input = options
-    ? element("select", { id, name: key }, Object.entries(options).map(([value, text]) => element("option", { value }, text)))
-    : element("input", tick ? { id, name: key, type: "checkbox" } : { id, name: key, type: "number", min, max, step: control.whole ? 1 : "any", inputmode: "decimal" });
+    ? element("select", plain, Object.entries(options).map(([value, text]) => element("option", { value }, text)))
+    : element("input", tick ? { ...plain, type: "checkbox" }
+      : { ...plain, type: "number", min, max, step: whole ? 1 : "any", inputmode: "decimal" });
   input.setAttribute("aria-describedby", problem.id);
-  const slider = control.slider && element("input", { type: "range", min, max: control.slider, step: 0.1, "aria-label": `${label}, slider` });
-  const box = element("div", { class: "lab-control" },
-    element("label", { class: tick ? "control line" : "control", htmlFor: id }, ...(tick ? [input, element("span", {}, label)] : [element("span", {}, label), input])),
-    slider, problem);
+  const slider = control.slider
+    && element("input", { type: "range", min, max: control.slider, step: 0.1, "aria-label": `${label}, slider` });
+  const words = element("span", {}, label);
+  const kind = tick ? "control line" : "control";
+  const labelled = element("label", { class: kind, htmlFor: id }, ...(tick ? [input, words] : [words, input]));
+  const box = element("div", { class: "lab-control" }, labelled, slider, problem);
 
   function explain(text) {
     problem.textContent = text;

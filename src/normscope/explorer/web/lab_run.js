@@ -2,7 +2,7 @@
 
 const MEASURES = { cosine: "cosine", speed: "speed", radius: "meanRadius", clusters: "clusters", shown: "shown" };
 
-/** Frames of one scheme: points (frames × tokens × 3), radius (frames × tokens), and one number per frame for each of `values`. */
+/** Frames of one scheme: points (frames × tokens × 3), radii and labels (frames × tokens), numbers per frame in `values`. */
 function emptySeries(settings) {
   const frames = Math.floor(settings.time / settings.every + 1e-9) + 2, { tokens } = settings;
   return {
@@ -16,7 +16,8 @@ function emptySeries(settings) {
 /** `onFrames()` as frames come, `onDone()`, `onProblem(text)`; `worker()` makes a worker of worker.js. */
 export class Run {
   constructor(worker, { onFrames, onDone, onProblem }) {
-    Object.assign(this, { onFrames, onDone, onProblem, id: 0, settings: null, series: [], next: [], done: false, waiting: new Map() });
+    Object.assign(this, { onFrames, onDone, onProblem, id: 0, settings: null, series: [], next: [], done: false });
+    this.waiting = new Map();
     this.worker = worker();
     this.worker.onmessage = event => this.receive(event.data);
     this.worker.onerror = event => onProblem(`The simulation stopped: ${event.message || "its worker could not be started"}.`);
@@ -25,7 +26,8 @@ export class Run {
   /** Start a run, with theory curves or without. The frames of the one before are shown until this one has come to `until`. */
   begin(settings, { until = 0, theory = true } = {}) {
     this.id += 1;
-    Object.assign(this, { settings, done: false, until: Math.min(until, settings.time), next: settings.schemes.map(() => emptySeries(settings)) });
+    const next = settings.schemes.map(() => emptySeries(settings));
+    Object.assign(this, { settings, next, done: false, until: Math.min(until, settings.time) });
     this.worker.postMessage({ kind: "begin", id: this.id, settings });
     if (theory) this.worker.postMessage({ kind: "theory", id: this.id, settings });
   }
@@ -61,7 +63,7 @@ export class Run {
     if (message.kind === "frames") this.#add(line, message);
     else if (message.kind === "stopped") line.stopped = { t: message.t, text: message.text };
     else if (message.kind === "theory" && message.text) line.reason = message.text;
-    else if (message.kind === "theory") line.theory = { note: message.note, times: message.times, cosine: message.cosine, speed: message.speed, radius: message.radius };
+    else if (message.kind === "theory") line.theory = message;
     else if (message.kind === "states") this.#answer(message);
     else if (message.kind === "done") this.done = true;
     else if (message.kind === "error") {
@@ -69,7 +71,7 @@ export class Run {
       this.onProblem(message.text);
       return;
     }
-    if (!this.current && (!this.series.length || this.done || reachedBy(this.next) >= this.until - 1e-9)) this.series = this.next;
+    if (!this.series.length || this.done || reachedBy(this.next) >= this.until - 1e-9) this.series = this.next;
     if (this.current) (message.kind === "done" ? this.onDone : this.onFrames)();
   }
 

@@ -40,9 +40,15 @@ export const LOOKS = [
 ];
 
 export const SCHEMES_AT_ONCE = 4;
+export const LETTERS = "ABCD";  // of the schemes on the page
 const FIRST_SCHEMES = "post,pre";
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const isObject = value => value !== null && typeof value === "object" && !Array.isArray(value);
+
+/** The words beside a control. */
+export function labelOf(key) {
+  return [...CONTROLS, ...LOOKS].find(control => control.key === key).label;
+}
 
 /** Everything at its initial value. */
 export function initialSettings() {
@@ -82,7 +88,9 @@ export function readSettings(state) {
 /** What the settings forbid together, as `{key: sentence}`. */
 export function conflicts(settings) {
   const { tokens, dim, start, weights, heads, norm } = settings;
-  if (start === "orthogonal" && tokens > dim) return { start: `${tokens} orthogonal tokens need a dimension of at least ${tokens}.` };
+  if (start === "orthogonal" && tokens > dim) {
+    return { start: `${tokens} orthogonal tokens need a dimension of at least ${tokens}.` };
+  }
   if (weights !== "identity" && dim % heads) return { heads: `${heads} heads do not divide a dimension of ${dim}.` };
   if (norm === "layer" && dim < 3) return { norm: "LayerNorm needs at least 3 dimensions." };
   return {};
@@ -111,7 +119,7 @@ export function patched(value, patch) {
   return result;
 }
 
-/** Chosen schemes `[{base, dictionary}]` from a link: names, or pairs of a name and how its slots were edited; `named` has their values. */
+/** Chosen schemes `[{base, dictionary}]` from a link: names, or pairs of a name and how its slots were edited. */
 export function readSchemes(text, named) {
   const list = text ?? FIRST_SCHEMES;
   const entries = list.startsWith("[") ? JSON.parse(list) : list.split(",");
@@ -160,14 +168,16 @@ export function writeMoved(moved) {
 
 /** The time between shown frames: a layer, or a multiple of the solver's step. */
 export function frameTime({ solver, step, time }) {
-  return solver === "layers" ? Math.max(1, Math.ceil(time / FRAMES)) : step * Math.max(1, Math.ceil(time / (step * FRAMES) - 1e-9));
+  const unit = solver === "layers" ? 1 : step;
+  return unit * Math.max(1, Math.ceil(time / (unit * FRAMES) - 1e-9));
 }
 
 /** What simulation.js runs. */
 export function runSettings(settings, chosen, moved) {
   const { tokens, dim, beta, causal, weights, heads, seed, solver, step, time } = settings;
   return {
-    schemes: chosen.map(({ dictionary }) => dictionary), tokens, dim, beta, causal, weights, seed, solver, time, step: solver === "layers" ? 1 : step,
+    schemes: chosen.map(({ dictionary }) => dictionary), tokens, dim, beta, causal, weights, seed, solver, time,
+    step: solver === "layers" ? 1 : step,
     heads: weights === "identity" ? 1 : heads, feedforward: settings.feedforward ? "random" : null,
     start: { kind: settings.start, delta: settings.delta, radius: settings.radius, moved: Object.fromEntries(moved) },
     every: frameTime(settings), norm: settings.norm === "scheme" ? null : settings.norm,
@@ -177,6 +187,6 @@ export function runSettings(settings, chosen, moved) {
 /** Why the symmetric reduction says nothing about a run; empty where it does. */
 export function noTheory({ start }) {
   if (start.kind !== "orthogonal") return "the symmetric reduction needs an orthogonal start.";
-  if (Object.keys(start.moved).length) return "the symmetric reduction needs an orthogonal start, and tokens of this one were moved by hand.";
+  if (Object.keys(start.moved).length) return "the symmetric reduction needs an orthogonal start; tokens were moved by hand.";
   return "";
 }

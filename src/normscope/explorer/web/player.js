@@ -18,7 +18,8 @@ export class Player {
 
   /** A new run: its last time, the time between frames, the kind of axis, and whether only whole frames are shown. */
   setRun({ duration, every, axis, whole }) {
-    Object.assign(this, { duration, every, whole, axis: timeAxis(axis, duration, every), reached: 0, wanted: null, complete: false });
+    Object.assign(this, { duration, every, whole, axis: timeAxis(axis, duration, every) });
+    Object.assign(this, { reached: 0, wanted: null, complete: false });
   }
 
   /** How far the run has been computed; a time that was asked for earlier is shown as soon as it is there. */

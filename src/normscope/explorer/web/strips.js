@@ -36,8 +36,8 @@ function stairs(times, values) {
 /**
  * Strips in `host`; options: `colours()` of the theme, `tip`, `onScrub(t)`, `onStep(count)`.
  * `setData({strips, series, duration, every, axis, theory})`: strips `[{key, label, log?, steps?, least?, most?}]`; series
- * `[{name, colour, times, length, values: {key: array}, theory: {times, key: array}|null}]`; axis "linear" or "log"; theory: why a
- * theory curve is missing, or what it is.
+ * `[{name, colour, times, length, values: {key: array}, theory: {times, key: array}|null}]`; axis "linear" or "log"; theory:
+ * what the theory curve is, or why it is missing.
  */
 export function createStrips(host, { colours, tip, onScrub, onStep }) {
   let data = { strips: [], series: [], duration: 1, every: 1, axis: "linear", theory: "" }, charts = [], time = 0;
@@ -51,8 +51,8 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
   table.addEventListener("toggle", fillTable);
 
   function makeChart(strip) {
-    const slider = element("div", { class: "strip", role: "slider", tabindex: "0", "aria-label": `Time, ${strip.label}`, "data-strip": strip.key,
-      "aria-valuemin": "0" });
+    const role = { role: "slider", tabindex: "0", "aria-label": `Time, ${strip.label}`, "aria-valuemin": "0" };
+    const slider = element("div", { class: "strip", "data-strip": strip.key, ...role });
     grid.append(element("figure", {}, element("figcaption", {}, strip.label), slider));
     slider.addEventListener("keydown", event => {
       if (event.key in STEPS) onStep(STEPS[event.key]);
@@ -70,8 +70,9 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       const [x, y] = strip.steps ? stairs(...cut(line, line.values[strip.key])) : cut(line, line.values[strip.key]);
       return { name: line.name, x, y, colour: line.colour, dash: SCHEME_DASHES[k], width: 2.4 };
     });
+    const dotted = { colour: colours().ink, dash: THEORY_DASH, width: 1.2, dot: false };
     const theory = data.series.filter(line => line.theory?.[strip.key]).map(line =>
-      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], colour: colours().ink, dash: THEORY_DASH, width: 1.2, dot: false }));
+      ({ name: `${line.name}, theory`, x: line.theory.times, y: line.theory[strip.key], ...dotted }));
     return [...measured, ...theory];
   }
 
@@ -85,8 +86,9 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
     const sample = (stroke, dash, width) => svg("svg", { width: 44, height: 10, "aria-hidden": "true" },
       svg("line", { x1: 0, y1: 5, x2: 44, y2: 5, stroke, "stroke-width": width, "stroke-dasharray": DASHES[dash] || "none" }));
     const { ink, series } = colours();
-    legend.replaceChildren(...data.series.map((line, k) => element("li", {}, sample(series[line.colour], SCHEME_DASHES[k], 2.4), ` ${line.name}`)),
-      ...(data.series.some(line => line.theory) ? [element("li", {}, sample(ink, THEORY_DASH, 1.2), " theory")] : []));
+    const item = (line, k) => element("li", {}, sample(series[line.colour], SCHEME_DASHES[k], 2.4), ` ${line.name}`);
+    const theory = data.series.some(line => line.theory) && element("li", {}, sample(ink, THEORY_DASH, 1.2), " theory");
+    legend.replaceChildren(...data.series.map(item), ...(theory ? [theory] : []));
   }
 
   function draw() {
@@ -95,8 +97,9 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       const strip = data.strips[k], series = linesOf(strip);
       const first = data.axis === "log" ? data.every : 0;
       slider.setAttribute("aria-valuemax", String(data.duration));
-      lines.set({ series, colours: colours(), label: strip.label, marker: Math.max(first, time),
-        x: { label: "time", log: data.axis === "log", domain: [first, data.duration] }, y: { log: strip.log, domain: domainOf(strip, series) } });
+      const x = { label: "time", log: data.axis === "log", domain: [first, data.duration] };
+      const y = { log: strip.log, domain: domainOf(strip, series) };
+      lines.set({ series, x, y, colours: colours(), label: strip.label, marker: Math.max(first, time) });
     });
     fillTable();
   }
@@ -124,11 +127,13 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       ...(data.series.some(line => line.theory?.[strip.key]) ? [[`${strip.label}, theory`, ({ theory }, t) =>
         theory?.[strip.key] ? valueAt(theory.times, theory[strip.key], theory.times.length, t) : NaN]] : []),
     ]);
-    head.replaceChildren(...["Scheme", "Time", ...columns.map(([title]) => title)].map(title => element("th", { scope: "col" }, title)));
+    const titles = ["Scheme", "Time", ...columns.map(([title]) => title)];
+    head.replaceChildren(...titles.map(title => element("th", { scope: "col" }, title)));
     const times = Array.from({ length: 11 }, (_, k) => k * data.duration / 10);
-    body.replaceChildren(...data.series.flatMap(line => times.map(t => element("tr", {}, element("th", { scope: "row" }, line.name),
-      element("td", { class: "number" }, shortNumber(t)),
-      columns.map(([, value]) => element("td", { class: "number" }, shortNumber(value(line, t))))))));
+    const cell = value => element("td", { class: "number" }, shortNumber(value));
+    const row = (line, t) =>
+      element("tr", {}, element("th", { scope: "row" }, line.name), cell(t), columns.map(([, value]) => cell(value(line, t))));
+    body.replaceChildren(...data.series.flatMap(line => times.map(t => row(line, t))));
   }
 
   return {

@@ -30,57 +30,65 @@ export function speedSlope(line, from, to, g) {
 const at = (line, key, t) => valueAt(line.times, line.values[key], line.length, t);
 const symmetric = { tokens: 32, dim: 32, start: "orthogonal", beta: 1 };
 
+const last = line => line.times[line.length - 1];
+const words = shortNumber;
+
 function firstSpeeds([pre, peri], { tokens, beta }) {
   const measured = peri.values.speed[0] / pre.values.speed[0];
   const formula = (Math.exp(beta) + tokens - 1) / Math.sqrt(Math.exp(2 * beta) + tokens - 1);
-  return { values: { measured, formula },
-    text: `At t = 0 the tokens turn ${shortNumber(measured)} times as fast under Peri-LN as under Pre-LN; the formulas give ${shortNumber(formula)}.` };
+  const text = `At t = 0 the tokens turn ${words(measured)} times as fast under Peri-LN as under Pre-LN; `
+    + `the formulas give ${words(formula)}.`;
+  return { text, values: { measured, formula } };
 }
 
 function lastSpeeds([post, , pre, peri]) {
-  const end = Math.min(post.times[post.length - 1], pre.times[pre.length - 1]);
-  const exponential = speedSlope(post, 6, 14, k => post.times[k]), power = speedSlope(pre, end / 3, end, k => Math.log(pre.values.radius[k]));
-  const speeds = [post, pre, peri].map(line => at(line, "speed", end));
-  return { values: { exponential, power, speeds },
-    text: `Measured here: the logarithm of the angular speed falls by ${shortNumber(-exponential)} per unit of time under Post-LN; under Pre-LN the speed is proportional to `
-      + `1/r to the power ${shortNumber(-power)}, and r grows as t. At t = ${shortNumber(end)} Pre-LN is ${shortNumber(speeds[1] / speeds[0])} times as fast as Post-LN.` };
+  const end = Math.min(last(post), last(pre)), speeds = [post, pre, peri].map(line => at(line, "speed", end));
+  const exponential = speedSlope(post, 6, 14, k => post.times[k]);
+  const power = speedSlope(pre, end / 3, end, k => Math.log(pre.values.radius[k]));
+  const text = `Measured here: under Post-LN ln |θ̇| falls by ${words(-exponential)} per unit of time; `
+    + `under Pre-LN the speed is proportional to 1/r to the power ${words(-power)}, and r grows as t. `
+    + `At t = ${words(end)} Pre-LN is ${words(speeds[1] / speeds[0])} times as fast as Post-LN.`;
+  return { text, values: { exponential, power, speeds } };
 }
 
-function collapseTimes([post, pre]) {
-  const times = [post, pre].map(line => timeOfCosine(line, 0.9));
-  const clusters = [post, pre].map(line => line.values.clusters[line.length - 1]);
-  return { values: { times, clusters },
-    text: `The mean cosine reaches 0.9 at t = ${shortNumber(times[0])} under Post-LN and ${Number.isNaN(times[1]) ? `not before t = ${shortNumber(pre.times[pre.length - 1])}` : `at t = ${shortNumber(times[1])}`} `
-      + `under Pre-LN; at the end there are ${clusters[0]} and ${clusters[1]} clusters.` };
+function collapseTimes(lines) {
+  const times = lines.map(line => timeOfCosine(line, 0.9)), clusters = lines.map(line => line.values.clusters[line.length - 1]);
+  const [post, pre] = times.map((t, k) => Number.isNaN(t) ? `not before t = ${words(last(lines[k]))}` : `at t = ${words(t)}`);
+  const text = `The mean cosine reaches 0.9 ${post} under Post-LN and ${pre} under Pre-LN; `
+    + `at the end there are ${clusters[0]} and ${clusters[1]} clusters.`;
+  return { text, values: { times, clusters } };
 }
 
 function brake([pre, tangent]) {
-  const [slow, fast] = [pre, tangent].map(line => timeOfCosine(line, 0.9));
+  const [slow, fast] = [pre, tangent].map(line => timeOfCosine(line, 0.9)), half = last(pre) / 2;
   const radius = at(pre, "radius", slow), ratio = at(tangent, "speed", fast) / at(pre, "speed", slow);
-  const last = pre.length - 1, growth = (pre.values.radius[last] - at(pre, "radius", pre.times[last] / 2)) / (pre.times[last] / 2);
-  return { values: { radius, ratio, growth },
-    text: `Where the mean cosine is 0.9, Pre-LN has r = ${shortNumber(radius)} and turns its tokens ${shortNumber(ratio)} times more slowly than the block without radial `
-      + `growth. Late in the run r grows by ${shortNumber(growth)} per unit of time.` };
+  const growth = (at(pre, "radius", 2 * half) - at(pre, "radius", half)) / half;
+  const text = `Where the mean cosine is 0.9, Pre-LN has r = ${words(radius)} and turns its tokens ${words(ratio)} times `
+    + `more slowly than the block without radial growth. Late in the run r grows by ${words(growth)} per unit of time.`;
+  return { text, values: { radius, ratio, growth } };
 }
 
 function sameClock([constant, falling]) {
   let worst = 0;
   for (let k = 0; k < falling.length; k++) {
-    const own = 2 * (Math.sqrt(falling.times[k] + 1) - 1);
-    if (own <= constant.times[constant.length - 1]) worst = Math.max(worst, Math.abs(falling.values.cosine[k] - at(constant, "cosine", own)));
+    const inner = 2 * (Math.sqrt(falling.times[k] + 1) - 1);  // ∫α dt
+    if (inner > last(constant)) break;
+    worst = Math.max(worst, Math.abs(falling.values.cosine[k] - at(constant, "cosine", inner)));
   }
-  return { values: { worst },
-    text: `Measured here: at equal ∫α dt the mean cosines of A and B differ by at most ${shortNumber(worst)}, the error of drawing lines between frames.` };
+  const text = `Measured here: at equal ∫α dt the mean cosines of A and B differ by at most ${words(worst)}, `
+    + "the error of drawing lines between frames.";
+  return { text, values: { worst } };
 }
 
-/** The stops. `state` is what the lab is set to; `measure(series, settings)` checks the stop's claim in the run. */
+/** The stops. `state` is what the lab is set to; `measure(lines, settings)` checks the stop's claim in the run. */
 export const STOPS = [
   {
     title: "Initial velocity",
     state: { ...symmetric, schemes: "pre,peri,ngpt", time: 8, step: 0.02 },
     text: "In every scheme attention pulls on a token’s direction θ, and the norms set how fast it turns: θ̇ = (1/s) P A. "
       + "At the start tokens point in unrelated directions, so attention averages them to a short vector A. "
-      + "Pre-LN and Post-LN add this short vector as it is and begin slowly. Peri-LN and nGPT normalise it first and begin at full speed.",
+      + "Pre-LN and Post-LN add this short vector as it is and begin slowly. "
+      + "Peri-LN and nGPT normalise it first and begin at full speed.",
     formula: "γ̇(0) = 2/(r_0 (e^β + n − 1)) for Pre-LN,   2/(r_0 √(e^{2β} + n − 1)) for Peri-LN",
     question: "Raise β to 6. Each token then attends almost only to itself: what becomes of |A|, and of the difference?",
     measure: firstSpeeds,
@@ -90,36 +98,45 @@ export const STOPS = [
     state: { ...symmetric, schemes: "post,sqrt-scaling,pre,peri", time: 24, step: 0.05, speeds: "log" },
     text: "Late in the run the tokens nearly agree, |A| is close to 1, and s alone sets the speed. "
       + "Under Post-LN s is 1 and the motion dies out exponentially: deep layers change almost nothing. "
-      + "Under Pre-LN and Peri-LN s grows with the residual norm, about as t, so the motion falls only as a power of t and late layers still have work to do.",
-    formula: "γ̇ ∝ e^{−2t} for Post-LN,   e^{−4√t}/√t for sqrt-scaling,   1/t^3 for Pre-LN and Peri-LN;   speeds |θ̇| ∝ e^{−t},   e^{−2√t}/√t,   1/t^2",
+      + "Under Pre-LN and Peri-LN s grows with the residual norm, about as t, so the motion falls only as a power of t "
+      + "and late layers still have work to do.",
+    formula: "γ̇ ∝ e^{−2t} for Post-LN,   e^{−4√t}/√t for sqrt-scaling,   1/t^3 for Pre-LN and Peri-LN;   "
+      + "speeds |θ̇| ∝ e^{−t},   e^{−2√t}/√t,   1/t^2",
     question: "Make the time axis logarithmic. Which of the four speeds are straight lines now, and which were before?",
     measure: lastSpeeds,
   },
   {
     title: "Collapse",
-    state: { schemes: null, tokens: 64, dim: 3, start: "uniform", beta: 2, time: 30, step: 0.1 },
-    text: "Attention with identity weights pulls tokens together: from almost every start Post-LN ends in one cluster, and so does Pre-LN unless some radial speed falls to 0. "
-      + "Norms do not decide whether tokens collapse, only when. Post-LN is there after a few layers; Pre-LN, which slows down as its norms grow, arrives much later.",
-    formula: "Var = (1/n) Σ |θ_k − θ̄|^2:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens are nearly aligned",
+    state: { tokens: 64, dim: 3, start: "uniform", beta: 2, time: 30, step: 0.1 },
+    text: "Attention with identity weights pulls tokens together: from almost every start Post-LN ends in one cluster, "
+      + "and so does Pre-LN unless the radial speed of some token falls to 0. "
+      + "Norms do not decide whether tokens collapse, only when. "
+      + "Post-LN is there after a few layers; Pre-LN, which slows down as its norms grow, arrives much later.",
+    formula: "Var = (1/n) Σ |θ_k − θ̄|^2:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens nearly agree",
     question: "Raise β to 12 and give it T = 100: tokens gather in several clusters first. How many, and for how long?",
     measure: collapseTimes,
   },
   {
     title: "The radius as a brake",
     state: { ...symmetric, schemes: "pre,tangent", time: 16, step: 0.02 },
-    text: "Pre-LN divides the pull of attention by the residual norm, and every update makes that norm larger: the scheme brakes itself. "
-      + "The second block adds only the part of the update that is orthogonal to x. Its norm stays at 1, the brake is gone, and it moves like Post-LN.",
+    text: "Pre-LN divides the pull of attention by the residual norm, and every update makes that norm larger: "
+      + "the scheme brakes itself. The second block adds only the part of the update that is orthogonal to x. "
+      + "Its norm stays at 1, the brake is gone, and it moves like Post-LN.",
     formula: "θ̇ = (1/r) P A,   ṙ = ⟨θ, A⟩ for Pre-LN;   ṙ = 0 for orthogonal updates",
-    question: "Start further out, r₀ = 10. Which of the two speeds is divided by 10, and does the difference between them grow or shrink?",
+    question: "Start further out, r₀ = 10. Which of the two speeds is divided by 10, and does their ratio grow or shrink?",
     measure: brake,
   },
   {
     title: "nGPT’s schedule",
     state: { tokens: 64, dim: 3, start: "uniform", beta: 2, time: 10, step: 0.02, schemes: JSON.stringify([
-      ["ngpt", { title: "nGPT, α = 1" }], ["ngpt", { alpha: "1/sqrt(t + 1)", title: "nGPT, α = 1/√(t+1)" }], ["ngpt", { alpha: "t", title: "nGPT, α = t" }]]) },
+      ["ngpt", { title: "nGPT, α = 1" }],
+      ["ngpt", { alpha: "1/sqrt(t + 1)", title: "nGPT, α = 1/√(t+1)" }],
+      ["ngpt", { alpha: "t", title: "nGPT, α = t" }],
+    ]) },
     text: "nGPT keeps tokens on the sphere and multiplies every normalised update by α, which training learns for each layer. "
-      + "A factor that all speeds share does not change the paths of the tokens, only the clock: the time that counts is ∫α dt. "
-      + "So a schedule that falls with depth moves tokens early and rests late, and a rising one the other way round. (One theorem prints the late rate as Var/α; it is α·Var, see 2:4.3ii-ngpt in the ledger.)",
+      + "A factor that all speeds share does not change the paths of tokens, only the clock: the time that counts is ∫α dt. "
+      + "A schedule that falls with depth moves tokens early and rests late, a rising one the other way round. "
+      + "(One theorem prints the late rate as Var/α; it is α·Var, see 2:4.3ii-ngpt in the ledger.)",
     formula: "θ̇ = (α_t/|A|) P A,   1 − γ ∝ exp(−2 ∫α dt)",
     question: "Edit the slots of one scheme: which α makes nGPT slow down like Pre-LN?",
     measure: sameClock,
@@ -128,26 +145,32 @@ export const STOPS = [
     title: "Circuits that break",
     state: {},
     circuit: true,
-    text: "A circuit relies on a head that selects one key: a logit w that stands above all others. Under Pre-LN the norm of a key depends on everything in the residual stream, "
-      + "so interference changes it by some factor 1 + κ. If another key overtakes, the head reads another token: the circuit has collapsed. "
-      + "QKV-Norm normalises q, k and v after their projections and removes this noise. Noise on the query alone multiplies all logits alike and changes no order.",
-    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_{t} (w_* − w_t)/(|w_*| + |w_t|)",
+    text: "A circuit relies on a head that selects one key, whose logit w stands above all others. "
+      + "Under Pre-LN the norm of a key depends on everything in the residual stream, so interference "
+      + "changes it by some factor 1 + κ. "
+      + "If another key overtakes, the head reads another token: the circuit has collapsed. "
+      + "QKV-Norm normalises q, k and v after their projections and removes this noise.",
+    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_t (w_* − w_t)/(|w_*| + |w_t|)",
     question: "Turn up the noise. At which level does the head select another key in one draw of ten?",
   },
 ];
 
-const isPlain = settings => settings.weights === "identity" && !settings.causal && !settings.feedforward && settings.solver !== "layers"
-  && settings.norm === "scheme";
+/** Whether a run has what the claims are about: identity weights, no mask, no feed-forward layer, the flow. */
+function isPlain({ weights, causal, feedforward, solver, norm }) {
+  return weights === "identity" && !causal && !feedforward && solver !== "layers" && norm === "scheme";
+}
 
 /** The panel of the tour: `onGo(index|null)` when another stop is chosen or the tour is left. */
 export function createTour(host, { onGo }) {
   let current = null;
-  const title = element("h2", { tabindex: "-1" }), text = element("p", {}), formula = element("p", { class: "formula" });
-  const measured = element("p", { class: "tour-measured", role: "status" }), question = element("p", { class: "tour-question" });
-  const back = button("← Previous", () => onGo(current - 1)), next = button("Next →", () => onGo(current + 1), { class: "main" });
+  const title = element("h2", { tabindex: "-1" }), text = element("p"), formula = element("p", { class: "formula" });
+  const measured = element("p", { class: "tour-measured", role: "status" }), question = element("p");
+  const back = button("← Previous", () => onGo(current - 1));
+  const next = button("Next →", () => onGo(current + 1), { class: "main" });
   const stops = STOPS.map((stop, k) => button(String(k + 1), () => onGo(k), { "aria-label": `Stop ${k + 1}: ${stop.title}` }));
+  const ways = [back, ...stops, next, button("End the tour", () => onGo(null))];
   host.replaceChildren(title, text, formula, measured, question,
-    element("nav", { class: "tour-stops", "aria-label": "Stops of the tour" }, back, ...stops, next, button("End the tour", () => onGo(null))));
+    element("nav", { class: "tour-stops", "aria-label": "Stops of the tour" }, ...ways));
 
   return {
     /** Show a stop; null hides the panel. */
@@ -165,16 +188,16 @@ export function createTour(host, { onGo }) {
       delete host.dataset.measured;
       back.disabled = index === 0;
       next.disabled = index === STOPS.length - 1;
-      stops.forEach((stop, k) => stop.setAttribute("aria-current", k === index ? "step" : "false"));
+      stops.forEach((way, k) => way.setAttribute("aria-current", k === index ? "step" : "false"));
       if (moved) title.focus();
     },
-    /** Check the claim of the current stop in a finished run of its schemes, or null; nothing is claimed of other weights or masks. */
-    measure(series, settings) {
+    /** Check the claim of the current stop in a finished run; `lines` is null where it is a run of other schemes. */
+    measure(lines, settings) {
       const stop = STOPS[current];
       measured.textContent = "";
       delete host.dataset.measured;
-      if (!series || !stop?.measure || settings.start !== stop.state.start || !isPlain(settings)) return;
-      const result = stop.measure(series, settings);
+      if (!lines || !stop?.measure || settings.start !== stop.state.start || !isPlain(settings)) return;
+      const result = stop.measure(lines, settings);
       measured.textContent = result.text;
       host.dataset.measured = JSON.stringify(result.values);
     },
