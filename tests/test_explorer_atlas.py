@@ -1,20 +1,30 @@
 """The model atlas: numbers against plain transformers, against an audit's own tables, and the view in a browser."""
 
+import csv
+import io
 import json
 import math
+import threading
+import time
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 import torch
 import transformers as library
+import uvicorn
 
 import normscope as ns
+from helpers.browser import Tab, assert_readable, open_tab
 from helpers.gpt2 import save_gpt2
 from helpers.models import FAMILIES, built, opened_smollm2
 from normscope.errors import InputError
 from normscope.explorer.audits import audit_data
+from normscope.explorer.export import export_explorer
+from normscope.explorer.server import Settings, make_app
 from normscope.explorer.session import ModelSession
 from normscope.measures.noise import Disturbance, norm_noise
 from normscope.models import Model, Sample, open_model
@@ -159,7 +169,7 @@ def test_heads_are_described_in_words(session: ModelSession, folder: str) -> Non
     """The tokens with the largest q·k are those that the words experiment reports; common nouns come with the background."""
     token = session.reading(PROMPT).tokens[1].strip()
     for step in session.background():
-        step()
+        step(lambda: None)
     assert session.background() == []
     shown = session.words(PROMPT, 1, 1, 1)["rows"]
     wanted = ns.words(folder, "queries", layer=1, head=1, word=token, nearest=6, progress=False).tables["nearest"]
@@ -304,3 +314,201 @@ def test_a_prompt_on_smollm2() -> None:
     noisy = session.noise(prompt, {"level": 0.3, "parts": "k"}, -1)
     assert 0 < noisy["lost"] < noisy["rows"]
     assert noisy["next"]["distance"] > 0.05
+
+
+TOKEN = "a-token-of-the-tests"
+SETTLED = "#view-atlas[data-settled=true]"
+LONGEST = 120_000  # milliseconds on a loaded machine
+
+
+@pytest.fixture(scope="module")
+def audit_folder(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("audits")
+    text = place / "text.txt"
+    text.write_text(PROMPT, encoding="utf-8")
+    ns.audit(folder, text=text, sentence=PROMPT, out=place / "audited", fresh=True, progress=False)
+    return place / "audited"
+
+
+@pytest.fixture(scope="module")
+def server(folder: str, audit_folder: Path) -> Iterator[str]:
+    """The address of a real server with a model and an audit."""
+    app = make_app(Settings((folder, str(audit_folder)), token=TOKEN))
+    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/?token={TOKEN}"
+    running.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Tab]:
+    with open_tab() as opened:
+        opened.page.set_default_timeout(LONGEST)
+        yield opened
+
+
+def view(tab: Tab, address: str, **state: Any) -> None:
+    """Open the atlas in a state, and wait until everything is there."""
+    tab.errors.clear()
+    tab.page.goto("about:blank")
+    tab.page.set_viewport_size({"width": 1200, "height": 900})
+    tab.page.goto(f"{address}#atlas?{urlencode({'prompt': PROMPT, **state})}")
+    tab.page.wait_for_selector(SETTLED)
+
+
+def settle(tab: Tab) -> None:
+    tab.page.wait_for_selector(SETTLED)
+
+
+def hash_of(tab: Tab) -> dict[str, str]:
+    return dict(parse_qsl(tab.page.url.partition("?")[2].partition("?")[2]))
+
+
+def complaints(tab: Tab) -> list[str]:
+    """What went wrong in the page; requests that it gave up for newer ones, or by leaving, are none."""
+    return [text for text in tab.errors if "ERR_ABORTED" not in text]
+
+
+def part(tab: Tab, name: str) -> Any:
+    return tab.page.locator(f"[data-part={name}]")
+
+
+def saved(tab: Tab, label: str) -> bytes:
+    """The file that a button of the save dialog gives."""
+    tab.page.get_by_role("button", name="Save").click()
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("button", name=label, exact=True).click()
+    content = Path(download.value.path()).read_bytes()
+    tab.page.keyboard.press("Escape")
+    return content
+
+
+def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, session: ModelSession) -> None:
+    view(tab, server)
+    page = tab.page
+    table = csv_rows(saved(tab, "layers × heads, CSV"))
+    wanted = grids(session.read(PROMPT))["top-weight"]
+    assert [float(row["mean largest weight"]) for row in table] == pytest.approx(wanted.flatten().tolist(), rel=1e-5)
+    canvas = part(tab, "map").locator("canvas").first
+    canvas.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert "layer 1, head 1" in part(tab, "map").locator("[aria-live]").inner_text()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Layer 1, head 1").wait_for()
+    settle(tab)
+    assert (hash_of(tab)["layer"], hash_of(tab)["head"]) == ("1", "1")
+    pattern = torch.tensor([float(row["weight"]) for row in csv_rows(saved(tab, "attention map, CSV"))]).view(8, 8)
+    assert pattern.numpy() == pytest.approx(torch.tensor(session.head(PROMPT, 1, 1)["pattern"]).numpy())
+    page.get_by_role("button", name="token 2: ␣of").click()
+    page.get_by_role("heading", name="Journey of ␣of").wait_for()
+    settle(tab)
+    rows = csv_rows(saved(tab, "journey, CSV"))
+    assert [float(row["radius"]) for row in rows] == pytest.approx([x["radius"] for x in session.token(PROMPT, 2)["rows"]])
+    page.locator("select[name=measure]").select_option("entropy")
+    settle(tab)
+    page.go_back()
+    settle(tab)
+    assert page.locator("select[name=measure]").input_value() == "top-weight"
+    assert page.get_by_role("button", name="token 2: ␣of").get_attribute("aria-pressed") == "true"
+    words = part(tab, "head").get_by_role("table").filter(has_text="looks for")
+    assert session.words(PROMPT, 1, 1, 2)["rows"][0]["keys"][0].strip() in words.inner_text()
+    for name, begins in (("layers × heads, PNG", b"\x89PNG"), ("layers × heads, SVG", b"<svg"), ("journey, PNG", b"\x89PNG"),
+                         ("journey, SVG", b"<svg"), ("curve by layer, SVG", b"<svg")):  # fmt: skip
+        assert saved(tab, name).startswith(begins)
+    assert complaints(tab) == []
+
+
+def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: ModelSession) -> None:
+    view(tab, server)
+    page, prompt = tab.page, tab.page.get_by_label("prompt", exact=True)
+    prompt.fill("the world of the time")
+    prompt.press("Enter")
+    page.get_by_role("button", name="token 4: ␣time").wait_for()
+    settle(tab)
+    assert hash_of(tab)["prompt"] == "the world of the time"
+    dial = page.get_by_label("RMS of the relative noise")
+    dial.focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("Next token before (outlined) and after noise").wait_for()
+    settle(tab)
+    shown = session.noise("the world of the time", {"level": 1.0, "parts": "qkm"}, -1)
+    assert page.get_by_text("no circuit can collapse").is_visible()
+    rows = csv_rows(saved(tab, "next tokens, CSV"))
+    assert [float(row["after"]) for row in rows] == pytest.approx([row["after"] for row in shown["next"]["rows"]])
+    page.get_by_label("on the norms of").select_option("x")
+    settle(tab)
+    page.get_by_role("button", name="Another draw").click()
+    settle(tab)
+    assert {name: hash_of(tab)[name] for name in ("noise", "parts", "draw")} == {"noise": "1", "parts": "x", "draw": "1"}
+    prompt.fill("the" + " of" * 40)
+    page.get_by_text("the prompt has 41 tokens, and at most 32 are read").wait_for()
+    prompt.fill("")
+    page.get_by_text("The prompt is empty").wait_for()
+    settle(tab)
+    assert page.get_by_text("two tokens or more").first.is_visible()
+    assert [
+        text for text in complaints(tab) if "422" not in text
+    ] == []  # the browser reports the answer that refuses the prompt
+
+
+def test_two_sides_and_theory(tab: Tab, server: str) -> None:
+    view(tab, server, curve="speed")
+    page, beside = tab.page, tab.page.get_by_label("beside it")
+    audit = next(value for value in options(beside) if value.startswith("run:"))
+    beside.select_option("theory")
+    settle(tab)
+    assert {row["line"] for row in csv_rows(saved(tab, "curve by layer, CSV"))} == {"measured", "theory"}
+    beside.select_option(audit)
+    page.get_by_text("An audit follows one token of its sentence").wait_for()
+    settle(tab)
+    assert part(tab, "map").locator("canvas").count() == 2
+    assert part(tab, "token").locator("canvas").count() == 4  # two spheres of two layers
+    lines = csv_rows(saved(tab, "curve by layer, CSV"))
+    sides = {name: [row["s"] for row in lines if row["line"] == name] for name in {row["line"] for row in lines}}
+    (mine, theirs) = sides.values()  # the same model and text: the same numbers
+    assert [float(x) for x in mine] == pytest.approx([float(x) for x in theirs], rel=1e-4)
+    tab.page.set_viewport_size({"width": 375, "height": 800})
+    for colours in ("dark", "light"):
+        tab.page.emulate_media(color_scheme=colours)
+        tab.settle()
+        assert tab.run("document.documentElement.scrollWidth") <= 375
+        assert_readable(tab)
+    assert complaints(tab) == []
+
+
+def test_an_exported_audit_works_from_disk(tab: Tab, audit_folder: Path, tmp_path: Path) -> None:
+    page = export_explorer(tmp_path / "atlas.html", [str(audit_folder)])
+    tab.open(page)
+    tab.page.wait_for_selector(SETTLED)
+    assert part(tab, "map").locator("canvas").count() == 1
+    assert part(tab, "token").locator("canvas").count() == 2
+    assert not tab.page.get_by_label("prompt", exact=True).is_visible()
+    canvas = part(tab, "map").locator("canvas").first
+    canvas.focus()
+    tab.page.keyboard.press("Enter")
+    settle(tab)
+    assert tab.page.get_by_text("An audit does not probe heads with words").is_visible()
+    assert complaints(tab) == []
+    assert all(url.startswith(("file:", "blob:", "data:")) for url in tab.loaded)
+
+
+def test_without_a_model_or_an_audit_the_view_says_what_to_open(tab: Tab, tmp_path: Path) -> None:
+    tab.open(export_explorer(tmp_path / "empty.html"))
+    tab.page.get_by_role("tab", name="Model atlas").click()
+    assert tab.page.get_by_text("There is no model and no audit to show").is_visible()
+
+
+def csv_rows(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode("utf-8"))))
+
+
+def options(select: Any) -> list[str]:
+    return [option.get_attribute("value") for option in select.locator("option").all()]

@@ -183,7 +183,7 @@ def journey_data(table: pd.DataFrame, places: pd.DataFrame | None) -> dict[str, 
     return {
         "rows": rows,
         "scene": None if scene is None else scene_data(scene),
-        "caption": "" if scene is None else " ".join(text for text in (scene.caption, scene.settings) if text),
+        "caption": "" if scene is None else f"{scene.caption} {scene.settings[:1].upper()}{scene.settings[1:]}.",
     }
 
 

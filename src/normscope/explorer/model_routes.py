@@ -4,6 +4,7 @@ FastAPI is imported here and in the server only.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ from pydantic import BaseModel, Field
 from normscope.errors import InputError
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue, ModelRun
 from normscope.explorer.security import MOST_PROMPT
-from normscope.explorer.session import ModelSession
+from normscope.explorer.session import Check, ModelSession
 
-_PAUSE = 0.5  # seconds before the background tries again when the queue is full
+_IDLE = 1.0  # seconds without a question until the background goes on
 
 
 class NoiseAsked(BaseModel):
@@ -44,6 +45,7 @@ class OpenModels:
         self.names, self.queue = tuple(names), queue
         self._sessions: dict[int, ModelSession] = {}
         self._done: dict[int, tuple[int, int]] = {}
+        self.asked = 0.0  # when a page last asked, in seconds
 
     def session(self, number: int, run: ModelRun[Any]) -> ModelSession:
         """The session of a model; called in the queue."""
@@ -52,7 +54,8 @@ class OpenModels:
         if number not in self._sessions:
             run.report(f"opening {self.names[number]}")
             self._sessions[number] = ModelSession(open_model(self.names[number]))
-            threading.Thread(target=self._probe, args=(number,), name="normscope probes", daemon=True).start()
+            steps = self._sessions[number].background()
+            threading.Thread(target=self._probe, args=(number, steps), name="normscope probes", daemon=True).start()
         run.report("")
         return self._sessions[number]
 
@@ -68,27 +71,30 @@ class OpenModels:
             for number, name in enumerate(self.names)
         ]
 
-    def _probe(self, number: int) -> None:
-        """Run the steps of the background one by one, each after the runs that pages wait for."""
-        steps = self._sessions[number].background()
+    def _probe(self, number: int, steps: Sequence[Callable[[Check], None]]) -> None:
+        """Run steps one by one in the queue, where alone models are touched, and only while no page asks for anything."""
         for done, step in enumerate(steps):
             self._done[number] = done, len(steps)
-            if not self._run(step):
-                return
+            while not self._run(step):
+                if self.queue.closed:
+                    return
+                time.sleep(_IDLE / 2)
         self._done[number] = len(steps), len(steps)
 
-    def _run(self, step: Callable[[], None]) -> bool:
-        """Whether a step was run; not once the queue is closed."""
-        while not self.queue.closed:
-            try:
-                self.queue.submit(lambda run: step()).future.result()
-            except BusyError:
-                threading.Event().wait(_PAUSE)
-            except CancelledError:
-                return False
-            else:
-                return True
-        return False
+    def _run(self, step: Callable[[Check], None]) -> bool:
+        """Whether a step was run to its end: it gives way to a page that waits."""
+
+        def give_way() -> None:
+            if self.queue.waiting:
+                raise CancelledError
+
+        if time.monotonic() - self.asked < _IDLE:
+            return False
+        try:
+            self.queue.submit(lambda run: step(give_way)).future.result()
+        except (BusyError, CancelledError):
+            return False
+        return True
 
 
 def add_model_routes(app: FastAPI, names: Sequence[str], queue: ModelQueue) -> None:
@@ -105,6 +111,7 @@ def add_model_routes(app: FastAPI, names: Sequence[str], queue: ModelQueue) -> N
             number: int, asked: Asked, request: Request, x_normscope_page: str = Header("", max_length=64)
         ) -> dict[str, Any]:
             models.check(number)
+            models.asked = time.monotonic()
             kind = f"{number} {purpose}"
             return await queue.result(
                 request, lambda run: answer(models.session(number, run), asked, run.check), x_normscope_page, kind

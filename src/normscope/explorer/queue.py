@@ -116,6 +116,11 @@ class ModelQueue:
         """Whether it takes no more runs."""
         return self._closed
 
+    @property
+    def waiting(self) -> int:
+        """How many runs wait."""
+        return len(self._waiting)
+
     def cancel(self, page: str, purpose: str | None = None) -> bool:
         """Cancel the runs of a page, or those of one purpose; whether there were any."""
         with self._changed:

@@ -18,16 +18,18 @@ from normscope.errors import InputError
 from normscope.explorer.atlas_tables import curves, finite, head_grid, head_grids, journey_data
 from normscope.measures import all_measures
 from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject, Tables, joined, observe_pass
+from normscope.measures.collapse import Collapse
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability
 from normscope.measures.journey import trajectory_of
 from normscope.measures.maps import places
 from normscope.measures.noise import Disturbance, norm_noise
 from normscope.measures.probes import Returned, nearest_keys, nearest_values, updates_of
+from normscope.measures.readout import identity, output_bias
 from normscope.measures.sample import chosen_sample, reads_text
 from normscope.measures.vocabulary import probe_words, texts_of, tokens_of
 from normscope.models import Model, Observer, Sample, Softmax
 from normscope.models.describe import scheme_text, why_missing
-from normscope.results.conventions import NEAR_ONE_HOT
+from normscope.results.conventions import NEAR_ONE_HOT, NOISE
 
 MOST_TOKENS = 128
 PARTS = "xqkm"  # of what norm noise is put on: the input of attention, queries, keys, value outputs
@@ -36,7 +38,8 @@ _MOST_TABLE = 1 << 30  # bytes of a table of embeddings that is kept
 _NEXT = 10  # tokens of a next-token distribution
 _NEAREST = 6  # tokens that a head looks for
 _NOUNS = 6  # common nouns that heads are probed with in the background
-_SHARED = "1, shared"  # passes of a measure that observes the one pass
+_AT_ONCE = ("growth", "rotation", "speed", "clustering", "first_token", "spread", "collapse", "sparsity")  # observe one pass
+_LATER = ("interference", "spheres", "angles", "rank")  # need the matrices of heads, and seconds
 _FEW = "means leave out the first token, so that measures of heads and layers need a prompt of two tokens or more"
 
 Check = Callable[[], None]
@@ -191,7 +194,7 @@ class ModelSession:
         sample, note = self.sample(prompt)
         reading = Reading(Subject(self.model, sample, self.seed), note)
         several = bool(reading.subject.counted.any())
-        measures = self._at_once(reading.subject) if several else []
+        measures = self._measures(reading.subject, _AT_ONCE) if several else []
         if not several:
             reading.missing |= {"heads": f"{_FEW}.", "curves": f"{_FEW}."}
         self._observe(reading, measures, check, keep=True)
@@ -222,9 +225,11 @@ class ModelSession:
         tokens = model.batch(ids).tokens
         return (Sample.continued(tokens) if model.causal and model.predicts else Sample.of(tokens)), note
 
-    def _at_once(self, subject: Subject) -> list[Measure]:
-        """The measures of an audit that observe one pass and need no matrices of heads."""
-        return [measure for measure in _audited() if "matrices" not in measure.needs and not measure.missing(subject)]
+    def _measures(self, subject: Subject, names: Sequence[str]) -> list[Measure]:
+        """Those of some measures that can be taken of a subject."""
+        kinds = all_measures()
+        chosen = [Collapse(levels=(NOISE,), draws=0) if name == Collapse.name else kinds[name]() for name in names]
+        return [measure for measure in chosen if not measure.missing(subject)]
 
     def _observe(self, reading: Reading, measures: Sequence[Measure], check: Check, keep: bool) -> None:
         """One pass; the tables of the measures, and with ``keep`` states and attention, go to the reading."""
@@ -295,7 +300,7 @@ class ModelSession:
         if reason:
             return {"rows": [], "missing": reason}
         token = int(reading.subject.sample.tokens[0, self._position(reading, position)])
-        rows = [self._probe(layer, token), *self._nouns.get(layer, [])]
+        rows = [self._probe(layer, token, check), *self._nouns.get(layer, [])]
         return {"rows": [_of_head(row, head) for row in rows], "missing": ""}
 
     def token(self, prompt: str, position: int, check: Check = _nothing) -> dict[str, Any]:
@@ -420,8 +425,8 @@ class ModelSession:
 
     # What is computed while nobody waits
 
-    def background(self) -> list[Callable[[], None]]:
-        """Steps that probe the weights without a prompt, a layer each; what they compute is kept."""
+    def background(self) -> list[Callable[[Check], None]]:
+        """Steps that probe the weights without a prompt, a layer each; what a step that was not stopped computes is kept."""
         if self._missing_parts().get("words"):
             return []
         return [partial(self._probe_nouns, layer) for layer in self.model.attention_layers if layer not in self._nouns]
@@ -429,32 +434,32 @@ class ModelSession:
     def later(self, prompt: str, check: Check = _nothing) -> dict[str, Any]:
         """``read`` with the measures that need the matrices of heads as well: interference, subspaces, ranks."""
         reading = self.reading(prompt, check)
-        wanted = [measure for measure in _audited() if "matrices" in measure.needs and not measure.missing(reading.subject)]
+        wanted = self._measures(reading.subject, _LATER)
         if wanted and not reading.missing and not reading.whole:
             self._observe(reading, wanted, check, keep=False)
             reading.whole = True
         return self.read(prompt, check)
 
-    def _probe_nouns(self, layer: int) -> None:
+    def _probe_nouns(self, layer: int, check: Check) -> None:
         """What the heads of a layer do with common nouns."""
         try:
             words = probe_words(self.model)[:_NOUNS]
         except InputError:  # a vocabulary without English nouns
             self._nouns[layer] = []
             return
-        found = self._probed(layer, tokens_of(self.model, words))
+        found = self._probed(layer, tokens_of(self.model, words), check)
         self._nouns[layer] = [{**row, "word": word.name} for word, row in zip(words, found, strict=True)]
 
-    def _probe(self, layer: int, token: int) -> dict[str, Any]:
+    def _probe(self, layer: int, token: int, check: Check) -> dict[str, Any]:
         """What the heads of a layer do with one token; kept."""
         if (layer, token) not in self._probes:
-            (found,) = self._probed(layer, torch.tensor([token], device=self.model.device))
+            (found,) = self._probed(layer, torch.tensor([token], device=self.model.device), check)
             self._probes[layer, token] = found
         return self._probes[layer, token]
 
-    def _probed(self, layer: int, tokens: Tensor) -> list[dict[str, Any]]:
+    def _probed(self, layer: int, tokens: Tensor, check: Check) -> list[dict[str, Any]]:
         """For every token: its text, and by head the tokens that it looks for and that its value promotes."""
-        keys = nearest_keys(self.model, layer, tokens, _NEAREST)
+        keys = nearest_keys(self.model, layer, tokens, _NEAREST, progress=lambda share: check())
         try:
             values: Returned | None = nearest_values(self.model, layer, updates_of(self.model, layer, tokens), _NEAREST)[0]
         except InputError:  # a gate or norm between the heads and W_O: no updates by head
@@ -500,21 +505,28 @@ _NO_JOURNEY = "The journey of a token needs hidden states of one shape before ev
 
 
 def _fixed(model: Model) -> Model:
-    """The model as one whose weights no longer change: tables that it otherwise computes at every use are computed once."""
+    """The model as one whose weights no longer change: what it otherwise computes at every use is computed once.
+
+    Logits of states are a product where that was tested (``output_bias``), not a pass through all layers.
+    """
     kind, names = type(model), ["norms"]
     names += [] if 4 * model.vocabulary * model.dim > _MOST_TABLE else ["embeddings", "unembedding"]
 
     def once(name: str) -> Any:
         return cached_property(lambda self: getattr(kind, name).fget(self))
 
+    rows = model.unembedding
+    bias = output_bias(model) if rows is not None and len(rows) == model.vocabulary else None
+
+    def read_out(self: Model, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
+        rows = self.unembedding
+        if bias is None or rows is None:
+            return kind.read_out(self, states)
+        return (self.final_norm or identity)(states) @ rows.T + bias
+
     fixed = copy(model)
-    fixed.__class__ = type(kind.__name__, (kind,), {name: once(name) for name in names})
+    fixed.__class__ = type(kind.__name__, (kind,), {"read_out": read_out, **{name: once(name) for name in names}})
     return fixed
-
-
-def _audited() -> list[Measure]:
-    """The measures of an audit that observe one pass of the sample."""
-    return [kind() for kind in all_measures().values() if kind.order is not None and kind.passes.startswith(_SHARED)]
 
 
 def _first_row(sample: Sample) -> Sample:

@@ -1,8 +1,405 @@
-// The model atlas: layers, heads and tokens of a model.
-import { element } from "./dom.js";
+// The model atlas: layers × heads of a model or an audit, a head, a token, curves beside theory, and a dial of noise on norms.
+import { button, element, labelled } from "./dom.js";
+import { createLines } from "./lines.js";
+import { createSide, measuresOf } from "./atlas_side.js";
+import { createSource, sourcesOf } from "./atlas_sources.js";
+import { scaleOf } from "./heatmap.js";
+import { tokenName } from "./attention_map.js";
+import { readState, stateChanges } from "./state.js";
+import { csvBlob, svgBlob } from "./save.js";
+
+const PAUSE = 350;  // milliseconds without a key until a prompt is read
+const POLL = 2500;  // milliseconds between two looks at how far the probes of the weights are
+const LEVELS = [0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1];
+const PARTS = { qkm: "queries, keys and values", x: "input norms", q: "queries", k: "keys", m: "values", qk: "queries and keys" };
+const DEFAULTS = { a: "", b: "", prompt: "The capital of France is Paris and the capital of Italy is", measure: "top-weight", layer: 0,
+  head: 0, token: -1, curve: "angle", noise: 0, parts: "qkm", at: -1, draw: 0 };
+const NOTHING = "There is no model and no audit to show. Open a model with “normscope explore package:smollm2”, or audit one and open "
+  + "its run folder: “normscope audit MODEL --out runs/mine”, then “normscope explore runs/mine”.";
+const SIDES = ["a", "b"];
+// What has to be asked again when a part of the state changes; what a change asks for comes in this order.
+const ORDER = ["read", "noise", "token", "head", "words"];
+const ASKS = { a: ORDER, b: ORDER, prompt: ORDER, layer: ["head", "words"], head: ["head", "words"], token: ["noise", "token", "head", "words"],
+  noise: ["noise", "head"], parts: ["noise", "head"], at: ["noise", "head"], draw: ["noise", "head"], measure: [], curve: [] };
 
 /** The view in `host`. */
-export function createAtlas(host) {
-  host.append(element("h2", {}, "Model atlas"), element("p", {}, "This view will show the layers and heads of a model or of an audit."));
-  return { show() {}, hide() {}, keys: {}, saves: [] };
+export function createAtlas(host, app) {
+  const sources = sourcesOf(app.data);
+  if (!sources.length) {
+    host.append(element("h2", {}, "Model atlas"), element("p", {}, NOTHING));
+    return { show() {}, hide() {}, keys: {}, saves: [] };
+  }
+  const defaults = { ...DEFAULTS, a: sources[0].id };
+  let state = { ...defaults }, sides = {}, run = 0, typing = 0, visible = false, polling = 0, stopped = () => {}, chart = null;
+
+  // Controls
+  const option = (value, text) => element("option", { value }, text);
+  const select = (label, name, change) => {
+    const control = element("select", { name, on: { change: (event) => change(event.target.value) } });
+    return { control, label: labelled(label, control) };
+  };
+  const first = select("model or audit", "a", (value) => update({ a: value }, true));
+  const other = select("beside it", "b", (value) => update({ b: value }, true));
+  const measure = select("measure", "measure", (value) => update({ measure: value }, true));
+  const curve = select("curve", "curve", (value) => update({ curve: value }, true));
+  const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
+  const problem = element("p", { class: "problem", role: "alert", hidden: true });
+  const status = element("p", { class: "note", role: "status" });
+  const cancel = button("Cancel", () => app.request("/api/cancel", { method: "POST" }).catch(() => {}), { hidden: true });
+  const tokens = element("div", { class: "atlas-tokens", role: "group", "aria-label": "Tokens of the prompt: choose one to follow" });
+  const later = button("Also measure interference and subspaces", () => readLater());
+  const promptBox = element("div", {}, labelled("prompt", prompt), element("div", { class: "controls" }, status, cancel));
+  first.control.append(...sources.map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
+
+  // The dial
+  const level = element("input", { type: "range", name: "noise", min: 0, max: LEVELS.length - 1, step: 1 });
+  const levelText = element("output");
+  const parts = select("on the norms of", "parts", (value) => update({ parts: value }));
+  const where = select("in", "at", (value) => update({ at: Number(value) }));
+  const redraw = button("Another draw", () => update({ draw: state.draw + 1 }));
+  const onMap = button("Show the heads that change", () => update({ measure: "noise-switched" }, true));
+  const noiseWords = element("p", { role: "status" });
+  parts.control.append(...Object.entries(PARTS).map(([value, text]) => option(value, text)));
+  level.addEventListener("input", () => update({ noise: LEVELS[level.value] }));
+
+  const pair = (name) => element("div", { class: "atlas-pair", dataset: { part: name } });
+  const pairs = Object.fromEntries(["about", "map", "head", "token", "next"].map((name) => [name, pair(name)]));
+  const chartPlace = element("div"), chartWords = element("p", { class: "note" });
+  const section = (title, ...content) => element("section", { class: "panel atlas-section", "aria-label": title }, element("h3", {}, title), ...content);
+  const dial = section("Noise on norms", element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText),
+    parts.label, where.label, redraw, onMap), noiseWords, pairs.next);
+  host.append(
+    element("h2", { class: "visually-hidden" }, "Model atlas"),
+    element("div", { class: "controls" }, first.label, other.label), promptBox, problem, tokens, pairs.about,
+    section("Layers × heads", element("div", { class: "controls" }, measure.label, later), pairs.map),
+    dial,
+    section("The chosen head", pairs.head),
+    section("The chosen token", pairs.token),
+    section("Layer by layer, beside theory", element("div", { class: "controls" }, curve.label), chartWords, chartPlace),
+  );
+
+  const all = () => SIDES.map((side) => sides[side]).filter(Boolean);
+  const models = () => all().filter(({ source }) => source.kind === "model");
+  const failed = (text) => {
+    problem.textContent = text;
+    problem.hidden = !text;
+  };
+
+  /** Change the state, in the address too, and ask for what depends on it. */
+  function update(patch, push = false) {
+    state = { ...state, ...patch };
+    app.setState("atlas", stateChanges(patch, defaults), { push });
+    return follow(new Set(Object.keys(patch).flatMap((name) => ASKS[name])));
+  }
+
+  /** Make the sides that the state names; whether one is new. */
+  function makeSides() {
+    const wanted = { a: state.a, b: sources.some(({ id }) => id === state.b) ? state.b : "" };
+    let fresh = false;
+    for (const name of SIDES) {
+      if (sides[name]?.source.id === wanted[name]) continue;
+      sides[name]?.dispose();
+      delete sides[name];
+      const found = sources.find(({ id }) => id === wanted[name]) ?? (name === "a" ? sources[0] : null);
+      if (!found) continue;
+      sides[name] = createSide(app, createSource(app, found), { failed, head: (layer, head) => update({ layer, head }, true),
+        token: (token) => update({ token }, true) });
+      fresh = true;
+    }
+    for (const [part, place] of Object.entries(pairs)) place.replaceChildren(...all().map(({ cells }) => cells[part]));
+    return fresh;
+  }
+
+  /** Ask for parts in their order, and show them as they come; a newer change takes over. */
+  async function follow(asked) {
+    const mine = ++run, began = performance.now(), since = () => ((performance.now() - began) / 1000).toFixed(1);
+    host.dataset.settled = "false";
+    if (makeSides()) ORDER.forEach((part) => asked.add(part));
+    showControls();
+    if (!asked.size) return showAll();
+    failed("");
+    if (asked.has("read")) {
+      status.textContent = models().length ? "Reading the prompt…" : "";
+      cancel.hidden = !models().length;
+      try {
+        await Promise.all(all().map((side) => side.read(state, "read")));
+      } catch (error) {
+        if (mine === run) failed(error.message);
+      }
+      if (mine !== run) return undefined;
+      cancel.hidden = true;
+      status.textContent = "";
+      for (const side of all()) if (side.data) side.showAbout();
+      showControls();
+    }
+    const ready = all().filter(({ data }) => data);
+    showMaps();
+    showChart();
+    for (const part of ORDER.slice(1)) {
+      if (!asked.has(part)) continue;
+      await Promise.all(ready.map((side) => side[`ask${part[0].toUpperCase()}${part.slice(1)}`](state)));
+      if (mine !== run) return undefined;
+      if (part === "noise") showNoise();
+      if (part === "token") {
+        for (const side of ready) side.showNext();
+        showChart();
+      }
+      if (part === "head" && asked.has("read") && models().some(({ data }) => data)) status.textContent = `Shown after ${since()} s.`;
+    }
+    host.dataset.settled = "true";
+    poll();
+    return undefined;
+  }
+
+  async function readLater() {
+    later.disabled = true;
+    status.textContent = "Measuring what needs the matrices of heads…";
+    cancel.hidden = false;
+    try {
+      const done = await Promise.all(models().map((side) => side.read(state, "later")));
+      status.textContent = done.every(Boolean) ? "Measured; choose interference, overlap or rank as the measure." : "";
+      showControls();
+      showMaps();
+      for (const side of models()) side.showHead(state);
+    } catch (error) {
+      failed(error.message);
+    }
+    cancel.hidden = true;
+    later.disabled = false;
+  }
+
+  // What is shown
+
+  function showControls() {
+    first.control.value = sides.a?.source.id ?? "";
+    const replayed = curveOf(sides.a, state.curve)?.lines.filter(({ kind }) => kind === "scheme") ?? [];
+    other.control.replaceChildren(option("", "nothing"), option("theory", "theory for its scheme"),
+      ...replayed.map(({ name }) => option(name, `its updates ${name}`)),
+      ...sources.filter(({ id }) => id !== sides.a?.source.id).map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
+    if (![...other.control.options].some(({ value }) => value === state.b)) other.control.append(option(state.b, state.b));
+    other.control.value = state.b;
+    const grids = new Map(all().flatMap(({ data, noise }) => measuresOf(data, noise)).map((grid) => [grid.name, grid.title]));
+    measure.control.replaceChildren(...[...grids].map(([name, title]) => option(name, title)));
+    if (!grids.has(state.measure) && grids.size) measure.control.prepend(option(state.measure, `${state.measure} (not measured yet)`));
+    measure.control.value = state.measure;
+    measure.label.hidden = !grids.size;
+    const curves = sides.a?.data?.curves ?? [];
+    curve.control.replaceChildren(...curves.map(({ name, title }) => option(name, title)));
+    curve.control.value = state.curve;
+    curve.label.hidden = !curves.length;
+    later.hidden = !models().some(({ data }) => data?.heads.length);
+    if (document.activeElement !== prompt) prompt.value = state.prompt;
+    promptBox.hidden = !models().length;
+    prompt.disabled = models().length > 0 && models().every(({ data }) => data && !data.about.reads_text);
+    showTokens();
+    showDial();
+  }
+
+  function showDial() {
+    const noisy = models().find((side) => side.data && side.canBeNoisy());
+    dial.hidden = !models().length;
+    const offered = noisy?.data.about.parts ?? "qkm";
+    for (const each of parts.control.options) each.disabled = ![...each.value].every((letter) => offered.includes(letter));
+    const near = LEVELS.reduce((best, value, at) => (Math.abs(value - state.noise) < Math.abs(LEVELS[best] - state.noise) ? at : best), 0);
+    level.value = near;
+    level.setAttribute("aria-valuetext", `${100 * state.noise} %`);
+    levelText.textContent = `${Number((100 * state.noise).toPrecision(3))} %`;
+    parts.control.value = state.parts;
+    const layers = noisy?.data.about.layers ?? 0;
+    where.control.replaceChildren(option("-1", "all layers"), ...Array.from({ length: layers }, (_, at) => option(String(at), `layer ${at}`)));
+    where.control.value = String(state.at);
+    for (const control of [level, parts.control, where.control]) control.disabled = !noisy;
+    redraw.disabled = onMap.disabled = !noisy || !(state.noise > 0);
+  }
+
+  function showTokens() {
+    const side = all().find(({ data }) => data?.prompt.tokens.length);
+    const texts = side?.source.kind === "model" ? side.data.prompt.tokens : [];
+    tokens.hidden = !texts.length;
+    const chosen = side ? side.position(state) : 0;
+    tokens.replaceChildren(...texts.map((text, number) => button(tokenName(text), () => update({ token: number }, true),
+      { class: "atlas-token", "aria-pressed": number === chosen, "aria-label": `token ${number}: ${tokenName(text)}` })));
+  }
+
+  function showMaps() {
+    const grids = all().map(({ data, noise }) => measuresOf(data, noise).find(({ name }) => name === state.measure)).filter(Boolean);
+    const { low, high } = scaleOf(grids.flatMap(({ values }) => values.flat().filter((value) => value !== null)), grids[0]?.scale);
+    for (const side of all()) if (side.data) side.showMap(state, grids.length > 1 ? [low, high] : null);
+  }
+
+  function showNoise() {
+    showControls();
+    showMaps();
+    for (const side of all()) if (side.data) side.showNext();
+    const several = models().length > 1;
+    noiseWords.textContent = models().filter(({ data }) => data)
+      .map((side) => `${several ? `${side.source.name}: ` : ""}${side.noiseText()}`).filter((text) => !text.endsWith(": ")).join(" ");
+  }
+
+  const curveOf = (side, name) => side?.data?.curves.find((each) => each.name === name);
+
+  /** The curve of all sides; with "theory" or a scheme beside it, those lines too; rotation and norm of the chosen token as well. */
+  function seriesOf() {
+    const series = [];
+    SIDES.forEach((name, index) => {
+      const side = sides[name], found = curveOf(side, state.curve);
+      if (!found) return;
+      const several = all().length > 1 ? `${side.source.name}, ` : "";
+      for (const { kind, name: line, x, y } of found.lines) {
+        const beside = (kind === "theory" && state.b === "theory") || (kind === "scheme" && line === state.b);
+        if (kind !== "measured" && !beside) continue;
+        series.push({ name: `${several}${kind === "theory" ? "theory" : line}`, x, y: y.map((value) => value ?? NaN),
+          colour: beside ? 1 : 2 * index, dash: beside ? 1 : index });
+      }
+      const column = { angle: "angle", radius: "radius" }[state.curve];
+      const rows = column ? side.journey.rows.filter((row) => row[column] !== null && row[column] !== undefined) : [];
+      if (rows.length) {
+        series.push({ name: `${several}the chosen token`, x: rows.map(({ layer }) => (column === "angle" ? layer - 1 : layer)),
+          y: rows.map((row) => row[column]), colour: 3 + index, dash: 2, width: 1.5 });
+      }
+    });
+    return series;
+  }
+
+  function showChart() {
+    const found = all().map((side) => curveOf(side, state.curve)).find(Boolean);
+    chartPlace.hidden = !found;
+    chartWords.textContent = found?.text ?? sides.a?.data?.missing.curves ?? "No curves by layer were measured.";
+    if (!found) return;
+    const series = seriesOf();
+    const settings = { series, label: found.title, x: { label: "layer", format: (value) => (Number.isInteger(value) ? String(value) : "") }, y: { label: found.label, log: found.log }, colours: app.theme.colours,
+      tip: app.tip, marker: state.layer, onPick: (x) => update({ layer: Math.max(Math.round(x), 0) }), height: 260 };
+    if (chart) chart.set(settings);
+    else chart = createLines(chartPlace, settings);
+    if (state.b === "theory" && !series.some(({ name }) => name.endsWith("theory"))) {
+      chartWords.textContent += " Theory has no formula for this curve; choose the damping of attention, or another scheme beside it.";
+    }
+  }
+
+  function showAll() {
+    showMaps();
+    showChart();
+    for (const side of all()) if (side.data) side.showHead(state);
+    host.dataset.settled = "true";
+    return undefined;
+  }
+
+  // Typing, events and the background
+
+  prompt.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => update({ prompt: prompt.value, token: -1 }), PAUSE);
+  });
+  prompt.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey) return;
+    event.preventDefault();
+    clearTimeout(typing);
+    update({ prompt: prompt.value, token: -1 }, true);
+  });
+
+  /** How far the probes of the weights are; the words of the head are asked again as they come. */
+  function poll() {
+    clearTimeout(polling);
+    if (!visible || !models().length) return;
+    polling = setTimeout(async () => {
+      const known = await app.request("/api/models").catch(() => null);
+      if (!known || !visible) return;
+      const going = models().map(({ source }) => known[source.number]).find(({ open, probed: [done, total] }) => open && done < total);
+      if (!going) {
+        if (host.dataset.probed !== "true") for (const side of models()) side.askWords(state);
+        host.dataset.probed = "true";
+        return;
+      }
+      status.textContent = `Probing heads with common nouns: ${going.probed[0]} of ${going.probed[1]} layers.`;
+      poll();
+    }, POLL);
+  }
+
+  function show(values) {
+    visible = true;
+    stopped();
+    stopped = app.stream("/api/events", (message) => {
+      const told = message.kind === "queue" ? message.runs.map(({ text }) => text).find(Boolean) : null;
+      if (told) status.textContent = `${told}…`;
+    });
+    const next = readState(values, defaults), changed = Object.keys(defaults).filter((name) => next[name] !== state[name]);
+    state = next;
+    return follow(new Set(changed.flatMap((name) => ASKS[name])));
+  }
+
+  function hide() {
+    visible = false;
+    clearTimeout(polling);
+    clearTimeout(typing);
+    stopped();
+    stopped = () => {};
+  }
+
+  app.onTheme(() => {
+    if (!visible) return;
+    for (const side of all()) if (side.data) side.redraw(state, null);
+    showMaps();
+    showChart();
+  });
+
+  const step = (name, by, list) => () => {
+    const at = list().indexOf(state[name]);
+    return update({ [name]: list()[Math.min(Math.max(at + by, 0), list().length - 1)] }, name === "measure");
+  };
+  const names = () => [...measure.control.options].map(({ value }) => value);
+  const turn = (by) => () => {
+    const side = models().find(({ data }) => data);
+    if (side) update({ token: Math.min(Math.max(side.position(state) + by, 0), side.data.prompt.tokens.length - 1) }, true);
+  };
+  const keys = {
+    "/": ["type a prompt", () => prompt.focus()],
+    m: ["next measure", step("measure", 1, names)],
+    M: ["previous measure", step("measure", -1, names)],
+    ".": ["next token", turn(1)],
+    ",": ["previous token", turn(-1)],
+    n: ["more noise", step("noise", 1, () => LEVELS)],
+    N: ["less noise", step("noise", -1, () => LEVELS)],
+  };
+
+  const fileName = (side, what) => `${side.source.name.replace(/[^\w.-]+/g, "-")}-${what}`;
+  function saves() {
+    const list = [];
+    const add = (label, name, make) => list.push({ label, make: async () => ({ name, blob: await make() }) });
+    const several = all().length > 1;
+    for (const side of all().filter(({ data }) => data)) {
+      const of = several ? `, ${side.source.name}` : "";
+      const { map, maps, journey, next } = side;
+      if (map) {
+        add(`layers × heads${of}, PNG`, fileName(side, `${state.measure}.png`), () => map.png());
+        add(`layers × heads${of}, SVG`, fileName(side, `${state.measure}.svg`), () => svgBlob(map.svg()));
+        add(`layers × heads${of}, CSV`, fileName(side, `${state.measure}.csv`), () => map.csv());
+        add(`all measures of heads${of}, CSV`, fileName(side, "heads.csv"), () => headsBlob(side));
+      }
+      maps.forEach((each, at) => {
+        const what = `attention${at ? "-under-noise" : ""}`;
+        add(`attention map${at ? " under noise" : ""}${of}, PNG`, fileName(side, `${what}.png`), () => each.png());
+        add(`attention map${at ? " under noise" : ""}${of}, SVG`, fileName(side, `${what}.svg`), () => svgBlob(each.svg()));
+        add(`attention map${at ? " under noise" : ""}${of}, CSV`, fileName(side, `${what}.csv`), () => each.csv());
+      });
+      if (journey.sphere) {
+        add(`journey${of}, PNG`, fileName(side, "journey.png"), () => journey.sphere.png());
+        add(`journey${of}, SVG`, fileName(side, "journey.svg"), () => svgBlob(journey.sphere.svg()));
+      }
+      if (journey.rows.length) add(`journey${of}, CSV`, fileName(side, "journey.csv"), () => journey.csv());
+      if (next.rows.length) add(`next tokens${of}, CSV`, fileName(side, "next-tokens.csv"), () => next.csv());
+    }
+    if (chart && !chartPlace.hidden) {
+      add("curve by layer, SVG", `atlas-${state.curve}.svg`, () => svgBlob(chart.svg()));
+      add("curve by layer, CSV", `atlas-${state.curve}.csv`, () => chart.csv());
+    }
+    return list;
+  }
+
+  function headsBlob(side) {
+    const grids = measuresOf(side.data, side.noise), shape = grids[0].values;
+    const rows = shape.flatMap((row, layer) => row.map((_, head) => [layer, head, ...grids.map(({ values }) => values[layer]?.[head] ?? null)]));
+    return csvBlob(["layer", "head", ...grids.map(({ name }) => name)], rows);
+  }
+
+  return { show, hide, keys, get saves() { return saves(); } };
 }

@@ -5,6 +5,7 @@ import { unitRows } from "./norms.js";
 // A pair belongs together if its cosine is above this, 2.6° apart: of 1024 directions that are uniform on the sphere in three
 // dimensions one has half a neighbour that near, so groups there do not join by chance.
 export const TOGETHER = 0.999;
+const APART = 2 - 2 * TOGETHER;
 
 /** Clusters of tokens × dim directions: how many, and the number of each token's cluster in `labels`, the largest first.
  *  Pairs that are known to be connected are not compared, so the cost falls as clusters form. */
@@ -55,10 +56,14 @@ export class Clusters {
     return at;
   }
 
+  /** Whether |θ_i − θ_j|² = 2 − 2cos is below that of the threshold; most pairs are known after a few components. */
   near(directions, i, j) {
     const { dim } = this;
-    let inner = 0;
-    for (let k = 0; k < dim; k += 1) inner += directions[i * dim + k] * directions[j * dim + k];
-    return inner > TOGETHER;
+    let square = 0;
+    for (let a = i * dim, b = j * dim; a < (i + 1) * dim && square < APART; a += 1, b += 1) {
+      const gap = directions[a] - directions[b];
+      square += gap * gap;
+    }
+    return square < APART;
   }
 }

@@ -1,5 +1,6 @@
 // A table of numbers as colours: canvas with keyboard, legend, and the same numbers as a table; saved as SVG, PNG and CSV.
 import { element } from "./dom.js";
+import { csvBlob } from "./save.js";
 
 const SIDE = { least: 4, most: 34 };
 const LETTER = 6.4;
@@ -130,7 +131,7 @@ export function createHeatmap(host, options) {
   canvas.setAttribute("aria-roledescription", "heatmap");
   const live = element("p", { class: "visually-hidden", "aria-live": "polite" });
   const summary = element("summary", {}, "Table of these numbers");
-  const tableHost = element("div", { class: "table-scroll" });
+  const tableHost = element("div", { class: "scroll" });
   const details = element("details", { class: "heatmap-table" }, summary, tableHost);
   const root = element("div", { class: "heatmap" }, canvas, live, details);
   host.append(root);
@@ -233,7 +234,8 @@ export function createHeatmap(host, options) {
       ...view.columns.map((name) => element("th", { scope: "col" }, name)));
     const text = (row, column) => settings.format(view.values[row * view.columns.length + column]);
     const body = view.rows.map((name, row) =>
-      element("tr", {}, element("th", { scope: "row" }, name), ...view.columns.map((_, at) => element("td", {}, text(row, at)))));
+      element("tr", {}, element("th", { scope: "row" }, name),
+        ...view.columns.map((_, at) => element("td", { class: "number" }, text(row, at)))));
     tableHost.replaceChildren(
       element("table", {}, element("caption", {}, settings.title), element("thead", {}, head), element("tbody", {}, ...body)));
   }
@@ -346,14 +348,13 @@ export function createHeatmap(host, options) {
     return new Promise((done) => picture.toBlob(done, "image/png"));
   }
 
+  /** The numbers as a blob of CSV, a line for each cell. */
   function csv() {
-    const lines = [`${settings.rowLabel},${settings.columnLabel},${settings.valueLabel || "value"}`];
-    const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    view.rows.forEach((row, down) => view.columns.forEach((column, across) => {
+    const rows = view.rows.flatMap((row, down) => view.columns.map((column, across) => {
       const value = view.values[down * view.columns.length + across];
-      lines.push([quoted(row), quoted(column), Number.isNaN(value) ? "" : String(value)].join(","));
+      return [row, column, Number.isNaN(value) ? null : value];
     }));
-    return `${lines.join("\n")}\n`;
+    return csvBlob([settings.rowLabel, settings.columnLabel, settings.valueLabel || "value"], rows);
   }
 
   function dispose() {
