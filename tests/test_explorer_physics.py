@@ -284,7 +284,7 @@ def test_theory_stands_beside_a_run_of_its_start_and_says_why_where_it_does_not(
     assert "one cosine, the mean of this start" in curves[0]["note"]
     assert curves[0]["cosine"][0] == pytest.approx(runs[0]["cosine"][0])
     curves, _ = tab.page.evaluate(script, {**settings, "causal": True})
-    assert "identity weights, without a causal mask" in curves[0]["text"]
+    assert "identity weights without causal mask" in curves[0]["text"]
 
 
 def test_seeds_give_the_numbers_of_pytorch(tab: Tab) -> None:

@@ -93,7 +93,7 @@ def test_a_training_is_seen_while_it_grows_and_a_crash_of_the_server_loses_nothi
         tab.errors.clear()
         tab.wait("document.querySelector('.training-panels')?.textContent.includes('No probe yet')")
         training.steps(4)  # the numbers of a probe are taken at one of the next steps
-        first = tab.wait(LAST)
+        first = tab.wait(f"{LAST} >= 3 && {LAST}")
         requested = len(tab.loaded)
         tab.run(HIDDEN.replace("HIDDEN", "true"))  # another tab is looked at meanwhile
         training.steps(4)
@@ -103,7 +103,6 @@ def test_a_training_is_seen_while_it_grows_and_a_crash_of_the_server_loses_nothi
         assert watched
         known = [int(re.search(r"epoch=\w+&after=(\d+)", url)[1]) for url in watched]  # type: ignore[index]
         assert min(known) >= first - 1  # what the page has is not sent again, but for its last column
-        assert max(known) > 0
         assert first < 7
         assert f"3 × {tab.run(LAST)} cells" in tab.run(MAPS)[0]  # two layers and the states after the last
         alarm = tab.page.locator(".training-alarms button").first

@@ -143,8 +143,8 @@ export class Attention {
     this.values = reading(w.W_V, wide);
     this.gates = reading(w.W_G, wide);
     this.output = w.W_O && new Float64Array(wide * joined);
-    w.W_O?.values.forEach((rowsOf, h) => {
-      for (let i = 0; i < value; i += 1) for (let j = 0; j < dim; j += 1) this.output[j * joined + h * value + i] = rowsOf[i][j];
+    w.W_O?.values.forEach((weight, h) => {
+      for (let i = 0; i < value; i += 1) for (let j = 0; j < dim; j += 1) this.output[j * joined + h * value + i] = weight[i][j];
     });
     this.x = new Float64Array(rows * wide);
     this.q = new Float64Array(rows * heads * padded(head));
@@ -200,7 +200,7 @@ export class Attention {
     }
   }
 
-  /** The powers e^l of one head into `weights`, their shares of a row's total, and Σ_j w_ij v_j into its columns of `together`. */
+  /** The powers e^l of one head into `weights`, 1 over a row's total into `shares`, and Σ_j w_ij v_j into `together`. */
   mix(h, scores) {
     const { rows, tokens, heads, value, weights, mixed, together, across, shares } = this;
     const head = padded(this.head), wide = padded(value);
