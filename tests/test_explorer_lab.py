@@ -390,6 +390,7 @@ def test_the_tour(tab: Tab, address: str) -> None:
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('4 of 6')")
     brake = measured(tab)
     assert brake["ratio"] == pytest.approx(brake["radius"], rel=1e-3)
+    assert brake["still"] == pytest.approx(1, abs=1e-9)
     assert brake["growth"] == pytest.approx(1, abs=0.03)
     tab.page.keyboard.press("n")
     tab.wait("document.querySelector('.lab-tour h2').textContent.startsWith('5 of 6')")
@@ -481,4 +482,12 @@ def test_the_numbers_are_a_table(tab: Tab, address: str) -> None:
     )
     cosine, theory = cells[0].index("Mean cosine of pairs, γ"), cells[0].index("Mean cosine of pairs, γ, theory")
     assert all(row[cosine] == row[theory] for row in cells[1:])
+    for state, words in {
+        "causal=true": "identity weights, without a causal mask",
+        "norm=layer": "needs RMSNorm",
+        "moved=0:0,0,1": "tokens were moved by hand",
+    }.items():
+        visit(tab, address, f"tokens=8&dim=8&start=orthogonal&time=4&{state}")
+        tab.wait(f"document.querySelector('.strips-theory').textContent.includes('{words}')")
+        assert tab.run("document.querySelectorAll('.strip .lines-path').length") == 8  # two schemes in four strips, no theory
     assert tab.errors == []

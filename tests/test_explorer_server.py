@@ -21,16 +21,16 @@ import pytest
 from fastapi.testclient import TestClient
 
 import normscope as ns
+from helpers.explorer import TOKEN, Serving
 from helpers.watched import ABOUT, snapshot, watched_folder
 from normscope.explorer.folders import Folders, split_sources
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue, ModelRun
-from normscope.explorer.security import MOST_BODY, Rules, check_token
+from normscope.explorer.security import MOST_BODY, MOST_PROMPT, Rules, check_token
 from normscope.explorer.server import Settings, address, exposed, make_app, serve
 from normscope.explorer.watched import WatchedTraining
 from normscope.runs import new_run, unfinished_folder
 from normscope.watch.destinations import destination_of
 
-TOKEN = "a-token-of-the-tests"
 GOOD = {"x-normscope-token": TOKEN, "x-normscope-page": "p"}
 
 
@@ -218,6 +218,10 @@ def test_sizes_and_values_are_limited(client: TestClient) -> None:
     assert wrong.status_code == 422
     assert wrong.json()["detail"] == "after: should be greater than or equal to 0"
     assert client.get("/api/events", headers={"x-normscope-page": "p" * 65}).status_code == 422
+    long = client.post("/api/models/0/read", json={"prompt": "a" * (MOST_PROMPT + 1)})
+    assert (long.status_code, long.json()) == (422, {"detail": "prompt: String should have at most 8000 characters"})
+    deep = client.post("/api/models/0/read", content=b'{"prompt":' + b"[" * 100_000)
+    assert deep.status_code == 422
 
 
 def test_mistakes_are_sentences_and_bugs_are_tracebacks_for_the_terminal(
@@ -367,9 +371,9 @@ def test_a_training_is_found_before_it_has_its_folder_and_keeps_its_id(tmp_path:
         assert (run["name"], run["kind"]) == ("mine", "watch")
     folders = Folders([str(tmp_path / "mine")])
     before = folders.training(run["id"]).data()
-    version = folders.versions()[run["id"]]
+    version = folders.find(run["id"]).version
     unfinished.rename(tmp_path / "mine")
-    assert folders.versions()[run["id"]] != version
+    assert folders.find(run["id"]).version != version
     after = folders.training(run["id"]).data()
     assert (after["steps"], after["state"]) == (before["steps"], "finished")
     (tmp_path / "empty").mkdir()
@@ -504,12 +508,8 @@ def test_a_process_serves_streams_and_ends_quietly_and_its_port_is_free_again(tm
         assert process.wait(60) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        again, url_again = started("127.0.0.1", str(place.port), TOKEN)
-        try:
-            assert url_again == url  # the page of before connects again
-        finally:
-            again.send_signal(signal.SIGTERM)
-            again.communicate(timeout=60)
+        with Serving(port=place.port or 0) as again:
+            assert again.url == url  # the page of before connects again
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)

@@ -27,6 +27,13 @@ HIDDEN = """(() => {
   Object.defineProperty(document, "hidden", { configurable: true, value: HIDDEN });
   document.dispatchEvent(new Event("visibilitychange"));
 })()"""
+APART = """(() => {
+  const middle = name => {
+    const box = document.querySelector(name).getBoundingClientRect();
+    return box.left + box.width / 2;
+  };
+  return Math.abs(middle(".training-chart .training-cursor") - middle(".lines-marker"));
+})()"""
 READOUT = "[...document.querySelectorAll('.training-readout')].map(node => node.textContent)"
 MAPS = "[...document.querySelectorAll('.training-panels .heatmap-canvas')].map(node => node.ariaLabel)"
 
@@ -93,7 +100,7 @@ def test_a_training_is_seen_while_it_grows_and_a_crash_of_the_server_loses_nothi
         tab.errors.clear()
         tab.wait("document.querySelector('.training-panels')?.textContent.includes('No probe yet')")
         training.steps(4)  # the numbers of a probe are taken at one of the next steps
-        first = tab.wait(LAST)
+        first = tab.wait(f"{LAST} >= 3 && {LAST}")
         requested = len(tab.loaded)
         tab.run(HIDDEN.replace("HIDDEN", "true"))  # another tab is looked at meanwhile
         training.steps(4)
@@ -103,7 +110,6 @@ def test_a_training_is_seen_while_it_grows_and_a_crash_of_the_server_loses_nothi
         assert watched
         known = [int(re.search(r"epoch=\w+&after=(\d+)", url)[1]) for url in watched]  # type: ignore[index]
         assert min(known) >= first - 1  # what the page has is not sent again, but for its last column
-        assert max(known) > 0
         assert first < 7
         assert f"3 × {tab.run(LAST)} cells" in tab.run(MAPS)[0]  # two layers and the states after the last
         alarm = tab.page.locator(".training-alarms button").first
@@ -173,9 +179,10 @@ def test_maps_alarms_and_lines_share_a_cursor(tab: Tab, page: Path) -> None:
     })()""")
     tab.page.locator(".training-alarms button").first.click()
     line = tab.run("document.querySelector('.training-chart .training-cursor').getBoundingClientRect().left")
-    marker = tab.run("document.querySelector('.lines-marker').getBoundingClientRect().left")
     assert abs(line + 1 - centres[0]) < 1.5
-    assert abs(marker + 0.75 - centres[0]) < 2.5
+    for width in (500, 1200):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.wait(f"document.querySelector('.panel').clientWidth > {width} / 3 && ({APART}) < 1.5")
     loss = snapshot(50).tables["steps"]["loss"][0]
     assert f"step 50 · loss {loss:.3g}" in tab.run(READOUT)[0]
     assert "step=50" in tab.page.url

@@ -13,13 +13,14 @@ TOKEN = "a-token-of-the-tests"
 
 
 class Serving:
-    """Serves some sources on a free port; ``with Serving(folder) as server: server.url``."""
+    """Serves some sources on a port, or one that is free; ``with Serving(folder) as server: server.url``."""
 
-    def __init__(self, *sources: object) -> None:
-        self.sources = tuple(map(str, sources))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+    def __init__(self, *sources: object, port: int = 0) -> None:
+        self.sources, self.port = tuple(map(str, sources)), port
+        if not port:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
         self.url = address("127.0.0.1", self.port, TOKEN)
 
     def start(self) -> None:

@@ -143,8 +143,8 @@ export class Attention {
     this.values = reading(w.W_V, wide);
     this.gates = reading(w.W_G, wide);
     this.output = w.W_O && new Float64Array(wide * joined);
-    w.W_O?.values.forEach((rowsOf, h) => {
-      for (let i = 0; i < value; i += 1) for (let j = 0; j < dim; j += 1) this.output[j * joined + h * value + i] = rowsOf[i][j];
+    w.W_O?.values.forEach((weight, h) => {
+      for (let i = 0; i < value; i += 1) for (let j = 0; j < dim; j += 1) this.output[j * joined + h * value + i] = weight[i][j];
     });
     this.x = new Float64Array(rows * wide);
     this.q = new Float64Array(rows * heads * padded(head));
@@ -200,7 +200,7 @@ export class Attention {
     }
   }
 
-  /** The powers e^l of one head into `weights`, their shares of a row's total, and Σ_j w_ij v_j into its columns of `together`. */
+  /** The powers e^l of one head into `weights`, 1 over a row's total into `shares`, and Σ_j w_ij v_j into `together`. */
   mix(h, scores) {
     const { rows, tokens, heads, value, weights, mixed, together, across, shares } = this;
     const head = padded(this.head), wide = padded(value);
@@ -210,10 +210,21 @@ export class Attention {
       const at = i * heads * head + h * head;
       fourRows(this.q, at, heads * head, this.k, h * head, heads * head, weights, i * rows, rows, keys, head);
       for (let row = i; row < i + TILE; row += 1) shares[row] = row < tokens ? 1 / this.powers(row, scores, keys) : 0;
-      fourRows(weights, i * rows, rows, across, h * wide * rows, rows, mixed, i * wide, wide, wide, keys);
+      fourRows(weights, i * rows, rows, across, h * wide * rows, rows, mixed, i * wide, wide, wide, this.causal ? i : rows);
+      if (this.causal) this.mixDiagonal(i, h * wide, wide);
     }
     for (let i = 0; i < tokens; i += 1) {
       for (let c = 0; c < value; c += 1) together[(i * heads + h) * value + c] = shares[i] * mixed[i * wide + c];
+    }
+  }
+
+  /** The keys of a tile on the diagonal, each for the queries that see it: a product with 0 would let a NaN through the mask. */
+  mixDiagonal(first, value, wide) {
+    const { rows, tokens, weights, mixed, across } = this;
+    for (let row = first; row < Math.min(first + TILE, tokens); row += 1) {
+      for (let key = first; key <= row; key += 1) {
+        for (let c = 0; c < wide; c += 1) mixed[row * wide + c] += weights[row * rows + key] * across[(value + c) * rows + key];
+      }
     }
   }
 

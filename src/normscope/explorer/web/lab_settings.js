@@ -142,9 +142,10 @@ export function writeSchemes(chosen, named) {
   return text === FIRST_SCHEMES ? null : text;
 }
 
-/** Whether a chosen scheme differs from the named one that it began as. */
+/** Whether a chosen scheme differs from the named one whose title it has. */
 export function isEdited({ base, dictionary }, named) {
-  return patchBetween(named.find(scheme => scheme.name === base), dictionary) !== undefined;
+  const scheme = named.find(({ name }) => name === base);
+  return scheme.title === dictionary.title && patchBetween(scheme, dictionary) !== undefined;
 }
 
 /** Tokens moved by hand, `Map(index → [x, y, z])`, from a link: `3:0.1,0.2,0.97;…`. */

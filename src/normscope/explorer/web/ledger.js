@@ -276,7 +276,8 @@ export function createLedger(host, app) {
     detail.append(element("figure", {}, host, element("figcaption", {}, formulaParts(curves.caption))));
     const series = curves.lines.map(({ name, x, y }) => ({ name, x, y: y.map((number) => number ?? NaN) }));
     charts.curves = createLines(host, { series, colours: colours(), label: `${shown.id} ${shown.title}`, height: 280,
-      tip: app.tip, x: { label: curves.x_label, log: curves.log_x }, y: { label: curves.y_label, log: curves.log_y } });
+      x: { label: plain(curves.x_label), log: curves.log_x }, y: { label: plain(curves.y_label), log: curves.log_y },
+      tip: app.tip });
   }
 
   function groupTable() {

@@ -16,7 +16,8 @@ export class FeedForward {
       if (!rows?.length || rows.length !== height || !rows.every((row) => row.length === width)) {
         throw new InputError(`the feed-forward layer has W_in, ${dim} × hidden, and W_out, hidden × ${dim}`);
       }
-      if (!rows.every((row) => row.every(Number.isFinite))) throw new InputError(`${name} has an entry that is not a finite number`);
+      const finite = rows.every((row) => row.every(Number.isFinite));
+      if (!finite) throw new InputError(`${name} has an entry that is not a finite number`);
     }
     const hidden = W_out.length, rows = padded(tokens);
     Object.assign(this, { tokens, dim, hidden, rows });
@@ -165,5 +166,6 @@ export class Motion {
 
 /** What the slots of a sublayer say of its inside. */
 function mixingOf(slots, norm) {
-  return { heads: slots.heads, scores: slots.scoreRule, inner: slots.inner === "norm" ? norm : null, gated: slots.gate !== "none" };
+  const { heads, scoreRule: scores, inner, gate } = slots;
+  return { heads, scores, inner: inner === "norm" ? norm : null, gated: gate !== "none" };
 }

@@ -43,11 +43,12 @@ export function checkSettings(given) {
     }
   }
   if (settings.norm !== null) requireOne(settings.norm, ["rms", "layer"], "norm");
-  if (settings.time / settings.step > LIMITS.steps) {
-    throw new InputError(`time ${general(settings.time)} with step ${general(settings.step)} is more than ${LIMITS.steps} steps`);
+  const { time, step, every } = settings;
+  if (time / step > LIMITS.steps) {
+    throw new InputError(`time ${general(time)} with step ${general(step)} is more than ${LIMITS.steps} steps`);
   }
-  if (settings.time / settings.every > LIMITS.frames) {
-    throw new InputError(`time ${general(settings.time)} with a frame every ${general(settings.every)} is more than ${LIMITS.frames} frames`);
+  if (time / every > LIMITS.frames) {
+    throw new InputError(`time ${general(time)} with a frame every ${general(every)} is more than ${LIMITS.frames} frames`);
   }
   settings.times = frameTimes(settings);
   settings.alpha = namedSchedule(settings.alpha);
@@ -76,7 +77,8 @@ function checkSchemes({ schemes, norm, time, times, alpha, solver, step }) {
     const stiff = scheme.stages.find((stage) => !hasFlow(stage));
     if (stiff && (solver !== "layers" || step !== 1)) {
       throw new InputError(
-        `scheme '${scheme.name}' has no flow: ${stiff.norm} of the stream changes x without any update; choose layers with step 1`,
+        `scheme '${scheme.name}' has no flow: ${stiff.norm} of the stream changes x without any update; ` +
+          "choose layers with step 1",
       );
     }
     return scheme;
@@ -155,7 +157,8 @@ export class Simulation {
     this.clusters = new Clusters(tokens, dim);
     this.axes = moveTokens(start, settings, this.measures);
     this.start = start;
-    this.between = Math.max(1, Math.ceil((schemes.length * times.length * tokens * dim * 8) / KEPT)); // frames from kept to kept
+    const bytes = 8 * tokens * dim * times.length * schemes.length;
+    this.between = Math.max(1, Math.ceil(bytes / KEPT)); // frames from one whose states are kept to the next
     this.runs = schemes.map((scheme, index) => {
       return { ...emptyRun(times.length, tokens), index, scheme, moments: this.moments(scheme, start, times), kept: [] };
     });
@@ -289,7 +292,7 @@ export function theoryCurve(given, scheme) {
     const settings = checkSettings({ ...given, schemes: [given.schemes[scheme]] });
     const { tokens, dim, beta, time, times, alpha, start } = settings;
     if (settings.weights !== "identity" || settings.causal || settings.feedforward) {
-      throw new InputError("the symmetric reduction is that of identity weights, without a causal mask or a feed-forward layer");
+      throw new InputError("the symmetric reduction is that of identity weights without causal mask and feed-forward layer");
     }
     if (settings.schemes[0].stages.some((stage) => stage.norm === "layer")) {
       throw new InputError("the symmetric reduction needs RMSNorm: LayerNorm moves the tokens of its start");
@@ -298,8 +301,10 @@ export function theoryCurve(given, scheme) {
     moveTokens(states, settings, measures);
     const { cosine, radius } = measures.take(states, new Float64Array(tokens * dim));
     const exact = start.kind === "orthogonal" && !start.states && !Object.keys(start.moved ?? {}).length;
-    const path = new SymmetricFlow(settings.schemes[0], tokens, beta, time, alpha).solve(times, { cosine: exact ? 0 : cosine, radius });
-    const curves = Object.fromEntries(["times", "cosine", "speed", "radius"].map((name) => [name, Float64Array.from(path[name])]));
+    const flow = new SymmetricFlow(settings.schemes[0], tokens, beta, time, alpha);
+    const path = flow.solve(times, { cosine: exact ? 0 : cosine, radius });
+    const names = ["times", "cosine", "speed", "radius"];
+    const curves = Object.fromEntries(names.map((name) => [name, Float64Array.from(path[name])]));
     const notes = [
       exact ? "" : `the theory curve is that of tokens that all have one cosine, the mean of this start, ${general(cosine)}`,
       settings.solver === "layers" ? "the theory curve is that of the flow, not of layers" : "",

@@ -62,10 +62,11 @@ function collapseTimes(lines) {
 function brake([pre, tangent]) {
   const [slow, fast] = [pre, tangent].map(line => timeOfCosine(line, 0.9)), half = last(pre) / 2;
   const radius = at(pre, "radius", slow), ratio = at(tangent, "speed", fast) / at(pre, "speed", slow);
+  const still = at(tangent, "radius", fast);
   const growth = (at(pre, "radius", 2 * half) - at(pre, "radius", half)) / half;
-  const text = `Where the mean cosine is 0.9, Pre-LN has r = ${words(radius)} and turns its tokens ${words(ratio)} times `
-    + `more slowly than the block without radial growth. Late in the run r grows by ${words(growth)} per unit of time.`;
-  return { text, values: { radius, ratio, growth } };
+  const text = `Where the mean cosine is 0.9, Pre-LN has r = ${words(radius)}, the other block r = ${words(still)}, and `
+    + `Pre-LN turns its tokens ${words(ratio)} times more slowly. Late in the run r grows by ${words(growth)} per unit of time.`;
+  return { text, values: { radius, still, ratio, growth } };
 }
 
 function sameClock([constant, falling]) {
@@ -115,6 +116,7 @@ export const STOPS = [
     formula: "Var = (1/n) Σ |θ_k − θ̄|^2:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens nearly agree",
     question: "Raise β to 12 and give it T = 100: tokens gather in several clusters first. How many, and for how long?",
     measure: collapseTimes,
+    partial: true,  // has words for what the run has not come to
   },
   {
     title: "The radius as a brake",
@@ -198,7 +200,8 @@ export function createTour(host, { onGo }) {
       delete host.dataset.measured;
       if (!lines || !stop?.measure || settings.start !== stop.state.start || !isPlain(settings)) return;
       const result = stop.measure(lines, settings);
-      measured.textContent = result.text;
+      const missing = !stop.partial && Object.values(result.values).flat().some(Number.isNaN);
+      measured.textContent = missing ? "The run is too short for this comparison: raise the last time T." : result.text;
       host.dataset.measured = JSON.stringify(result.values);
     },
     get current() { return current; },

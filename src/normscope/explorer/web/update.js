@@ -54,7 +54,8 @@ export class Update {
   velocity(x, y, tokens, dim, spare) {
     this.change(x, y, tokens, dim, spare);
     if (this.stream instanceof PointwiseNorm) {
-      throw new InputError(`a stream through ${this.stream.kind} has no flow: without any update it still changes x; use layers`);
+      const map = this.stream.kind;
+      throw new InputError(`a stream through ${map} has no flow: without any update it still changes x; use layers`);
     }
     if (this.stream) {
       this.stream.tangent(x, y, tokens, dim, y);
