@@ -73,7 +73,9 @@ export function createAtlas(host, app) {
   const section = (title, ...content) =>
     element("section", { class: "panel atlas-section", "aria-label": title }, element("h3", {}, title), ...content);
   const dial = section("Noise on norms",
-    element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText), parts.label, where.label, redraw, onMap), noiseWords, pairs.next);
+    element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText), parts.label, where.label,
+      redraw, onMap),
+    noiseWords, pairs.next);
   host.append(
     element("h2", { class: "visually-hidden" }, "Model atlas"),
     element("div", { class: "controls" }, first.label, other.label), promptBox, problem, tokens, pairs.about,
@@ -242,7 +244,8 @@ export function createAtlas(host, app) {
     showControls();
     showMaps();
     for (const side of all()) if (side.data) side.showNext();
-    const texts = models().filter(({ data }) => data).map((side) => [side.source.name, side.noiseText()]).filter(([, text]) => text);
+    const told = models().filter(({ data }) => data).map((side) => [side.source.name, side.noiseText()]);
+    const texts = told.filter(([, text]) => text);
     noiseWords.textContent = texts.map(([name, text]) => (texts.length > 1 ? `${name}: ${text}` : text)).join(" ");
   }
 
@@ -285,7 +288,7 @@ export function createAtlas(host, app) {
     if (chart) chart.set(settings);
     else chart = createLines(chartPlace, settings);
     if (state.b === "theory" && !series.some(({ name }) => name.endsWith("theory"))) {
-      chartWords.textContent += " Theory has no formula for this curve; choose the damping of attention, or a scheme beside it.";
+      chartWords.textContent += " Theory has no formula for this curve; choose damping, or a scheme beside it.";
     }
   }
 
