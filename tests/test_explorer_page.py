@@ -391,7 +391,7 @@ def test_an_exported_page_holds_the_runs_that_are_given(here: Path, capsys: pyte
         (("--export", "tour.html", "--open"), "--export writes a file and opens nothing"),
         (("damaged", "--export", "tour.html"), "damaged"),
         (("--port", "70000"), "--port"),
-        (("./absent", "--port", "0"), "there is no file or folder 'absent'"),
+        (("./absent", "--port", "0"), "'./absent' does not exist"),
         (("--token", "short"), "--token: should have 16 or more"),
     ],
 )

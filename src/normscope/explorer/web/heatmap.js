@@ -153,7 +153,13 @@ export function createHeatmap(host, options) {
     const wide = settings.fill ? TALL / view.rows.length : Math.min(across, settings.most);
     const down = Math.min(Math.max(wide, view.rows.length > 60 ? SIDE.least : 12), settings.most);
     const bottom = top + down * view.rows.length;
-    return { left, top, across, down, turned, width, bottom, height: bottom + 46 };
+    const legend = Math.min(LEGEND.width, width - left - 60);
+    const below = left + legend + GAP + valueWords().length * LETTER > width;  // where the name has no room beside the legend
+    return { left, top, across, down, turned, width, bottom, legend, below, height: bottom + (below ? 60 : 46) };
+  }
+
+  function valueWords() {
+    return settings.valueLabel ? `${settings.valueLabel}${view.scale.log ? " (log)" : ""}` : "";
   }
 
   function paint(pen, at) {
@@ -193,7 +199,7 @@ export function createHeatmap(host, options) {
 
   function paintLegend(pen, at) {
     const { colours } = settings;
-    const width = Math.min(LEGEND.width, at.width - at.left - 60);
+    const { legend: width } = at;
     const y = at.bottom + 12;
     for (let step = 0; step < LEGEND.steps; step += 1) {
       const share = step / (LEGEND.steps - 1);
@@ -202,8 +208,9 @@ export function createHeatmap(host, options) {
     }
     pen.text(at.left, y + LEGEND.height + 9, settings.format(view.scale.low), colours.ink);
     pen.text(at.left + width, y + LEGEND.height + 9, settings.format(view.scale.high), colours.ink, "end");
-    const words = settings.valueLabel ? `${settings.valueLabel}${view.scale.log ? " (log)" : ""}` : "";
-    if (words) pen.text(at.left + width + 8, y + LEGEND.height / 2, words, colours.soft);
+    const words = valueWords();
+    if (words && at.below) pen.text(GAP, y + LEGEND.height + 25, shortened(words, Math.floor(at.width / LETTER)), colours.soft);
+    else if (words) pen.text(at.left + width + GAP, y + LEGEND.height / 2, words, colours.soft);
   }
 
   function draw() {

@@ -64,8 +64,7 @@ export async function pngOfSvg(text, scale = 2) {
   return pngOfCanvas(canvas);
 }
 
-/** A PNG blob of a canvas. */
-export function pngOfCanvas(canvas) {
+function pngOfCanvas(canvas) {
   return new Promise((resolve, reject) => {
     canvas.toBlob(blob => blob ? resolve(blob) : reject(new Error("the picture is too large for this browser")), "image/png");
   });
