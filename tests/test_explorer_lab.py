@@ -138,6 +138,9 @@ def test_looks_change_the_picture(tab: Tab, address: str) -> None:
     tab.settle()
     pictures.add(saved(tab, "SVG"))
     assert len(pictures) == 5
+    tab.page.click("text=Single layers")
+    tab.page.fill("#lab-time", "1")
+    tab.wait(DONE)  # a logarithmic axis of one layer
     assert state_of(tab).items() >= {"shells": "colour", "axis": "log", "speeds": "log", "trails": "true"}.items()
     assert tab.errors == []
 
