@@ -21,6 +21,7 @@ import normscope as ns
 from helpers.browser import Tab, assert_readable, open_tab
 from helpers.gpt2 import save_gpt2
 from helpers.models import FAMILIES, built, opened_smollm2
+from helpers.tiny_models import tiny_model
 from normscope.errors import InputError
 from normscope.explorer.audits import audit_data
 from normscope.explorer.export import export_explorer
@@ -331,9 +332,11 @@ def audit_folder(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: str, audit_folder: Path) -> Iterator[str]:
-    """The address of a real server with a model and an audit."""
-    app = make_app(Settings((folder, str(audit_folder)), token=TOKEN))
+def server(folder: str, audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server with a model, one without attention and without a tokenizer, and an audit."""
+    mamba = tmp_path_factory.mktemp("atlas") / "mamba"
+    tiny_model("mamba", "causal").save_pretrained(mamba)
+    app = make_app(Settings((folder, str(mamba), str(audit_folder)), token=TOKEN))
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
@@ -482,6 +485,22 @@ def test_two_sides_and_theory(tab: Tab, server: str) -> None:
         assert tab.run("document.documentElement.scrollWidth") <= 375
         assert_readable(tab)
     assert complaints(tab) == []
+
+
+def test_parts_that_a_model_cannot_show_say_so(tab: Tab, server: str) -> None:
+    view(tab, server, a="model:1", prompt="words")
+    page = tab.page
+    assert page.get_by_text("this model has no tokenizer: type token ids").is_visible()
+    page.get_by_label("prompt", exact=True).fill("5 12 7 9")
+    page.get_by_label("prompt", exact=True).press("Enter")
+    page.get_by_role("heading", name="Journey of 9").wait_for()
+    settle(tab)
+    for text in ("No heads to show:", "No attention maps:", "No words of heads:", "No noise on norms of attention:"):
+        assert page.get_by_text(text).first.is_visible()
+    assert page.get_by_label("RMS of the relative noise").is_disabled()
+    assert part(tab, "token").locator("canvas").count() == 2
+    assert {row["line"] for row in csv_rows(saved(tab, "curve by layer, CSV"))} == {"measured", "the chosen token"}
+    assert [text for text in complaints(tab) if "422" not in text] == []
 
 
 def test_an_exported_audit_works_from_disk(tab: Tab, audit_folder: Path, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class Case:
     alpha: str | None = None
     beta: float = 1.3
     dim: int = D
+    step: float | None = None
 
     @property
     def start(self) -> Tensor:
@@ -91,7 +92,7 @@ class Case:
             "feedforward": None if layer is None else {"W_in": layer.W_in.tolist(), "W_out": layer.W_out.tolist()},
             "start": {"states": self.start.tolist()},
             "solver": self.solver,
-            "step": SOLVERS[self.solver],
+            "step": self.step or SOLVERS[self.solver],
             "time": TIMES[-1],
             "every": TIMES[1],
             "norm": self.norm,
@@ -104,7 +105,7 @@ class Case:
         alpha = None if self.alpha is None else SCHEDULES[self.alpha]
         path = simulate(
             self.start, scheme, Attention(self.beta, self.weights, self.causal), TIMES, solver=self.solver,
-            step=SOLVERS[self.solver], feedforward=self.feedforward, alpha=alpha,
+            step=self.step or SOLVERS[self.solver], feedforward=self.feedforward, alpha=alpha,
         )  # fmt: skip
         rows = {name: [row[name] for row in path.measures] for name in MEASURES}
         return {**rows, "times": path.times, "states": [x.flatten().tolist() for x in path.states], "stopped": path.stopped}
@@ -240,6 +241,21 @@ def test_what_is_not_finite_stops_a_scheme_with_the_librarys_sentence(tab: Tab) 
     assert [page["stopped"] for page in pages] == [golden["stopped"] for golden in goldens]
     assert [page["times"] for page in pages] == [golden["times"] for golden in goldens]
     assert len({golden["stopped"] for golden in goldens}) >= 5
+
+
+def test_with_a_causal_mask_the_page_names_the_token_that_broke(tab: Tab) -> None:
+    """A narrow feed-forward layer is silent for one token, whose norm is then NaN; PyTorch's attention spreads it to all."""
+    narrow, silent = FeedForward.random(D, 5, torch.Generator().manual_seed(2)), []
+
+    def hidden(layer: FeedForward, x: Tensor, mixing: Any) -> Tensor:
+        silent.extend(((x @ layer.W_in) <= 0).all(-1).nonzero().flatten().tolist())
+        return FeedForward(layer.W_in, layer.W_out)(x, mixing)
+
+    watched = type("Watched", (FeedForward,), {"__call__": hidden})(narrow.W_in, narrow.W_out)
+    case = Case(NAMED["ngpt"], "midpoint", "layer", drawn_weights(), True, watched, step=0.25)
+    assert case.golden()["stopped"] == "scheme 'ngpt' became non-finite (NaN/Inf) at time 1.5, token 0"
+    (page,) = run(tab, [case.settings])
+    assert page["stopped"] == f"scheme 'ngpt' became non-finite (NaN/Inf) at time 1.5, token {silent[0]}"
 
 
 def test_the_symmetric_reduction_has_the_librarys_curves(tab: Tab) -> None:

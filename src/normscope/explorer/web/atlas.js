@@ -11,16 +11,19 @@ import { csvBlob, svgBlob } from "./save.js";
 const PAUSE = 350;  // milliseconds without a key until a prompt is read
 const POLL = 2500;  // milliseconds between two looks at how far the probes of the weights are
 const LEVELS = [0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1];
-const PARTS = { qkm: "queries, keys and values", x: "input norms", q: "queries", k: "keys", m: "values", qk: "queries and keys" };
-const DEFAULTS = { a: "", b: "", prompt: "The capital of France is Paris and the capital of Italy is", measure: "top-weight", layer: 0,
-  head: 0, token: -1, curve: "angle", noise: 0, parts: "qkm", at: -1, draw: 0 };
-const NOTHING = "There is no model and no audit to show. Open a model with “normscope explore package:smollm2”, or audit one and open "
-  + "its run folder: “normscope audit MODEL --out runs/mine”, then “normscope explore runs/mine”.";
+const PARTS = { qkm: "queries, keys and values", x: "input norms", q: "queries", k: "keys", m: "values",
+  qk: "queries and keys" };
+const PROMPT = "The capital of France is Paris and the capital of Italy is";
+const DEFAULTS = { a: "", b: "", prompt: PROMPT, measure: "top-weight", layer: 0, head: 0, token: -1, curve: "angle", noise: 0,
+  parts: "qkm", at: -1, draw: 0 };
+const NOTHING = "There is no model and no audit to show. Open a model with “normscope explore package:smollm2”, or audit one "
+  + "and open its run folder: “normscope audit MODEL --out runs/mine”, then “normscope explore runs/mine”.";
 const SIDES = ["a", "b"];
 // What has to be asked again when a part of the state changes; what a change asks for comes in this order.
 const ORDER = ["read", "noise", "token", "head", "words"];
-const ASKS = { a: ORDER, b: ORDER, prompt: ORDER, layer: ["head", "words"], head: ["head", "words"], token: ["noise", "token", "head", "words"],
-  noise: ["noise", "head"], parts: ["noise", "head"], at: ["noise", "head"], draw: ["noise", "head"], measure: [], curve: [] };
+const [NOISE, HEAD] = [["noise", "head"], ["head", "words"]];
+const ASKS = { a: ORDER, b: [], prompt: ORDER, layer: HEAD, head: HEAD, token: ORDER.slice(1), noise: NOISE, parts: NOISE,
+  at: NOISE, draw: NOISE, measure: [], curve: [] };
 
 /** The view in `host`. */
 export function createAtlas(host, app) {
@@ -30,7 +33,8 @@ export function createAtlas(host, app) {
     return { show() {}, hide() {}, keys: {}, saves: [] };
   }
   const defaults = { ...DEFAULTS, a: sources[0].id };
-  let state = { ...defaults }, sides = {}, run = 0, typing = 0, visible = false, polling = 0, stopped = () => {}, chart = null;
+  const sides = {};
+  let state = { ...defaults }, run = 0, typing = 0, visible = false, polling = 0, stopped = () => {}, chart = null;
 
   // Controls
   const option = (value, text) => element("option", { value }, text);
@@ -44,11 +48,12 @@ export function createAtlas(host, app) {
   const curve = select("curve", "curve", (value) => update({ curve: value }, true));
   const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
   const problem = element("p", { class: "problem", role: "alert", hidden: true });
-  const status = element("p", { class: "note", role: "status" });
+  const status = element("p", { class: "note", role: "status" }), probed = element("p", { class: "note" });
   const cancel = button("Cancel", () => app.request("/api/cancel", { method: "POST" }).catch(() => {}), { hidden: true });
-  const tokens = element("div", { class: "atlas-tokens", role: "group", "aria-label": "Tokens of the prompt: choose one to follow" });
+  const tokens = element("div", { class: "atlas-tokens", role: "group", "aria-label": "Tokens: choose one to follow" });
   const later = button("Also measure interference and subspaces", () => readLater());
-  const promptBox = element("div", {}, labelled("prompt", prompt), element("div", { class: "controls" }, status, cancel));
+  const promptBox = element("div", {}, labelled("prompt", prompt),
+    element("div", { class: "controls" }, status, cancel, probed));
   first.control.append(...sources.map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
 
   // The dial
@@ -65,14 +70,17 @@ export function createAtlas(host, app) {
   const pair = (name) => element("div", { class: "atlas-pair", dataset: { part: name } });
   const pairs = Object.fromEntries(["about", "map", "head", "token", "next"].map((name) => [name, pair(name)]));
   const chartPlace = element("div"), chartWords = element("p", { class: "note" });
-  const section = (title, ...content) => element("section", { class: "panel atlas-section", "aria-label": title }, element("h3", {}, title), ...content);
-  const dial = section("Noise on norms", element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText),
-    parts.label, where.label, redraw, onMap), noiseWords, pairs.next);
+  const section = (title, ...content) =>
+    element("section", { class: "panel atlas-section", "aria-label": title }, element("h3", {}, title), ...content);
+  const dial = section("Noise on norms",
+    element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText), parts.label, where.label,
+      redraw, onMap),
+    noiseWords, pairs.next);
   host.append(
     element("h2", { class: "visually-hidden" }, "Model atlas"),
     element("div", { class: "controls" }, first.label, other.label), promptBox, problem, tokens, pairs.about,
-    section("Layers × heads", element("div", { class: "controls" }, measure.label, later), pairs.map),
-    dial,
+    element("div", { class: "atlas-watch" },
+      section("Layers × heads", element("div", { class: "controls" }, measure.label, later), pairs.map), dial),
     section("The chosen head", pairs.head),
     section("The chosen token", pairs.token),
     section("Layer by layer, beside theory", element("div", { class: "controls" }, curve.label), chartWords, chartPlace),
@@ -144,7 +152,8 @@ export function createAtlas(host, app) {
         for (const side of ready) side.showNext();
         showChart();
       }
-      if (part === "head" && asked.has("read") && models().some(({ data }) => data)) status.textContent = `Shown after ${since()} s.`;
+      const all = part === "head" && asked.has("read") && models().some(({ data }) => data);
+      if (all) status.textContent = `Shown after ${since()} s.`;
     }
     host.dataset.settled = "true";
     poll();
@@ -180,7 +189,8 @@ export function createAtlas(host, app) {
     other.control.value = state.b;
     const grids = new Map(all().flatMap(({ data, noise }) => measuresOf(data, noise)).map((grid) => [grid.name, grid.title]));
     measure.control.replaceChildren(...[...grids].map(([name, title]) => option(name, title)));
-    if (!grids.has(state.measure) && grids.size) measure.control.prepend(option(state.measure, `${state.measure} (not measured yet)`));
+    const unknown = grids.size && !grids.has(state.measure);
+    if (unknown) measure.control.prepend(option(state.measure, `${state.measure} (not measured yet)`));
     measure.control.value = state.measure;
     measure.label.hidden = !grids.size;
     const curves = sides.a?.data?.curves ?? [];
@@ -200,13 +210,14 @@ export function createAtlas(host, app) {
     dial.hidden = !models().length;
     const offered = noisy?.data.about.parts ?? "qkm";
     for (const each of parts.control.options) each.disabled = ![...each.value].every((letter) => offered.includes(letter));
-    const near = LEVELS.reduce((best, value, at) => (Math.abs(value - state.noise) < Math.abs(LEVELS[best] - state.noise) ? at : best), 0);
-    level.value = near;
+    const far = LEVELS.map((value) => Math.abs(value - state.noise));
+    level.value = far.indexOf(Math.min(...far));
     level.setAttribute("aria-valuetext", `${100 * state.noise} %`);
     levelText.textContent = `${Number((100 * state.noise).toPrecision(3))} %`;
     parts.control.value = state.parts;
     const layers = noisy?.data.about.layers ?? 0;
-    where.control.replaceChildren(option("-1", "all layers"), ...Array.from({ length: layers }, (_, at) => option(String(at), `layer ${at}`)));
+    where.control.replaceChildren(option("-1", "all layers"),
+      ...Array.from({ length: layers }, (_, at) => option(String(at), `layer ${at}`)));
     where.control.value = String(state.at);
     for (const control of [level, parts.control, where.control]) control.disabled = !noisy;
     redraw.disabled = onMap.disabled = !noisy || !(state.noise > 0);
@@ -222,8 +233,10 @@ export function createAtlas(host, app) {
   }
 
   function showMaps() {
-    const grids = all().map(({ data, noise }) => measuresOf(data, noise).find(({ name }) => name === state.measure)).filter(Boolean);
-    const { low, high } = scaleOf(grids.flatMap(({ values }) => values.flat().filter((value) => value !== null)), grids[0]?.scale);
+    const named = ({ name }) => name === state.measure;
+    const grids = all().map(({ data, noise }) => measuresOf(data, noise).find(named)).filter(Boolean);
+    const known = grids.flatMap(({ values }) => values.flat().filter((value) => value !== null));
+    const { low, high } = scaleOf(known, grids[0]?.scale);
     for (const side of all()) if (side.data) side.showMap(state, grids.length > 1 ? [low, high] : null);
   }
 
@@ -231,14 +244,14 @@ export function createAtlas(host, app) {
     showControls();
     showMaps();
     for (const side of all()) if (side.data) side.showNext();
-    const several = models().length > 1;
-    noiseWords.textContent = models().filter(({ data }) => data)
-      .map((side) => `${several ? `${side.source.name}: ` : ""}${side.noiseText()}`).filter((text) => !text.endsWith(": ")).join(" ");
+    const told = models().filter(({ data }) => data).map((side) => [side.source.name, side.noiseText()]);
+    const texts = told.filter(([, text]) => text);
+    noiseWords.textContent = texts.map(([name, text]) => (texts.length > 1 ? `${name}: ${text}` : text)).join(" ");
   }
 
   const curveOf = (side, name) => side?.data?.curves.find((each) => each.name === name);
 
-  /** The curve of all sides; with "theory" or a scheme beside it, those lines too; rotation and norm of the chosen token as well. */
+  /** The curve of all sides, that of the chosen token where there is one, and theory or the scheme that is chosen beside it. */
   function seriesOf() {
     const series = [];
     SIDES.forEach((name, index) => {
@@ -267,12 +280,15 @@ export function createAtlas(host, app) {
     chartWords.textContent = found?.text ?? sides.a?.data?.missing.curves ?? "No curves by layer were measured.";
     if (!found) return;
     const series = seriesOf();
-    const settings = { series, label: found.title, x: { label: "layer", format: (value) => (Number.isInteger(value) ? String(value) : "") }, y: { label: found.label, log: found.log }, colours: app.theme.colours,
-      tip: app.tip, marker: state.layer, onPick: (x) => update({ layer: Math.max(Math.round(x), 0) }), height: 260 };
+    const whole = (value) => (Number.isInteger(value) ? String(value) : "");
+    const pick = (x) => Math.round(x) !== state.layer && update({ layer: Math.max(Math.round(x), 0) });
+    const settings = { series, label: found.title, x: { label: "layer", format: whole },
+      y: { label: found.label, log: found.log }, colours: app.theme.colours, tip: app.tip, marker: state.layer, onPick: pick,
+      height: 260 };
     if (chart) chart.set(settings);
     else chart = createLines(chartPlace, settings);
     if (state.b === "theory" && !series.some(({ name }) => name.endsWith("theory"))) {
-      chartWords.textContent += " Theory has no formula for this curve; choose the damping of attention, or another scheme beside it.";
+      chartWords.textContent += " Theory has no formula for this curve; choose damping, or a scheme beside it.";
     }
   }
 
@@ -304,13 +320,16 @@ export function createAtlas(host, app) {
     polling = setTimeout(async () => {
       const known = await app.request("/api/models").catch(() => null);
       if (!known || !visible) return;
-      const going = models().map(({ source }) => known[source.number]).find(({ open, probed: [done, total] }) => open && done < total);
+      const going = models().map(({ source }) => known[source.number])
+        .find(({ open, probed: [done, total] }) => open && done < total);
       if (!going) {
         if (host.dataset.probed !== "true") for (const side of models()) side.askWords(state);
         host.dataset.probed = "true";
+        probed.textContent = "";
         return;
       }
-      status.textContent = `Probing heads with common nouns: ${going.probed[0]} of ${going.probed[1]} layers.`;
+      const [done, total] = going.probed;
+      probed.textContent = `In the background heads are probed with common nouns: ${done} of ${total} layers.`;
       poll();
     }, POLL);
   }
@@ -322,7 +341,8 @@ export function createAtlas(host, app) {
       const told = message.kind === "queue" ? message.runs.map(({ text }) => text).find(Boolean) : null;
       if (told) status.textContent = `${told}…`;
     });
-    const next = readState(values, defaults), changed = Object.keys(defaults).filter((name) => next[name] !== state[name]);
+    const next = readState(values, defaults);
+    const changed = Object.keys(defaults).filter((name) => next[name] !== state[name]);
     state = next;
     return follow(new Set(changed.flatMap((name) => ASKS[name])));
   }
@@ -397,7 +417,8 @@ export function createAtlas(host, app) {
 
   function headsBlob(side) {
     const grids = measuresOf(side.data, side.noise), shape = grids[0].values;
-    const rows = shape.flatMap((row, layer) => row.map((_, head) => [layer, head, ...grids.map(({ values }) => values[layer]?.[head] ?? null)]));
+    const rows = shape.flatMap((row, layer) => row.map((_, head) =>
+      [layer, head, ...grids.map(({ values }) => values[layer]?.[head] ?? null)]));
     return csvBlob(["layer", "head", ...grids.map(({ name }) => name)], rows);
   }
 

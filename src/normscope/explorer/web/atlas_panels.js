@@ -57,7 +57,7 @@ export function createHeadPanel(host, { onToken, tip }) {
   return { show, showWords, get maps() { return mapPlace.hidden ? [] : map.maps; }, dispose: map.dispose };
 }
 
-/** A token's journey: path over the sphere, and a row for every hidden state. `show(detail, colours)` takes an answer of "token". */
+/** A token's journey: path over the sphere, and a row for every hidden state. `show(detail, colours)` shows an answer. */
 export function createTokenPanel(host, { tip }) {
   const title = element("h4"), why = element("p", { class: "note" }), caption = element("p", { class: "note" });
   const place = element("div", { class: "atlas-sphere" }), table = element("div", { class: "scroll atlas-rows" });
@@ -67,7 +67,8 @@ export function createTokenPanel(host, { tip }) {
   function show(detail, colours) {
     const { rows = [], scene = null, text = "", note = "", missing = "" } = detail ?? {};
     shown = detail;
-    title.textContent = text ? `Journey of ${tokenName(text)}${detail.sentence ? ` in “${detail.sentence}”` : ""}` : "Journey of a token";
+    const sentence = detail?.sentence ? ` in “${detail.sentence}”` : "";
+    title.textContent = text ? `Journey of ${tokenName(text)}${sentence}` : "Journey of a token";
     why.textContent = [missing, note].filter(Boolean).join(" ");
     why.hidden = !why.textContent;
     place.hidden = !scene;
@@ -79,8 +80,9 @@ export function createTokenPanel(host, { tip }) {
       sphere.setScene(scene);
     }
     const columns = ROWS.filter(([name]) => rows.some((row) => row[name] !== null && row[name] !== undefined));
+    const cell = (value, name, form) => (TEXTS.has(name) ? form(value) : numeric(value === null ? "" : form(value)));
     const cells = rows.map((row) => [row.layer ? `after layer ${row.layer - 1}` : "embeddings",
-      ...columns.map(([name, , form]) => (TEXTS.has(name) ? form(row[name]) : numeric(row[name] === null ? "" : form(row[name]))))]);
+      ...columns.map(([name, , form]) => cell(row[name], name, form))]);
     table.replaceChildren(...(rows.length
       ? [tableOf("Hidden state by hidden state", ["state", ...columns.map(([, heading]) => heading)], cells)] : []));
   }
@@ -102,7 +104,8 @@ export function createNextTokens(host) {
   host.append(element("div", { class: "scroll" }, table), why);
   let shown = [];
 
-  const bar = (value, kind) => element("span", { class: `bar ${kind}`, "aria-hidden": "true", style: { width: `${(100 * value).toFixed(1)}%` } });
+  const bar = (value, kind) =>
+    element("span", { class: `bar ${kind}`, "aria-hidden": "true", style: { width: `${(100 * value).toFixed(1)}%` } });
   const percent = (value) => `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`;
 
   function show(rows, noisy, text) {
@@ -110,11 +113,13 @@ export function createNextTokens(host) {
     caption.textContent = rows.length ? (noisy ? "Next token before (outlined) and after noise" : "Next token") : "";
     why.textContent = text;
     why.hidden = !text;
-    body.replaceChildren(...rows.map(({ text: name, before, after }) => element("tr", {}, element("th", { scope: "row" }, tokenName(name)),
+    body.replaceChildren(...rows.map(({ text: name, before, after }) => element("tr", {},
+      element("th", { scope: "row" }, tokenName(name)),
       element("td", { class: "bars" }, bar(before, noisy ? "before" : "after"), noisy ? bar(after, "after") : null),
       element("td", { class: "number" }, noisy ? `${percent(before)} → ${percent(after)}` : percent(before)))));
   }
 
-  const csv = () => csvBlob(["token", "before", "after"], shown.map(({ text, before, after }) => [text, before, after ?? null]));
+  const csv = () =>
+    csvBlob(["token", "before", "after"], shown.map(({ text, before, after }) => [text, before, after ?? null]));
   return { show, csv, get rows() { return shown; } };
 }

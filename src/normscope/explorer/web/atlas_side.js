@@ -13,13 +13,14 @@ const CELLS = ["about", "map", "head", "token", "next"];
 
 /** Grids of all heads by a measure's name, those of noise included. */
 export function measuresOf(data, noise) {
-  const found = noise ? NOISY.map(({ key, ...words }) => ({ ...words, scale: "linear", limits: [0, 1], values: noise[key] })) : [];
+  const look = { scale: "linear", limits: [0, 1] };
+  const found = noise ? NOISY.map(({ key, ...words }) => ({ ...words, ...look, values: noise[key] })) : [];
   return [...(data?.heads ?? []), ...found.filter((grid) => grid.values.some((row) => row.length))];
 }
 
 /**
- * A side with a source (`createSource`). `cells` are the elements of its parts, `update(state, changed)` asks for what changed and
- * shows it. `on`: `{head(layer, head), token(number), told(text), failed(text)}`.
+ * A side with a source (`createSource`). `cells` are the elements of its parts; `read` and `ask…` get what the state names, and
+ * `show…` show it. `on`: `{head(layer, head), token(number), failed(text)}`.
  */
 export function createSide(app, source, on) {
   const cells = Object.fromEntries(CELLS.map((name) => [name, element("div", { class: "atlas-cell" })]));
@@ -33,13 +34,14 @@ export function createSide(app, source, on) {
   const colours = () => app.theme.colours;
   const place = ({ layer, head }) => ({
     layer: Math.min(layer, (data?.about.layers ?? 1) - 1),
-    head: Math.min(head, Math.max(...(data?.heads ?? []).map((grid) => (grid.values[layer] ?? grid.values[0] ?? [0]).length), 1) - 1),
+    head: Math.min(head, Math.max(...(data?.heads ?? []).map(({ values }) => values[0]?.length ?? 1), 1) - 1),
   });
   const position = ({ token }) => {
     const count = data?.prompt.tokens.length ?? 0;
     return token < 0 ? Math.max(count + token, 0) : Math.min(token, Math.max(count - 1, 0));
   };
-  const noiseOf = ({ noise: level, parts, at, draw }) => (level > 0 && canBeNoisy() ? { level, parts, layer: at < 0 ? null : at, draw } : null);
+  const noiseOf = ({ noise: level, parts, at, draw }) =>
+    (level > 0 && canBeNoisy() ? { level, parts, layer: at < 0 ? null : at, draw } : null);
   const canBeNoisy = () => source.kind === "model" && !data?.missing.noise;
 
   function showAbout() {
@@ -55,17 +57,19 @@ export function createSide(app, source, on) {
     const grid = measuresOf(data, noise).find((each) => each.name === state.measure);
     mapPlace.hidden = !grid;
     if (!grid) {
-      const absent = data.heads.length ? `This ${source.kind} has not measured this.` : data.missing.heads ?? "No heads were measured.";
-      mapWords.textContent = absent;
+      const absent = data.missing.heads ?? "No heads were measured.";
+      mapWords.textContent = data.heads.length ? `This ${source.kind} has not measured this.` : absent;
       return;
     }
-    const marks = (noise?.switched ?? []).flatMap((row, layer) => row.flatMap((value, head) => (value > 0 ? [[layer, head]] : [])));
+    const marks = (noise?.switched ?? [])
+      .flatMap((row, layer) => row.flatMap((value, head) => (value > 0 ? [[layer, head]] : [])));
     const lost = noise ? ` Framed: the ${marks.length} heads with a near-one-hot row that switches under the noise.` : "";
     mapWords.textContent = `${grid.text}${marks.length ? lost : ""}`;
     const hover = (row, column, event) => app.tip(event, row === null ? null
       : { layer: row, head: column, [grid.label]: shortNumber(grid.values[row][column] ?? NaN) });
-    const settings = { rows: grid.values.length, columns: grid.values[0].length, values: grid.values, title: `${grid.title}, ${source.name}`,
-      rowLabel: "layer", columnLabel: "head", valueLabel: grid.label, scale: grid.scale, range: grid.limits ?? range, marks,
+    const settings = { rows: grid.values.length, columns: grid.values[0].length, values: grid.values,
+      title: `${grid.title}, ${source.name}`, rowLabel: "layer", columnLabel: "head", valueLabel: grid.label,
+      scale: grid.scale, range: grid.limits ?? range, marks,
       colours: colours(), most: 30, onSelect: on.head, onHover: hover };
     if (map) map.set(settings);
     else map = createHeatmap(mapPlace, settings);
@@ -76,19 +80,22 @@ export function createSide(app, source, on) {
   function showNext() {
     const plain = (followed?.next ?? []).map(({ text, probability }) => ({ text, before: probability }));
     const after = noise?.next;
-    const told = after && after.distance !== null ? `Half the sum of absolute differences over all tokens: ${shortNumber(after.distance)}.` : "";
-    const broken = after && after.distance === null ? "Logits became non-finite (NaN/Inf) under this noise." : "";
-    const absent = data?.missing.lens ?? (source.kind === "audit" ? "An audit keeps no next tokens; open the model to see them." : "");
-    next.show(after?.rows.length ? after.rows : plain, Boolean(after?.rows.length), told || broken || (plain.length ? "" : absent));
+    const far = after?.distance ?? null;
+    const told = far === null ? "" : `Half the sum of absolute differences over all tokens: ${shortNumber(far)}.`;
+    const broken = after && far === null ? "Logits became non-finite (NaN/Inf) under this noise." : "";
+    const unkept = source.kind === "audit" ? "An audit keeps no next tokens; open the model to see them." : "";
+    const noisy = Boolean(after?.rows.length);
+    next.show(noisy ? after.rows : plain, noisy, told || broken || (plain.length ? "" : data?.missing.lens ?? unkept));
   }
 
   /** What the noise does, in one sentence. */
   function noiseText() {
-    if (!noise) return canBeNoisy() ? "" : data?.missing.noise ?? "Noise needs an open model: an audit has only what was measured then.";
+    if (!noise) return canBeNoisy() ? "" : data?.missing.noise ?? "";
     const shares = noise.moved.flat().filter((value) => value !== null);
     const moved = shares.length ? shares.reduce((sum, value) => sum + value, 0) / shares.length : 0;
     const all = `The top key changes for ${(100 * moved).toPrecision(2)} % of all queries.`;
-    const expected = noise.expected === null ? "" : ` (theory, for noise on each layer's keys alone: ${shortNumber(noise.expected)})`;
+    const theory = noise.expected === null ? "" : shortNumber(noise.expected);
+    const expected = theory && ` (theory, for noise on each layer's keys alone: ${theory})`;
     if (!noise.rows) return `No attention row is near one-hot in this prompt, so that no circuit can collapse. ${all}`;
     return `${noise.lost} of ${noise.rows} near-one-hot rows collapse onto another key${expected}. ${all}`;
   }
@@ -111,17 +118,25 @@ export function createSide(app, source, on) {
   async function askNoise(state) {
     const chosen = noiseOf(state);
     if (!chosen) noise = null;
-    else await guarded(source.ask("noise", { prompt: state.prompt, token: position(state), noise: chosen }), (answer) => { noise = answer; });
+    else {
+      const question = { prompt: state.prompt, token: position(state), noise: chosen };
+      await guarded(source.ask("noise", question), (answer) => { noise = answer; });
+    }
   }
 
   async function askHead(state) {
     const { layer, head } = place(state);
     if (data.missing.map && source.kind === "model") detail = { missing: data.missing.map };
-    else await guarded(source.ask("head", { prompt: state.prompt, layer, head, noise: noiseOf(state) }), (answer) => { detail = answer; });
+    else {
+      const question = { prompt: state.prompt, layer, head, noise: noiseOf(state) };
+      await guarded(source.ask("head", question), (answer) => { detail = answer; });
+    }
     showHead(state);
   }
 
-  const showHead = (state) => heads.show(detail, measuresOf(data, noise), { ...place(state), token: position(state), colours: colours() });
+  function showHead(state) {
+    heads.show(detail, measuresOf(data, noise), { ...place(state), token: position(state), colours: colours() });
+  }
 
   function askWords(state) {
     const { layer, head } = place(state);
@@ -148,7 +163,12 @@ export function createSide(app, source, on) {
     for (const cell of Object.values(cells)) cell.remove();
   }
 
-  return { source, cells, read, askNoise, askHead, askWords, askToken, showAbout, showMap, showNext, showHead, redraw, noiseText, dispose,
-    position, place, canBeNoisy, next, journey, get data() { return data; }, get noise() { return noise; }, get map() { return mapPlace.hidden ? null : map; },
-    get maps() { return heads.maps; } };
+  return {
+    source, cells, read, askNoise, askHead, askWords, askToken, showAbout, showMap, showNext, showHead, redraw, noiseText,
+    dispose, position, canBeNoisy, next, journey,
+    get data() { return data; },
+    get noise() { return noise; },
+    get map() { return mapPlace.hidden ? null : map; },
+    get maps() { return heads.maps; },
+  };
 }

@@ -3,8 +3,8 @@
 /** The sources of a page: `[{id, name, kind: "model" | "audit", problem?}]`, models first. */
 export function sourcesOf(data) {
   const models = (data.server?.models ?? []).map((name, number) => ({ id: `model:${number}`, number, name, kind: "model" }));
-  const audits = data.runs.filter((run) => run.kind === "audit")
-    .map((run) => ({ id: `run:${run.id}`, run: run.id, name: run.name, kind: "audit", data: run.data ?? null, problem: run.problem }));
+  const audits = data.runs.filter(({ kind }) => kind === "audit").map(({ id, name, data: saved = null, problem = "" }) =>
+    ({ id: `run:${id}`, run: id, name, kind: "audit", data: saved, problem }));
   return [...models, ...audits];
 }
 
@@ -18,7 +18,8 @@ export function createSource(app, source) {
 
   async function askModel(what, question, signal) {
     const { prompt, layer = 0, head = 0, token = -1, noise = null } = question;
-    return app.request(`/api/models/${source.number}/${what}`, { method: "POST", body: { prompt, layer, head, token, noise }, signal });
+    const body = { prompt, layer, head, token, noise };
+    return app.request(`/api/models/${source.number}/${what}`, { method: "POST", body, signal });
   }
 
   async function askAudit(what, { layer, head }) {

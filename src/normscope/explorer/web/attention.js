@@ -210,10 +210,21 @@ export class Attention {
       const at = i * heads * head + h * head;
       fourRows(this.q, at, heads * head, this.k, h * head, heads * head, weights, i * rows, rows, keys, head);
       for (let row = i; row < i + TILE; row += 1) shares[row] = row < tokens ? 1 / this.powers(row, scores, keys) : 0;
-      fourRows(weights, i * rows, rows, across, h * wide * rows, rows, mixed, i * wide, wide, wide, keys);
+      fourRows(weights, i * rows, rows, across, h * wide * rows, rows, mixed, i * wide, wide, wide, this.causal ? i : rows);
+      if (this.causal) this.mixDiagonal(i, h * wide, wide);
     }
     for (let i = 0; i < tokens; i += 1) {
       for (let c = 0; c < value; c += 1) together[(i * heads + h) * value + c] = shares[i] * mixed[i * wide + c];
+    }
+  }
+
+  /** The keys of a tile on the diagonal, each for the queries that see it: a product with 0 would let a NaN through the mask. */
+  mixDiagonal(first, value, wide) {
+    const { rows, tokens, weights, mixed, across } = this;
+    for (let row = first; row < Math.min(first + TILE, tokens); row += 1) {
+      for (let key = first; key <= row; key += 1) {
+        for (let c = 0; c < wide; c += 1) mixed[row * wide + c] += weights[row * rows + key] * across[(value + c) * rows + key];
+      }
     }
   }
 

@@ -19,9 +19,9 @@ export function changedQueries(before, after) {
 }
 
 /**
- * Attention maps in `host`. `set({tokens, pattern, noisy, queries, norms, name, token, colours})`: weights (queries × keys), those
- * under noise or null, for each query `{key, text, weight, margin}`, token norms over their median, and the chosen token's number.
- * `onToken(number)` is called where a query is chosen. Returns `{set, maps, dispose}`.
+ * Attention maps in `host`. `set({tokens, pattern, noisy, queries, norms, name, token, colours})`: weights (queries × keys),
+ * those under noise or null, for each query `{key, text, weight, margin}`, token norms over their median, and the number of the
+ * chosen token. `onToken(number)` is called where a query is chosen. Returns `{set, maps, dispose}`.
  */
 export function createAttentionMap(host, { onToken, tip }) {
   const places = [element("div", { class: "atlas-map" }), element("div", { class: "atlas-map" })];

@@ -370,5 +370,9 @@ export function createHeatmap(host, options) {
   }
 
   set(options);
-  return { set, select, svg, png, csv, cellText, canvas, dispose, get selected() { return selected; }, get box() { return view.at; } };
+  return {
+    set, select, svg, png, csv, canvas, dispose,
+    get selected() { return selected; },
+    get box() { return view.at; },
+  };
 }
