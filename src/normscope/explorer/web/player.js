@@ -2,11 +2,16 @@
 
 const WHOLE = 12;  // seconds in which speed 1 plays a run
 
-/** Places 0..1 along an axis of times up to `duration`, and back; a logarithmic one begins at the first frame. */
+/** Where a logarithmic axis of times begins: at the first frame, unless that is the end. */
+export function axisStart(duration, every) {
+  return every < duration ? every : duration / 10;
+}
+
+/** Places 0..1 along an axis of times up to `duration`, and back; a logarithmic one begins at `axisStart`. */
 export function timeAxis(kind, duration, every) {
   if (kind !== "log") return { place: t => t / duration, time: place => place * duration };
-  const width = Math.log(duration / every);
-  return { place: t => Math.log(Math.max(t, every) / every) / width, time: place => every * Math.exp(place * width) };
+  const first = axisStart(duration, every), width = Math.log(duration / first);
+  return { place: t => Math.log(Math.max(t, first) / first) / width, time: place => first * Math.exp(place * width) };
 }
 
 /** The clock. `onTime(t)` after every change of time, `onPlaying(playing)` after play and pause. */

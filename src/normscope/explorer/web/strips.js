@@ -2,6 +2,7 @@
 import { element, svg } from "./dom.js";
 import { shortNumber } from "./heatmap.js";
 import { createLines, DASHES, extentOf } from "./lines.js";
+import { axisStart } from "./player.js";
 
 const HEIGHT = 168, FLOOR = 1e-15;  // the smallest part of the largest value that a logarithmic axis shows
 const SCHEME_DASHES = [0, 1, 3, 4], THEORY_DASH = 2;  // of the line patterns: schemes differ without colour, too
@@ -82,6 +83,10 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
     return [Math.min(low, strip.least ?? low), Math.max(high, strip.most ?? high)];
   }
 
+  function axisFrom() {
+    return data.axis === "log" ? axisStart(data.duration, data.every) : 0;
+  }
+
   function drawLegend() {
     const sample = (stroke, dash, width) => svg("svg", { width: 44, height: 10, "aria-hidden": "true" },
       svg("line", { x1: 0, y1: 5, x2: 44, y2: 5, stroke, "stroke-width": width, "stroke-dasharray": DASHES[dash] || "none" }));
@@ -95,7 +100,7 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
     drawLegend();
     charts.forEach(({ slider, lines }, k) => {
       const strip = data.strips[k], series = linesOf(strip);
-      const first = data.axis === "log" ? data.every : 0;
+      const first = axisFrom();
       slider.setAttribute("aria-valuemax", String(data.duration));
       const x = { label: "time", log: data.axis === "log", domain: [first, data.duration] };
       const y = { log: strip.log, domain: domainOf(strip, series) };
@@ -111,7 +116,7 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
 
   function place() {
     charts.forEach(({ slider, lines }, k) => {
-      lines.mark(data.axis === "log" ? Math.max(data.every, time) : time);
+      lines.mark(Math.max(axisFrom(), time));
       slider.setAttribute("aria-valuenow", String(Number(time.toPrecision(6))));
       if (slider === document.activeElement || !slider.hasAttribute("aria-valuetext")) {
         const values = rowsAt(data.strips[k]).map(([name, value]) => `${name} ${shortNumber(value)}`);
