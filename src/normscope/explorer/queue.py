@@ -108,6 +108,9 @@ class ModelQueue:
                     raise CancelledError
             return future.result()
         except (CancelledError, asyncio.CancelledError):
+            future.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # so that asyncio reports nothing itself
             self._drop(run)
             raise
 
