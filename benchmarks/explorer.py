@@ -9,7 +9,8 @@
   plays two schemes, with strips and numbers, after they have been computed. Chromium draws up to 60 a second. Without
   a graphics card, as in most containers, it draws with SwiftShader on the CPU, which says nothing about a laptop's integrated
   graphics: the time of the page's own thread in a frame, which is printed beside, is what both have to spend.
-- Interactive is when every view has been made and answers to keys, counted from the navigation to an exported page on disk.
+- Interactive is when the first view has been made and answers to keys, counted from the navigation to an exported page on disk;
+  the other views are made when they are opened.
 """
 
 import argparse

@@ -395,7 +395,7 @@ def saved(tab: Tab, label: str) -> bytes:
 def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, session: ModelSession) -> None:
     view(tab, server)
     page = tab.page
-    table = csv_rows(saved(tab, "layers × heads, CSV"))
+    table = csv_rows(saved(tab, "Layers × heads (CSV)"))
     wanted = grids(session.read(PROMPT))["top-weight"]
     assert [float(row["mean largest weight"]) for row in table] == pytest.approx(wanted.flatten().tolist(), rel=1e-5)
     canvas = part(tab, "map").locator("canvas").first
@@ -407,12 +407,12 @@ def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, 
     page.get_by_role("heading", name="Layer 1, head 1").wait_for()
     settle(tab)
     assert (hash_of(tab)["layer"], hash_of(tab)["head"]) == ("1", "1")
-    pattern = torch.tensor([float(row["weight"]) for row in csv_rows(saved(tab, "attention map, CSV"))]).view(8, 8)
+    pattern = torch.tensor([float(row["weight"]) for row in csv_rows(saved(tab, "Attention map (CSV)"))]).view(8, 8)
     assert pattern.numpy() == pytest.approx(torch.tensor(session.head(PROMPT, 1, 1)["pattern"]).numpy())
     page.get_by_role("button", name="token 2: ␣of").click()
     page.get_by_role("heading", name="Journey of ␣of").wait_for()
     settle(tab)
-    rows = csv_rows(saved(tab, "journey, CSV"))
+    rows = csv_rows(saved(tab, "Journey (CSV)"))
     assert [float(row["radius"]) for row in rows] == pytest.approx([x["radius"] for x in session.token(PROMPT, 2)["rows"]])
     page.locator("select[name=measure]").select_option("entropy")
     settle(tab)
@@ -422,15 +422,15 @@ def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, 
     assert page.get_by_role("button", name="token 2: ␣of").get_attribute("aria-pressed") == "true"
     words = part(tab, "head").get_by_role("table").filter(has_text="looks for")
     assert session.words(PROMPT, 1, 1, 2)["rows"][0]["keys"][0].strip() in words.inner_text()
-    for name, begins in (("layers × heads, PNG", b"\x89PNG"), ("layers × heads, SVG", b"<svg"), ("journey, PNG", b"\x89PNG"),
-                         ("journey, SVG", b"<svg"), ("curve by layer, SVG", b"<svg")):  # fmt: skip
+    for name, begins in (("Layers × heads (PNG)", b"\x89PNG"), ("Layers × heads (SVG)", b"<svg"), ("Journey (PNG)", b"\x89PNG"),
+                         ("Journey (SVG)", b"<svg"), ("Curve by layer (SVG)", b"<svg")):  # fmt: skip
         assert saved(tab, name).startswith(begins)
     assert complaints(tab) == []
 
 
 def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: ModelSession) -> None:
     view(tab, server)
-    page, prompt = tab.page, tab.page.get_by_label("prompt", exact=True)
+    page, prompt = tab.page, tab.page.get_by_label("Prompt", exact=True)
     prompt.fill("the world of the time")
     prompt.press("Enter")
     page.get_by_role("button", name="token 4: ␣time").wait_for()
@@ -444,9 +444,9 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
     settle(tab)
     shown = session.noise("the world of the time", {"level": 1.0, "parts": "qkm"}, -1)
     assert page.get_by_text("no circuit can collapse").is_visible()
-    rows = csv_rows(saved(tab, "next tokens, CSV"))
+    rows = csv_rows(saved(tab, "Next tokens (CSV)"))
     assert [float(row["after"]) for row in rows] == pytest.approx([row["after"] for row in shown["next"]["rows"]])
-    page.get_by_label("on the norms of").select_option("x")
+    page.get_by_label("On the norms of").select_option("x")
     settle(tab)
     page.get_by_role("button", name="Another draw").click()
     settle(tab)
@@ -464,17 +464,17 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
 
 def test_two_sides_and_theory(tab: Tab, server: str) -> None:
     view(tab, server, curve="speed")
-    page, beside = tab.page, tab.page.get_by_label("beside it")
+    page, beside = tab.page, tab.page.get_by_label("Beside it")
     audit = next(value for value in options(beside) if value.startswith("run:"))
     beside.select_option("theory")
     settle(tab)
-    assert {row["line"] for row in csv_rows(saved(tab, "curve by layer, CSV"))} == {"measured", "theory"}
+    assert {row["line"] for row in csv_rows(saved(tab, "Curve by layer (CSV)"))} == {"measured", "theory"}
     beside.select_option(audit)
     page.get_by_text("An audit follows one token of its sentence").wait_for()
     settle(tab)
     assert part(tab, "map").locator("canvas").count() == 2
     assert part(tab, "token").locator("canvas").count() == 4  # two spheres of two layers
-    lines = csv_rows(saved(tab, "curve by layer, CSV"))
+    lines = csv_rows(saved(tab, "Curve by layer (CSV)"))
     sides = {name: [row["s"] for row in lines if row["line"] == name] for name in {row["line"] for row in lines}}
     (mine, theirs) = sides.values()  # the same model and text: the same numbers
     assert [float(x) for x in mine] == pytest.approx([float(x) for x in theirs], rel=1e-4)
@@ -491,15 +491,15 @@ def test_parts_that_a_model_cannot_show_say_so(tab: Tab, server: str) -> None:
     view(tab, server, a="model:1", prompt="words")
     page = tab.page
     assert page.get_by_text("this model has no tokenizer: type token ids").is_visible()
-    page.get_by_label("prompt", exact=True).fill("5 12 7 9")
-    page.get_by_label("prompt", exact=True).press("Enter")
+    page.get_by_label("Prompt", exact=True).fill("5 12 7 9")
+    page.get_by_label("Prompt", exact=True).press("Enter")
     page.get_by_role("heading", name="Journey of 9").wait_for()
     settle(tab)
     for text in ("No heads to show:", "No attention maps:", "No words of heads:", "No noise on norms of attention:"):
         assert page.get_by_text(text).first.is_visible()
     assert page.get_by_label("RMS of the relative noise").is_disabled()
     assert part(tab, "token").locator("canvas").count() == 2
-    assert {row["line"] for row in csv_rows(saved(tab, "curve by layer, CSV"))} == {"measured", "the chosen token"}
+    assert {row["line"] for row in csv_rows(saved(tab, "Curve by layer (CSV)"))} == {"measured", "the chosen token"}
     assert [text for text in complaints(tab) if "422" not in text] == []
 
 
@@ -509,7 +509,7 @@ def test_an_exported_audit_works_from_disk(tab: Tab, audit_folder: Path, tmp_pat
     tab.page.wait_for_selector(SETTLED)
     assert part(tab, "map").locator("canvas").count() == 1
     assert part(tab, "token").locator("canvas").count() == 2
-    assert not tab.page.get_by_label("prompt", exact=True).is_visible()
+    assert not tab.page.get_by_label("Prompt", exact=True).is_visible()
     canvas = part(tab, "map").locator("canvas").first
     canvas.focus()
     tab.page.keyboard.press("Enter")

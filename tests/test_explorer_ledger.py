@@ -283,7 +283,7 @@ def test_numbers_at_a_position_are_the_statements(view: Tab) -> None:
     end = statement.conclusion(dial.case_at(dial.end))
     measured, claimed = comparison.pair(int(end.margins.argmin()))
     assert [row[0] for row in rows] == ["measured", "printed claim", "corrected claim"]
-    assert [float(row[1]) for row in rows] == pytest.approx([measured, claimed, measured], rel=1e-2)
+    assert [float(row[1].replace("−", "-")) for row in rows] == pytest.approx([measured, claimed, measured], rel=1e-2)
     assert [row[2].strip() for row in rows] == ["", "✗ fails", "✓ holds"]
 
 
@@ -350,15 +350,15 @@ def saved(tab: Tab, label: str) -> bytes:
 
 def test_tables_and_pictures_are_saved(view: Tab) -> None:
     choose(view, "2:4.3ii-wide")
-    rows = list(csv.DictReader(io.StringIO(saved(view, "statements listed, CSV").decode())))
+    rows = list(csv.DictReader(io.StringIO(saved(view, "Statements listed (CSV)").decode())))
     assert [row["id"] for row in rows] == list(LEDGER)
     assert {row["id"] for row in rows if row["verdict"] == FAILS} == set(REFUTED)
     dial = PACKAGED["2:4.3ii-wide"]["dial"]["positions"]
-    rows = list(csv.DictReader(io.StringIO(saved(view, "dial, CSV").decode())))
+    rows = list(csv.DictReader(io.StringIO(saved(view, "Dial (CSV)").decode())))
     for name in NUMBERS:
         assert [float(row[name]) if row[name] else None for row in rows] == dial[name]
-    assert saved(view, "dial, PNG").startswith(b"\x89PNG")
-    svg = saved(view, "dial, SVG").decode()
+    assert saved(view, "Dial (PNG)").startswith(b"\x89PNG")
+    svg = saved(view, "Dial (SVG)").decode()
     assert svg.startswith("<svg")
     assert "printed claim" in svg
 
@@ -389,6 +389,10 @@ def test_the_ledger_fits_a_telephone_and_can_be_read(view: Tab, page: Path, sche
     choose(view, id)
     assert view.run("document.documentElement.scrollWidth") <= 375
     assert_readable(view)
+    rows, reopen = view.page.locator(".ledger-list"), view.page.get_by_role("button", name="List of statements")
+    assert (rows.is_visible(), reopen.get_attribute("aria-expanded")) == (False, "false")  # the statement has the screen
+    reopen.click()
+    assert (rows.is_visible(), reopen.get_attribute("aria-expanded")) == (True, "true")
     colour = "document.querySelector('.lines-picture text').getAttribute('fill')"
     before = view.run(colour)
     view.page.keyboard.press("d")
@@ -435,6 +439,20 @@ def test_ticks_are_round_numbers_within_the_axis(
     chart: Tab, low: float, high: float, count: int, log: bool, ticks: list[float]
 ) -> None:
     assert chart.run(f"lines.ticksOf({low}, {high}, {count}, {json.dumps(log)})") == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("y", "axis", "labels"),
+    [
+        ("[0, 4, 9.4]", "{}", ["0", "5", "9.4"]),
+        ("[62, 10, 1]", "{log: true}", ["1", "10", "62"]),
+        ("[-9.4, -4, 0]", "{}", ["−5", "0"]),
+    ],
+)
+def test_an_axis_has_a_tick_at_its_upper_end(chart: Tab, y: str, axis: str, labels: list[str]) -> None:
+    path(chart, f"{{series: [{{name: 'a', x: [0, 1, 2], y: {y}}}], y: {axis}, height: 140}}")
+    ticks = "[...made.element.querySelectorAll('text[text-anchor=end]')].map(each => each.textContent)"
+    assert chart.run(ticks) == labels
 
 
 def path(tab: Tab, options: str) -> str:

@@ -419,6 +419,7 @@ def test_an_exported_page_holds_the_runs_that_are_given(here: Path, capsys: pyte
         (("damaged", "--export", "tour.html"), "damaged"),
         (("--port", "70000"), "--port"),
         (("./absent", "--port", "0"), "'./absent' does not exist"),
+        (("absent", "--port", "0"), "'absent'"),
         (("--token", "short"), "--token: should have 16 or more"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_training_is_seen_while_it_grows_and_a_crash_of_the_server_loses_nothi
         expected = ns.load(tmp_path / "run").tables["layers"]
         tab.page.keyboard.press("s")
         with tab.page.expect_download() as saved:
-            tab.page.get_by_role("button", name="map as CSV").click()
+            tab.page.get_by_role("button", name="map (CSV)").click()
         rows = list(csv.DictReader(io.StringIO(Path(saved.value.path()).read_text(encoding="utf-8"))))
         norms = {(int(row["step"]), int(row["row"].split()[0])): float(row["norm"]) for row in rows}
         assert norms == pytest.approx({(row.step, row.layer): row.norm for row in expected.itertuples()}, rel=1e-6)
@@ -251,10 +251,10 @@ def test_every_quantity_every_save_and_both_themes_can_be_seen(tab: Tab, page: P
     saves: dict[str, Any] = {}
     tab.page.keyboard.press("s")
     for label in (
-        "gpt: Learned scales, map as PNG",
-        "gpt: Learned scales, map as SVG",
-        "gpt: curves as CSV",
-        "gpt: alarms as CSV",
+        "gpt: Learned scales, map (PNG)",
+        "gpt: Learned scales, map (SVG)",
+        "gpt: curves (CSV)",
+        "gpt: alarms (CSV)",
     ):
         with tab.page.expect_download() as saved:
             tab.page.get_by_role("button", name=label, exact=True).click()

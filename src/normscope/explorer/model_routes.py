@@ -52,7 +52,7 @@ class OpenModels:
         from normscope.models import open_model
 
         if number not in self._sessions:
-            run.report(f"opening {self.names[number]}")
+            run.report(f"Opening {self.names[number]}")
             self._sessions[number] = ModelSession(open_model(self.names[number]))
             steps = self._sessions[number].background()
             threading.Thread(target=self._probe, args=(number, steps), name="normscope probes", daemon=True).start()

@@ -57,11 +57,11 @@ class Settings:
 
 def make_app(settings: Settings) -> FastAPI:
     """The application: everything but the socket. ``app.state`` has its ``token``, ``folders``, ``queue`` and ``ending``."""
-    from normscope.models.open import check_model
+    from normscope.models.open import check_found
 
     runs, models = split_sources(settings.sources)
     for model in models:
-        check_model(model)
+        check_found(model)
     folders, queue = Folders(runs), ModelQueue()
     token = _token(settings)
 

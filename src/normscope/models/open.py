@@ -35,6 +35,7 @@ from normscope.transformer.files import model_folder
 _OWN = "builtin:"
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForImageClassification", "Model")
 _ENDS = 1 << 20  # bytes at each end of a file that identify it
+_CANNOT = "cannot open '{}' as a model: "
 _UNUSED = "pooler"  # the sentence vector of an encoder, which nothing here uses
 
 
@@ -160,6 +161,21 @@ def check_model(name: str | Path) -> Path:
     return path
 
 
+def check_found(name: str) -> None:
+    """Refuse also a name that is neither here nor on the hub, which is asked for its configuration; nothing is opened."""
+    if not check_model(name).exists():
+        _configuration(name, name, False)
+
+
+def _configuration(name: str, where: str | Path, trust_remote_code: bool, **file: str) -> tuple[Any, dict[str, Any]]:
+    """The configuration of a model of the ``transformers`` library, and how its files are found."""
+    with library_errors(_CANNOT.format(name)):
+        options = {**model_options(name, where), **file}
+        from transformers import AutoConfig
+
+        return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options), options
+
+
 def _check_files(folder: Path) -> None:
     """Refuse a folder with a FIFO or a link to a device where a library would read a file, and with texts of any size."""
     for file in sorted(folder.iterdir()):
@@ -216,18 +232,13 @@ def _from_library(
     **file: str,
 ) -> Model:
     """A model of the ``transformers`` library; weights as safetensors or GGUF, never by unpickling."""
-    from transformers import AutoConfig
-
     if trust_remote_code and not file:
         warnings.warn(
             f"code that comes with '{name}' is run: it can do everything that you can (trust_remote_code=True)", stacklevel=4
         )
-    what = f"cannot open '{name}' as a model: "
-    with library_errors(what):
-        options = {**model_options(name, where), **file}
-        config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **options)
+    config, options = _configuration(name, where, trust_remote_code, **file)
     kind = _class_for(config)
-    with library_errors(what):
+    with library_errors(_CANNOT.format(name)):
         if not file:
             check_weights(name, where, config, kind.__name__, options)
         plan = planned(name, where, config, str(device), dtype, bool(file))

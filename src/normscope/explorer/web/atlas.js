@@ -42,25 +42,25 @@ export function createAtlas(host, app) {
     const control = element("select", { name, on: { change: (event) => change(event.target.value) } });
     return { control, label: labelled(label, control) };
   };
-  const first = select("model or audit", "a", (value) => update({ a: value }, true));
-  const other = select("beside it", "b", (value) => update({ b: value }, true));
-  const measure = select("measure", "measure", (value) => update({ measure: value }, true));
-  const curve = select("curve", "curve", (value) => update({ curve: value }, true));
+  const first = select("Model or audit", "a", (value) => update({ a: value }, true));
+  const other = select("Beside it", "b", (value) => update({ b: value }, true));
+  const measure = select("Measure", "measure", (value) => update({ measure: value }, true));
+  const curve = select("Curve", "curve", (value) => update({ curve: value }, true));
   const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
   const problem = element("p", { class: "problem", role: "alert", hidden: true });
   const status = element("p", { class: "note", role: "status" }), probed = element("p", { class: "note" });
   const cancel = button("Cancel", () => app.request("/api/cancel", { method: "POST" }).catch(() => {}), { hidden: true });
   const tokens = element("div", { class: "atlas-tokens", role: "group", "aria-label": "Tokens: choose one to follow" });
   const later = button("Also measure interference and subspaces", () => readLater());
-  const promptBox = element("div", {}, labelled("prompt", prompt),
+  const promptBox = element("div", {}, labelled("Prompt", prompt),
     element("div", { class: "controls" }, status, cancel, probed));
   first.control.append(...sources.map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
 
   // The dial
   const level = element("input", { type: "range", name: "noise", min: 0, max: LEVELS.length - 1, step: 1 });
   const levelText = element("output");
-  const parts = select("on the norms of", "parts", (value) => update({ parts: value }));
-  const where = select("in", "at", (value) => update({ at: Number(value) }));
+  const parts = select("On the norms of", "parts", (value) => update({ parts: value }));
+  const where = select("In", "at", (value) => update({ at: Number(value) }));
   const redraw = button("Another draw", () => update({ draw: state.draw + 1 }));
   const onMap = button("Show the heads that change", () => update({ measure: "noise-switched" }, true));
   const noiseWords = element("p", { role: "status" });
@@ -390,27 +390,27 @@ export function createAtlas(host, app) {
       const of = several ? `, ${side.source.name}` : "";
       const { map, maps, journey, next } = side;
       if (map) {
-        add(`layers × heads${of}, PNG`, fileName(side, `${state.measure}.png`), () => map.png());
-        add(`layers × heads${of}, SVG`, fileName(side, `${state.measure}.svg`), () => svgBlob(map.svg()));
-        add(`layers × heads${of}, CSV`, fileName(side, `${state.measure}.csv`), () => map.csv());
-        add(`all measures of heads${of}, CSV`, fileName(side, "heads.csv"), () => headsBlob(side));
+        add(`Layers × heads${of} (PNG)`, fileName(side, `${state.measure}.png`), () => map.png());
+        add(`Layers × heads${of} (SVG)`, fileName(side, `${state.measure}.svg`), () => svgBlob(map.svg()));
+        add(`Layers × heads${of} (CSV)`, fileName(side, `${state.measure}.csv`), () => map.csv());
+        add(`All measures of heads${of} (CSV)`, fileName(side, "heads.csv"), () => headsBlob(side));
       }
       maps.forEach((each, at) => {
         const what = `attention${at ? "-under-noise" : ""}`;
-        add(`attention map${at ? " under noise" : ""}${of}, PNG`, fileName(side, `${what}.png`), () => each.png());
-        add(`attention map${at ? " under noise" : ""}${of}, SVG`, fileName(side, `${what}.svg`), () => svgBlob(each.svg()));
-        add(`attention map${at ? " under noise" : ""}${of}, CSV`, fileName(side, `${what}.csv`), () => each.csv());
+        add(`Attention map${at ? " under noise" : ""}${of} (PNG)`, fileName(side, `${what}.png`), () => each.png());
+        add(`Attention map${at ? " under noise" : ""}${of} (SVG)`, fileName(side, `${what}.svg`), () => svgBlob(each.svg()));
+        add(`Attention map${at ? " under noise" : ""}${of} (CSV)`, fileName(side, `${what}.csv`), () => each.csv());
       });
       if (journey.sphere) {
-        add(`journey${of}, PNG`, fileName(side, "journey.png"), () => journey.sphere.png());
-        add(`journey${of}, SVG`, fileName(side, "journey.svg"), () => svgBlob(journey.sphere.svg()));
+        add(`Journey${of} (PNG)`, fileName(side, "journey.png"), () => journey.sphere.png());
+        add(`Journey${of} (SVG)`, fileName(side, "journey.svg"), () => svgBlob(journey.sphere.svg()));
       }
-      if (journey.rows.length) add(`journey${of}, CSV`, fileName(side, "journey.csv"), () => journey.csv());
-      if (next.rows.length) add(`next tokens${of}, CSV`, fileName(side, "next-tokens.csv"), () => next.csv());
+      if (journey.rows.length) add(`Journey${of} (CSV)`, fileName(side, "journey.csv"), () => journey.csv());
+      if (next.rows.length) add(`Next tokens${of} (CSV)`, fileName(side, "next-tokens.csv"), () => next.csv());
     }
     if (chart && !chartPlace.hidden) {
-      add("curve by layer, SVG", `atlas-${state.curve}.svg`, () => svgBlob(chart.svg()));
-      add("curve by layer, CSV", `atlas-${state.curve}.csv`, () => chart.csv());
+      add("Curve by layer (SVG)", `atlas-${state.curve}.svg`, () => svgBlob(chart.svg()));
+      add("Curve by layer (CSV)", `atlas-${state.curve}.csv`, () => chart.csv());
     }
     return list;
   }

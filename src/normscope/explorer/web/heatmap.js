@@ -26,14 +26,19 @@ export function rampColour(ramp, share) {
   return ramp.length === 1 ? ramp[0] : mixed(ramp[below], ramp[below + 1], place - below);
 }
 
-/** A number with about three significant digits. */
+/** A number with about three significant digits, and minus signs as in formulas. */
 export function shortNumber(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not measured";
-  if (!Number.isFinite(value)) return value > 0 ? "infinite" : "-infinite";
+  if (!Number.isFinite(value)) return value > 0 ? "infinite" : "−infinite";
   const size = Math.abs(value);
   if (size === 0) return "0";
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(2);
-  return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
+  if (size >= 1e5 || size < 1e-3) return withMinus(value.toExponential(2));
+  return withMinus(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
+}
+
+/** The text of a number with "−" for "-". */
+export function withMinus(number) {
+  return String(number).replaceAll("-", "−");
 }
 
 /** Flat values (rows × columns) of nested or flat numbers; what is no number is NaN. */

@@ -10,7 +10,7 @@ const DEFAULTS = { paper: "", verdict: "", text: "", statement: "", position: 0 
 const FAILS = "fails as printed";
 const IN_RANGE = "holds in the tested range";
 const MARKS = { "holds": "✓", [IN_RANGE]: "≈", [FAILS]: "✗", "fails": "✗", "claims nothing here": "–" };
-const COUNTED = { "holds": "confirmed", [IN_RANGE]: "confirmed within the tested range", [FAILS]: "wrong as printed" };
+const COUNTED = { "holds": "hold", [IN_RANGE]: "hold in the tested range", [FAILS]: "fail as printed" };
 const PAPERS = {
   1: "1: Menary et al. 2024, semantic subspaces",
   2: "2: Karagodin et al. 2025, attention dynamics",
@@ -63,20 +63,24 @@ export function createLedger(host, app) {
     values.map((value) => element("option", { value: String(value) }, words(value))));
   const papers = [...new Set(statements.map(({ paper }) => paper))];
   const verdicts = Object.keys(COUNTED).filter((verdict) => statements.some((statement) => statement.verdict === verdict));
-  const paperChoice = choice("all papers", papers, (paper) => PAPERS[paper]);
-  const verdictChoice = choice("all verdicts", verdicts, (verdict) => `${MARKS[verdict]} ${verdict}`);
+  const paperChoice = choice("All papers", papers, (paper) => PAPERS[paper]);
+  const verdictChoice = choice("All verdicts", verdicts, (verdict) => `${MARKS[verdict]} ${verdict}`);
   const search = element("input", { type: "search", placeholder: "words or number", autocomplete: "off" });
   const count = element("p", { class: "note", role: "status" });
   const list = element("ul", {});
   const detail = element("section", { class: "ledger-detail panel", "aria-label": "Statement" });
-  const scroll = element("div", { class: "ledger-list", role: "region", "aria-label": "Statements", tabindex: "0" }, list);
+  const scroll = element("div", { class: "ledger-list", id: "ledger-list", role: "region", "aria-label": "Statements",
+    tabindex: "0" }, list);
+  const reopen = button("List of statements", () => openList(frame.dataset.list === "closed"),
+    { class: "ledger-reopen", "aria-controls": "ledger-list" });
+  const frame = element("div", { class: "ledger" }, element("div", {}, count, reopen, scroll), detail);
   host.append(
     element("h2", {}, "Ledger: published claims, checked"),
     ledger.problem ? element("p", { class: "problem", role: "alert" }, `${ledger.problem}. Below is the packaged run.`) : "",
     element("p", {}, summaryText()),
     element("div", { class: "controls" },
       labelled("Paper", paperChoice), labelled("Verdict", verdictChoice), labelled("Text", search)),
-    element("div", { class: "ledger" }, element("div", {}, count, scroll), detail));
+    frame);
 
   function summaryText() {
     const number = (verdict) => statements.filter((each) => each.verdict === verdict).length;
@@ -105,6 +109,12 @@ export function createLedger(host, app) {
       { class: "ledger-row", "data-statement": each.id, "aria-current": each.id === state.statement ? "true" : null }))));
   }
 
+  /** On a narrow screen, where it stands above the statement, the list is open until a statement is chosen. */
+  function openList(open) {
+    frame.dataset.list = open ? "open" : "closed";
+    reopen.setAttribute("aria-expanded", String(open));
+  }
+
   function update(patch, options) {
     state = { ...state, ...patch };
     app.setState("ledger", stateChanges(state, DEFAULTS), options);
@@ -112,6 +122,7 @@ export function createLedger(host, app) {
 
   function choose(id, { focus = false } = {}) {
     update({ statement: id, position: 0 }, { push: true });
+    openList(false);
     fillList();
     fillDetail();
     list.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
@@ -144,7 +155,7 @@ export function createLedger(host, app) {
     if (link) detail.append(element("p", {}, element("a", { href: labLink(link) }, "Watch it in the sphere lab")));
   }
 
-  /** Which claims are wrong as printed, and where each stops holding. */
+  /** Which claims fail as printed, and where each stops holding. */
   function overview() {
     const refuted = statements.filter((each) => each.verdict === FAILS);
     const open = ({ id, title }) => button(id, () => choose(id, { focus: true }), { "aria-label": `${id} ${title}` });
@@ -153,11 +164,11 @@ export function createLedger(host, app) {
       element("th", { scope: "row" }, open(each), " ", formulaParts(each.title)), element("td", {}, moves(each))));
     const head = ["statement", "what the dial moves, and where the printed claim holds and fails"]
       .map((name) => element("th", { scope: "col" }, name));
-    const table = element("table", {}, element("caption", {}, "Wrong as printed"),
+    const table = element("table", {}, element("caption", {}, "Claims that fail as printed"),
       element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows));
     return [element("h3", { tabindex: "-1" }, "Choose a statement"),
-      element("p", {}, "Every statement has its claim, what was compared, the evidence and the hardest case. Those that are "
-        + "wrong as printed have a correction, and a dial that moves from where the claim holds to where it fails."),
+      element("p", {}, "Every statement has its claim, what was compared, the evidence and the hardest case. Those that "
+        + "fail as printed have a correction, and a dial that moves from where the claim holds to where it fails."),
       element("div", { class: "scroll" }, table)];
   }
 
@@ -296,6 +307,7 @@ export function createLedger(host, app) {
 
   function filter(patch) {
     update(patch);
+    openList(true);
     fillList();
   }
   paperChoice.addEventListener("change", () => filter({ paper: paperChoice.value }));
@@ -307,6 +319,7 @@ export function createLedger(host, app) {
     const next = readState(values, DEFAULTS);
     state = { ...next, position: Math.round(next.position) };
     [paperChoice.value, verdictChoice.value, search.value] = [state.paper, state.verdict, state.text];
+    openList(!byId.has(state.statement));
     fillList();
     fillDetail();
   }
@@ -317,9 +330,9 @@ export function createLedger(host, app) {
     const file = `${shown.id.replaceAll(/[^a-z0-9.]+/gi, "-")}-${name}`;
     const picture = () => chart.svg(`${shown.id} ${shown.title}`);
     return [
-      { label: `${words}, PNG`, make: async () => ({ name: `${file}.png`, blob: await pngOfSvg(picture()) }) },
-      { label: `${words}, SVG`, make: async () => ({ name: `${file}.svg`, blob: svgBlob(picture()) }) },
-      { label: `${words}, CSV`, make: async () => ({ name: `${file}.csv`, blob: name === "dial" ? dialBlob() : chart.csv() }) },
+      { label: `${words} (PNG)`, make: async () => ({ name: `${file}.png`, blob: await pngOfSvg(picture()) }) },
+      { label: `${words} (SVG)`, make: async () => ({ name: `${file}.svg`, blob: svgBlob(picture()) }) },
+      { label: `${words} (CSV)`, make: async () => ({ name: `${file}.csv`, blob: name === "dial" ? dialBlob() : chart.csv() }) },
     ];
   }
 
@@ -343,7 +356,7 @@ export function createLedger(host, app) {
     get saves() {
       const rows = () => matching().map((each) => COLUMNS.map((name) => each[name]));
       const make = async () => ({ name: "ledger.csv", blob: csvBlob(COLUMNS, rows()) });
-      return [{ label: "statements listed, CSV", make }, ...chartSaves("dial", "dial"), ...chartSaves("curves", "picture")];
+      return [{ label: "Statements listed (CSV)", make }, ...chartSaves("dial", "Dial"), ...chartSaves("curves", "Curves")];
     },
   };
 }

@@ -1,6 +1,6 @@
 // A line chart in SVG: axes, legend, marker and tips; redrawn when data, width or theme change. Strips and the ledger use it.
 import { element, svg } from "./dom.js";
-import { shortNumber } from "./heatmap.js";
+import { shortNumber, withMinus } from "./heatmap.js";
 import { formulaParts } from "./math_text.js";
 import { csvBlob } from "./save.js";
 
@@ -10,6 +10,7 @@ const LETTER = 6.2;
 const LETTERS = { "font-size": SIZE, "font-family": FONT };
 export const DASHES = ["", "6 3", "2 2", "9 3 2 3", "12 4", "2 5"];
 const TICK = 4;
+const [APART_X, APART_Y] = [40, 15]; // pixels between the last round tick and one at the upper end
 
 /** At most `count` round numbers within [low, high]; of a logarithmic axis powers of ten, with 2 and 5 where there is room. */
 export function ticksOf(low, high, count, log = false) {
@@ -32,11 +33,18 @@ export function ticksOf(low, high, count, log = false) {
   return ticks;
 }
 
+/** The ticks with one at the largest value shown, where the last of them is further than `apart` pixels away. */
+function withEnd(ticks, { largest, log, ends, place }, apart) {
+  const unit = 10 ** Math.floor(Math.log10(ends[1] - ends[0]) - 2);
+  const end = Number((log ? Number(largest.toPrecision(3)) : Math.round(largest / unit) * unit).toPrecision(12));
+  return ticks.length && Math.abs(place(ticks.at(-1)) - place(end)) < apart ? ticks : [...ticks, end];
+}
+
 /** A tick's number, as short as it can be. */
 function tickText(value) {
   const size = Math.abs(value);
-  if (size && (size >= 1e5 || size < 1e-3)) return Number(value.toPrecision(4)).toExponential();
-  return String(Number(value.toPrecision(6)));
+  if (size && (size >= 1e5 || size < 1e-3)) return withMinus(Number(value.toPrecision(4)).toExponential());
+  return withMinus(Number(value.toPrecision(6)));
 }
 
 /** [low, high] of finite numbers (of positive ones with `log`), widened where all are equal. */
@@ -57,6 +65,7 @@ export function extentOf(lists, log = false) {
 function axisOf(options, lists, from, to, room) {
   const { log = false, domain = null } = options;
   let [low, high] = domain ?? extentOf(lists, log);
+  const largest = Math.max(low, high);
   if (room && !domain) {
     const margin = (log ? Math.log(high / low) : high - low) * room;
     [low, high] = log ? [low * Math.exp(-margin), high * Math.exp(margin)] : [low - margin, high + margin];
@@ -68,7 +77,7 @@ function axisOf(options, lists, from, to, room) {
     return log ? Math.exp(value) : value;
   };
   const ends = [Math.min(low, high), Math.max(low, high)];
-  return { ends, log, at, place: (value) => from + share(value) * (to - from) };
+  return { ends, largest, log, at, place: (value) => from + share(value) * (to - from) };
 }
 
 /** A path through points; a gap where a number is missing, and at most four points for each column of pixels. */
@@ -152,11 +161,11 @@ export function createLines(host, options) {
     const bottom = above + height - 34;
     const rules = settings.rules.map((rule) => rule.y);
     const down = axisOf(y, [...series.map((line) => line.y), rules], bottom, top, 0.05);
-    const yTicks = ticksOf(...down.ends, Math.max(Math.floor((bottom - top) / 34), 2), down.log);
+    const yTicks = withEnd(ticksOf(...down.ends, Math.max(Math.floor((bottom - top) / 34), 2), down.log), down, APART_Y);
     const longest = Math.max(...yTicks.map((tick) => tickY(tick).length), 1);
     const left = Math.max((y.label && !long ? 18 : 4) + longest * LETTER + TICK + 4, settings.left);
     const across = axisOf(x, series.map((line) => line.x), left, Math.max(width - 12, left + 20), 0);
-    const xTicks = ticksOf(...across.ends, Math.max(Math.floor((width - left) / 64), 2), across.log);
+    const xTicks = withEnd(ticksOf(...across.ends, Math.max(Math.floor((width - left) / 64), 2), across.log), across, APART_X);
     const right = Math.max(width - 12, left + 20);
     return { width, height: above + height, long, above, top, bottom, left, right, across, down, xTicks, yTicks };
   }
@@ -188,7 +197,8 @@ export function createLines(host, options) {
     for (const tick of at.xTicks) {
       const x = across.place(tick);
       line(x, bottom, x, bottom + TICK, colours.soft);
-      text(x, bottom + TICK + 12, tickX(tick), colours.ink, { "text-anchor": "middle" });
+      const within = Math.min(x, at.width - 2 - (tickX(tick).length * LETTER) / 2);
+      text(within, bottom + TICK + 12, tickX(tick), colours.ink, { "text-anchor": "middle" });
     }
     line(left, bottom, right, bottom, colours.soft);
     for (const rule of settings.rules) {

@@ -560,13 +560,13 @@ export function createTraining(host, app) {
     const alarms = () => run.alarms.map(alarm => ALARM.map(column => alarm[column]));
     const save = (label, end, make) => ({ label, make: async () => ({ name: end, blob: await make() }) });
     return [
-      save(`${words}, map as PNG`, `${name}.png`, () => charts.heat.png()),
-      save(`${words}, map as SVG`, `${name}.svg`, () => svgBlob(charts.heat.svg())),
-      save(`${words}, map as CSV`, `${name}.csv`, () => csvBlob(["step", "row", map.column], cells())),
-      save(`${words}, chosen layer as PNG`, `${name}-line.png`, () => pngOfSvg(charts.lines.svg())),
-      save(`${words}, chosen layer as CSV`, `${name}-line.csv`, () => csvBlob(["line", "step", map.column], points())),
-      save(`${run.name}: curves as CSV`, `${file}-curves.csv`, () => csvBlob(["step", ...run.curves.keys()], losses())),
-      save(`${run.name}: alarms as CSV`, `${file}-alarms.csv`, () => csvBlob(ALARM, alarms())),
+      save(`${words}, map (PNG)`, `${name}.png`, () => charts.heat.png()),
+      save(`${words}, map (SVG)`, `${name}.svg`, () => svgBlob(charts.heat.svg())),
+      save(`${words}, map (CSV)`, `${name}.csv`, () => csvBlob(["step", "row", map.column], cells())),
+      save(`${words}, chosen layer (PNG)`, `${name}-line.png`, () => pngOfSvg(charts.lines.svg())),
+      save(`${words}, chosen layer (CSV)`, `${name}-line.csv`, () => csvBlob(["line", "step", map.column], points())),
+      save(`${run.name}: curves (CSV)`, `${file}-curves.csv`, () => csvBlob(["step", ...run.curves.keys()], losses())),
+      save(`${run.name}: alarms (CSV)`, `${file}-alarms.csv`, () => csvBlob(ALARM, alarms())),
     ];
   }
 }
