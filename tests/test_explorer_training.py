@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two watched runs with alarms, and a damaged one."""
     place = tmp_path_factory.mktemp("given") / "runs"
     watched_folder(place / "gpt", range(0, 200, 10), alarms=(50, 120))
-    watched_folder(place / "gpt-2", range(0, 100, 10), seed=1)
+    watched_folder(place / "gpt-2", range(0, 100, 10), layers=2, seed=1)
     (place / "broken").mkdir()
     (place / "broken" / "run.json").write_text("{", encoding="utf-8")
     return place
@@ -164,8 +164,9 @@ def test_maps_alarms_and_lines_share_a_cursor(tab: Tab, page: Path) -> None:
     assert box is not None
     tab.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60)
     hovered = tab.run(READOUT)
-    steps = {text.split(" · ")[0] for text in hovered}
-    assert len(steps) == 1 or {"step 90"} & steps  # the second run ends there
+    gpt, gpt_2 = (int(text.removeprefix("step ").split(" · ")[0]) for text in hovered)
+    assert gpt_2 == min(gpt, 90)  # where the second run ends
+    assert 50 < gpt < 190
     assert tab.run("document.querySelectorAll('.training-cursor:not([hidden])').length") == 4  # map and alarms of both runs
     assert (
         tab.run("document.querySelectorAll('.lines-marker').length") == 6
@@ -233,11 +234,19 @@ QUANTITIES = """(() => [...document.querySelectorAll('#training-quantity option'
 
 def test_every_quantity_every_save_and_both_themes_can_be_seen(tab: Tab, page: Path) -> None:
     opened(tab, page)
+    layers = tab.page.locator("#training-row")
+    assert layers.locator("option").all_text_contents() == ["0", "1", "2", "3 (end)"]  # each once, though a run ends at 2
+    layers.select_option("2")
+    assert layers.input_value() == "2"
     names = tab.run(QUANTITIES)
     assert len(names) == 19
+    shown = set[tuple[str, ...]]()
     for name in names:
         tab.page.get_by_label("Quantity").select_option(name)
-        assert len(tab.run(MAPS)) == 2
+        maps = tab.run(MAPS)
+        assert len(maps) == 2
+        shown.add(tuple(maps))
+    assert len(shown) == len(names)
     tab.page.keyboard.press("l")
     saves: dict[str, Any] = {}
     tab.page.keyboard.press("s")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normscope.core.norms import length
 from normscope.core.seeds import stream_seed
+from normscope.core.threads import one_thread
 from normscope.errors import InputError
 from normscope.explorer.atlas_tables import curves, finite, head_grid, head_grids, journey_data
 from normscope.measures import all_measures
@@ -36,6 +37,7 @@ MOST_NOISE = 0.5  # RMS; uniform noise from 1/√3 on makes norms negative
 PARTS = "xqkm"  # of what norm noise is put on: the input of attention, queries, keys, value outputs
 _READINGS = 3  # prompts whose pass is kept
 _MOST_TABLE = 1 << 30  # bytes of a table of embeddings that is kept
+_SMALL = 1 << 28  # parameters of a model for whose short prompts one thread is enough: the page needs a core as well
 _NEXT = 10  # tokens of a next-token distribution
 _NEAREST = 6  # tokens that a head looks for
 _NOUNS = 6  # common nouns that heads are probed with in the background
@@ -135,6 +137,7 @@ class ModelSession:
     def __init__(self, model: Model, seed: int = 0, most_tokens: int = MOST_TOKENS) -> None:
         self.model, self.seed = _fixed(model), seed
         self.most_tokens = min(most_tokens, model.context or most_tokens)
+        self._small = model.parameters <= _SMALL
         self._readings: OrderedDict[str, Reading] = OrderedDict()
         self._nouns: dict[int, list[dict[str, Any]]] = {}
         self._probes: dict[tuple[int, int], dict[str, Any]] = {}
@@ -239,7 +242,8 @@ class ModelSession:
             observer = measure.observer(reading.subject)
             assert observer is not None
             observers.append(observer)
-        observe_pass(reading.subject, observers, lambda layer: check())
+        with one_thread(self._small):
+            observe_pass(reading.subject, observers, lambda layer: check())
         reading.tables = joined([reading.tables, *(observer.tables() for observer in observers)])
 
     def _missing_parts(self) -> dict[str, str]:
@@ -313,9 +317,10 @@ class ModelSession:
             return {"position": place, "text": reading.tokens[place], "missing": _NO_JOURNEY}
         stream = torch.stack([x[place] for x in reading.states])
         logits = stream.new_zeros(0) if reading.logits is None else reading.logits[place]
-        trajectory = trajectory_of(self.model, reading.subject.sample, place, stream, logits)
-        check()
-        mapped = places(self.model, trajectory, "sphere", self.seed)
+        with one_thread(self._small):
+            trajectory = trajectory_of(self.model, reading.subject.sample, place, stream, logits)
+            check()
+            mapped = places(self.model, trajectory, "sphere", self.seed)
         return {
             "position": place,
             "text": reading.tokens[place],
@@ -382,7 +387,8 @@ class ModelSession:
                 weights[layer] = found[0].clone()
 
             observer = norm_noise(disturbance, self.model.normalised_heads, generator, self.model, seen)
-            logits = self.model.forward(reading.subject.sample, observer, Observer(state=lambda layer, x: check()))
+            with one_thread(self._small):
+                logits = self.model.forward(reading.subject.sample, observer, Observer(state=lambda layer, x: check()))
             reading.noisy = (disturbance, draw), {**weights, -1: logits[0].float()}
         return {layer: weights for layer, weights in reading.noisy[1].items() if layer in reading.attention}
 

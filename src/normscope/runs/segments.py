@@ -212,7 +212,7 @@ def _in_sequence(sessions: list[dict[str, pd.DataFrame]]) -> dict[str, pd.DataFr
     for tables in reversed(sessions):
         for name, table in tables.items():
             pieces.setdefault(name, []).insert(0, table[table[ORDER] < end])
-        end = min([end, *(int(table[ORDER].min()) for table in tables.values())])
+        end = min([end, *(int(table[ORDER].min()) for table in tables.values() if len(table))])
     return {name: pd.concat(tables, ignore_index=True) for name, tables in sorted(pieces.items())}
 
 
