@@ -319,11 +319,14 @@ def test_a_start_dragged_by_hand(tab: Tab, address: str) -> None:
     assert box is not None
     host = tab.page.locator(".lab-sphere").first
     host.focus()
-    for key in ("Enter", "Enter", "Shift+ArrowRight", "Shift+ArrowUp", "Escape", "Escape"):
+    tab.page.keyboard.press("Enter")
+    chosen = host.locator("[aria-live]").text_content() or ""
+    for key in ("Enter", "Shift+ArrowRight", "Shift+ArrowUp", "Escape", "Escape"):
         tab.page.keyboard.press(key)
     tab.wait(f"{DONE} && {LINES}[0] !== {json.dumps(before[0])}")
     state = state_of(tab)
     index, _, place = state["moved"].partition(":")
+    assert chosen.startswith(f"Token {index}, ")  # the number of the link and of the table below
     point = [float(value) for value in place.split(",")]
     assert math.hypot(*point) == pytest.approx(1, abs=1e-3)
     states = rows_of(tab, "Hidden states")
@@ -446,6 +449,9 @@ def test_circuits_that_break(tab: Tab, address: str) -> None:
     visit(tab, address, "&".join(f"{name}={value}" for name, value in state.items()), ready=ready)
     assert tab.run("document.querySelector('.circuit').textContent") == values
     assert_readable(tab)
+    tab.page.get_by_role("button", name="Finish").click()  # the last stop leads to the lab
+    tab.wait(f"{DONE} && document.querySelector('.lab-tour').hidden")
+    assert "Wire sphere: r = 1; " in tab.run("document.querySelector('.lab-scale').textContent")
     assert tab.errors == []
 
 

@@ -265,6 +265,10 @@ export function createLab(host, app) {
     saves: [
       { label: "Numbers", make: async () => ({ name: "numbers.csv", blob: csvBlob(["a"], [[1]]) }) },
       { label: "Video", make: async () => { throw new Error("this browser records none"); } },
+      { label: "Film", make: ({ signal, onProgress }) => new Promise((done, fail) => {
+        onProgress(0.25);
+        signal.onabort = () => { shown.push("stopped"); fail(signal.reason); };
+      }) },
     ],
   };
 }
@@ -323,6 +327,29 @@ def test_files_are_saved_from_the_dialog_and_a_failure_is_told_there(tab: Tab, v
     assert Path(download.value.path()).read_bytes() == b"a\r\n1\r\n"
     tab.page.get_by_role("button", name="Video").click()
     tab.page.get_by_text("Video cannot be saved: this browser records none").wait_for()
+    assert tab.errors == []
+
+
+def test_a_long_save_shows_how_far_it_is_and_can_be_stopped(tab: Tab, view: Path) -> None:
+    tab.open(view)
+    tab.run("app.setState('lab', {tokens: 9}, {push: true})")
+    stops = {
+        "the button": lambda: tab.page.get_by_role("button", name="Cancel").click(),
+        "another file": lambda: tab.page.get_by_role("button", name="Video").click(),
+        "the key": lambda: tab.page.keyboard.press("Escape"),
+        "another state": lambda: tab.page.go_back(),
+    }
+    for count, stop in enumerate(stops.values(), 1):
+        if not tab.run("document.getElementById('dialog').open"):
+            tab.page.get_by_role("button", name="Save").click()
+        tab.page.get_by_role("button", name="Film").click()
+        assert tab.run("document.querySelector('#dialog progress').value") == 0.25
+        stop()
+        tab.wait(f"shown.filter(each => each === 'stopped').length === {count}")
+        if count == 1:
+            tab.page.get_by_text("Film: cancelled.").wait_for()
+            assert tab.run("document.activeElement.textContent") == "Film"
+    assert tab.page.get_by_role("dialog").count() == 0
     assert tab.errors == []
 
 

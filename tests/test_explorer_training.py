@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two watched runs with alarms, and a damaged one."""
     place = tmp_path_factory.mktemp("given") / "runs"
     watched_folder(place / "gpt", range(0, 200, 10), alarms=(50, 120))
-    watched_folder(place / "gpt-2", range(0, 100, 10), seed=1)
+    watched_folder(place / "gpt-2", range(0, 100, 10), layers=2, seed=1)
     (place / "broken").mkdir()
     (place / "broken" / "run.json").write_text("{", encoding="utf-8")
     return place
@@ -234,6 +234,10 @@ QUANTITIES = """(() => [...document.querySelectorAll('#training-quantity option'
 
 def test_every_quantity_every_save_and_both_themes_can_be_seen(tab: Tab, page: Path) -> None:
     opened(tab, page)
+    layers = tab.page.locator("#training-row")
+    assert layers.locator("option").all_text_contents() == ["0", "1", "2", "3 (end)"]  # each once, though a run ends at 2
+    layers.select_option("2")
+    assert layers.input_value() == "2"
     names = tab.run(QUANTITIES)
     assert len(names) == 19
     shown = set[tuple[str, ...]]()

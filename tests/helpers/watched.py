@@ -52,11 +52,13 @@ def snapshot(step: int, layers: int = 3, heads: int = 2, seed: int = 0, alarm: s
     return Snapshot(step, tables)
 
 
-def watched_folder(path: Path, steps: Iterable[int], *, resume: bool = False, seed: int = 0, alarms: Any = ()) -> Path:
+def watched_folder(
+    path: Path, steps: Iterable[int], *, layers: int = 3, resume: bool = False, seed: int = 0, alarms: Any = ()
+) -> Path:
     """A run folder of a training that has ended."""
     destination = destination_of(path, resume=resume)
     destination.begin(ABOUT)
     for step in steps:
-        destination.write(snapshot(step, seed=seed, alarm="logits grow" if step in alarms else ""))
+        destination.write(snapshot(step, layers, seed=seed, alarm="logits grow" if step in alarms else ""))
     destination.close()
     return path

@@ -254,8 +254,8 @@ class Sphere {
     schedule(this);
   }
 
-  /** Paint now. */
-  paint() {
+  /** Paint now; what a user points at is not part of a saved picture. */
+  paint(pointed = true) {
     const view = this.#view, [below, above] = this.canvases, ratio = window.devicePixelRatio || 1;
     waiting.delete(this);
     if (!view.width) return;
@@ -268,7 +268,7 @@ class Sphere {
     this.#painter?.paint(view);
     this.#pen.begin(view.width, view.height, ratio);
     if (!this.#painter) paintBatches(this.#pen, view, Object.values(this.#batches));
-    this.#drawTexts(this.#pen);
+    this.#drawTexts(this.#pen, pointed);
     this.#pen.end();
   }
 
@@ -340,7 +340,7 @@ class Sphere {
   nameOf(number) {
     const { part, index } = this.partOf(number);
     if (part.rows) return Object.entries(part.rows(index)).flat().filter(Boolean).join(": ");
-    return this.name?.(index) ?? this.#pointInput.labels?.[index] ?? `Point ${index + 1} of ${this.count}`;
+    return this.name?.(index) ?? this.#pointInput.labels?.[index] ?? `Point ${index}`;
   }
 
   /** What the pointer is over: a part and an index of `pick`, or null. */
@@ -367,10 +367,11 @@ class Sphere {
     this.draw();
   }
 
-  /** The canvases of the picture, lowest first, painted now; they have to be copied before the next frame. */
+  /** The canvases of the picture to be saved, lowest first, painted now; they have to be copied before the next frame. */
   layers() {
     if (!this.#view.width) this.#measure(600, 600);
-    this.paint();
+    this.paint(false);
+    if (this.near || this.chosen >= 0) this.draw();
     return this.#painter ? this.canvases : this.canvases.slice(1);
   }
 
@@ -394,7 +395,7 @@ class Sphere {
     if (!this.#view.width) this.#measure(600, 600);
     const pen = new SvgPen(), { width, height } = this.#view;
     paintBatches(pen, this.#view, Object.values(this.#batches));
-    this.#drawTexts(pen);
+    this.#drawTexts(pen, false);
     return pen.finish(width, height, this.label, this.#colours.paper);
   }
 
@@ -514,8 +515,8 @@ class Sphere {
     tails.changed.shades = true;
   }
 
-  /** Above points and lines: trails of a scene, rings, and texts that do not cover each other. */
-  #drawTexts(pen) {
+  /** Above points and lines: trails of a scene, rings, texts that do not cover each other, and where a user points at. */
+  #drawTexts(pen, pointed) {
     const view = this.#view, spot = this.#spot, { ink, soft, paper } = this.#colours;
     this.#boxes.length = 0;
     if (this.#scene) {
@@ -539,6 +540,7 @@ class Sphere {
       project(view, this.#batches.axes.places, 2 * k + 1, this.#batches.axes.grow, spot);
       this.#write(pen, this.#axes[k], spot[0], spot[1], false, soft);
     }
+    if (!pointed) return;
     if (this.near) this.#ring(pen, this.near.part.at, this.near.index, 9, ink, paper);
     const choice = this.chosen >= 0 ? this.partOf(this.chosen) : null;
     if (!choice) return;

@@ -43,7 +43,9 @@ function addPointer(sphere, signal) {
   }, { passive: false });
   for (const end of ["pointerup", "pointercancel"]) on(end, event => {
     held.delete(event.pointerId);
-    dragged = -1;
+    if (dragged < 0) return;
+    dragged = sphere.chosen = -1;
+    sphere.draw();
   });
   on("pointermove", event => {
     const before = held.get(event.pointerId);

@@ -23,13 +23,14 @@ const root = document.documentElement, names = Object.keys(VIEWS);
 const get = id => document.getElementById(id);
 const views = new Map(), listeners = new Set();
 const screenDark = matchMedia("(prefers-color-scheme: dark)"), calm = matchMedia("(prefers-reduced-motion: reduce)");
-let shown = null;
+let shown = null, making = null;  // the view, and the controller of the file that is being made
 
 const server = data.server && createServer(data.server, text => {
   const box = get("connection");
   if (box.textContent === (text ?? "")) return;
   box.textContent = text ?? "";
   box.hidden = !text;
+  if (!text) guarded(shown, () => views.get(shown)?.reconnected?.());
 });
 const states = createStates(names, names.includes(data.view) ? data.view : names[0], show,
   { lab: simulatedState(data.runs, data.schemes) });
@@ -68,6 +69,7 @@ function show(name, state) {
     get(`tab-${other}`).tabIndex = other === name ? 0 : -1;
     get(`view-${other}`).hidden = other !== name;
   }
+  get("dialog").close();  // was about the state before
   if (shown !== name) views.get(shown)?.hide?.();
   const title = VIEWS[name][0];
   document.title = `${title} – normscope`;
@@ -154,19 +156,33 @@ function openKeys() {
 
 function openSaves() {
   const saves = views.get(shown)?.saves ?? [], status = element("p", { role: "status" });
-  const choose = async save => {
+  const bar = element("progress", { max: 1, "aria-label": "Share that is made" });
+  const work = element("p", { class: "controls", hidden: true }, bar, button("Cancel", () => making.abort()));
+  const choose = async (save, origin) => {
+    making?.abort();
+    const mine = making = new AbortController(), { signal } = mine;
+    const end = text => {
+      if (making !== mine) return;
+      if (work.contains(document.activeElement)) origin.focus();
+      work.hidden = true;
+      status.textContent = text;
+    };
+    bar.removeAttribute("value");
+    work.hidden = false;
     status.textContent = `Making ${save.label}…`;
     try {
-      const { name, blob } = await save.make();
+      const { name, blob } = await save.make({ signal, onProgress: share => { bar.value = share; } });
+      signal.throwIfAborted();
       app.save(name, blob);
-      status.textContent = `Saved ${name}.`;
+      end(`Saved ${name}.`);
     } catch (error) {
-      status.textContent = `${save.label} cannot be saved: ${error.message}`;
+      end(signal.aborted ? `${save.label}: cancelled.` : `${save.label} cannot be saved: ${error.message}`);
     }
   };
+  const offer = save => button(save.label, event => choose(save, event.currentTarget));
   openDialog("Save", saves.length
-    ? element("ul", { class: "saves" }, saves.map(save => element("li", {}, button(save.label, () => choose(save)))))
-    : element("p", {}, "This view has nothing to save yet."), status);
+    ? element("ul", { class: "saves" }, saves.map(save => element("li", {}, offer(save))))
+    : element("p", {}, "This view has nothing to save yet."), status, work);
 }
 
 function start() {
@@ -193,6 +209,7 @@ function start() {
   get("keys").addEventListener("click", openKeys);
   get("save").addEventListener("click", openSaves);
   get("dialog-close").addEventListener("click", () => get("dialog").close());
+  get("dialog").addEventListener("close", () => making?.abort());
   get("skip").addEventListener("click", event => {  // the address belongs to the views' state
     event.preventDefault();
     get(`view-${shown}`).focus();

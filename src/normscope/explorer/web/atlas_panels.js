@@ -60,8 +60,8 @@ export function createHeadPanel(host, { onToken, tip }) {
 /** A token's journey: path over the sphere, and a row for every hidden state. `show(detail, colours)` shows an answer. */
 export function createTokenPanel(host, { tip }) {
   const title = element("h4"), why = element("p", { class: "note" }), caption = element("p", { class: "note" });
-  const place = element("div", { class: "atlas-sphere" }), table = element("div", { class: "scroll atlas-rows" });
-  host.append(title, why, place, caption, table);
+  const place = element("div", { class: "atlas-sphere", hidden: true }), table = element("div", { class: "scroll atlas-rows" });
+  host.append(title, why, element("div", { class: "atlas-journey" }, element("div", {}, place, caption), table));
   let sphere = null, shown = null;
 
   function show(detail, colours) {

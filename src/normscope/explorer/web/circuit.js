@@ -55,7 +55,7 @@ export function noisyNorms(level, draw) {
 
 const percent = share => `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
 const largest = values => values.indexOf(Math.max(...values));
-const keyName = t => `k${"₁₂₃₄₅"[t]}`;
+const keyName = t => `k${"₀₁₂₃₄"[t]}`;
 const SCHEMES = [
   ["Pre-LN", "noise on the norms reaches the logits"],
   ["QKV-Norm", "q and k are normalised after their projections"],
@@ -145,12 +145,12 @@ export function createCircuit(host, { colours, onChange }) {
   }
 
   function showRow({ title, bars, verdict, figure }, now, before) {
-    const [top, first] = [largest(now), largest(before)], shares = now.map((weight, t) => `key ${t + 1} ${percent(weight)}`);
+    const [top, first] = [largest(now), largest(before)], shares = now.map((weight, t) => `key ${t} ${percent(weight)}`);
     bars.setAttribute("aria-label", `${title}: attention weights ${shares.join(", ")}`);
     bars.replaceChildren(...barParts(now, before, colours()));
     figure.dataset.top = String(top);
-    verdict.textContent = top === first ? `The head still selects key ${top + 1}.`
-      : `The circuit has collapsed: the head reads key ${top + 1} instead of key ${first + 1}.`;
+    verdict.textContent = top === first ? `The head still selects key ${top}.`
+      : `The circuit has collapsed: the head reads key ${top} instead of key ${first}.`;
     verdict.classList.toggle("problem", top !== first);
   }
 
@@ -174,7 +174,7 @@ export function createCircuit(host, { colours, onChange }) {
   function table() {
     const { clean, noisy } = weights(), w = logits(CLEAN);
     return csvBlob(["scheme", "key", "logit", "weight", "weight_with_noise"],
-      SCHEMES.flatMap(([title], k) => w.map((logit, t) => [title, t + 1, logit, clean[t], noisy[k][t]])));
+      SCHEMES.flatMap(([title], k) => w.map((logit, t) => [title, t, logit, clean[t], noisy[k][t]])));
   }
 
   const file = (label, end, make) => ({ label, make: async () => ({ name: `normscope-circuit.${end}`, blob: await make() }) });

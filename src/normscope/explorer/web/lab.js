@@ -255,6 +255,14 @@ export function createLab(host, app) {
 
   // The clock
 
+  /** Another time on the page at once, not with the next frame of the screen. */
+  function showNow(t) {
+    drawing = true;  // once is enough
+    player.seek(t);
+    drawing = false;
+    draw();
+  }
+
   function played(playing) {
     bar.setPlaying(playing);
     if (!playing) linkTime();
@@ -344,6 +352,7 @@ export function createLab(host, app) {
     const state = index === null ? { ...before, tour: null } : { ...STOPS[index].state, tour: index + 1 };
     link({ ...cleared, ...state }, options);
     show(app.state("lab"));
+    if (index === null) at.begin.focus();
   }
 
   function show(state) {
@@ -367,8 +376,8 @@ export function createLab(host, app) {
   }
 
   const labFiles = labSaves(() => ({
-    run, player, strips, progress, dim: settings.dim, colours: app.theme.colours,
-    lines: lines(), spheres: spheres.spheres, captions: spheres.captions, show: t => { player.seek(t); draw(); },
+    run, player, strips, dim: settings.dim, colours: app.theme.colours,
+    lines: lines(), spheres: spheres.spheres, captions: spheres.captions, show: showNow,
     about: `n = ${settings.tokens}, d = ${settings.dim}, β = ${settings.beta}, ${settings.start} start, seed ${settings.seed}`,
   }));
   const keys = {

@@ -56,36 +56,35 @@ function pictureSvg({ lines, captions, spheres, strips, colours, heading }) {
   return new XMLSerializer().serializeToString(picture);
 }
 
-/** A video of the whole run, evenly along the time axis; the clock returns to where it was. */
-async function makeVideo({ run, player, spheres, lines, colours, about, show, progress }) {
+/** A video of the whole run, evenly along the time axis; the clock returns to where it was, unless it was moved. */
+async function makeVideo({ run, player, spheres, lines, colours, about, show }, { signal, onProgress }) {
   if (!run.done) throw new Error("the run is still being computed; wait until it has come to its end.");
   player.pause();
-  const before = player.time, frames = Math.max(2, Math.round(VIDEO / player.speed));
+  const before = player.time, { settings } = run, frames = Math.max(2, Math.round(VIDEO / player.speed));
+  let reached = before;
   const timeOf = frame => {
     const t = frame ? player.axis.time(frame / (frames - 1)) : 0;
     return player.whole ? Math.floor(t / player.every + 1e-9) * player.every : t;
   };
-  const layers = sphere => {
-    sphere.paint();
-    return sphere.canvases.slice(sphere.webgl ? 0 : 1);
-  };
   try {
     return await record({
-      frames, colours,
+      frames, colours, signal, onProgress,
       caption: frame => `t = ${timeOf(frame).toFixed(2)}   ${about}`,
-      panels: spheres.map((sphere, k) => ({ title: lines[k].name, layers: () => layers(sphere) })),
-      show: frame => show(timeOf(frame)),
-      onProgress: share => progress(`Recording… ${Math.round(100 * share)} %`),
+      panels: spheres.map((sphere, k) => ({ title: lines[k].name, layers: () => sphere.layers() })),
+      show: frame => {
+        if (run.settings !== settings) throw new Error("what it shows was changed meanwhile.");
+        show(timeOf(frame));
+        reached = player.time;
+      },
     });
   } finally {
-    progress("");
-    show(before);
+    if (run.settings === settings && player.time === reached) show(before);
   }
 }
 
 /**
  * The files of the lab. `get()` returns what it shows: {run, player, lines, captions, spheres, strips, colours, about, dim},
- * with `show(t)` to bring another time onto the page and `progress(text)`.
+ * with `show(t)` to bring another time onto the page at once.
  */
 export function labSaves(get) {
   const svgOf = () => {
@@ -97,12 +96,13 @@ export function labSaves(get) {
     const { run, player, lines, dim } = get(), frames = lines.map(line => frameAt(line.times, line.length, player.time));
     return statesCsv(lines, frames, await Promise.all(frames.map((frame, k) => run.states(k, frame))), dim);
   };
-  const file = (label, ending, make) => ({ label, make: async () => ({ name: `normscope-lab${ending}`, blob: await make() }) });
+  const file = (label, ending, make) =>
+    ({ label, make: async options => ({ name: `normscope-lab${ending}`, blob: await make(options) }) });
   return [
     file("Picture (SVG)", ".svg", () => svgBlob(svgOf())),
     file("Picture (PNG)", ".png", () => pngOfSvg(svgOf())),
     file("Measures of the run (CSV)", ".csv", () => measuresCsv(get().lines)),
     file("Hidden states at this time, all dimensions (CSV)", "-states.csv", statesOf),
-    file("Video of the run (WebM)", ".webm", () => makeVideo(get())),
+    file("Video of the run (WebM)", ".webm", options => makeVideo(get(), options)),
   ];
 }

@@ -37,7 +37,9 @@ export function createSpheres(host, { app, on }) {
     const mark = element("span", { class: "lab-mark", "aria-hidden": "true" }, letter);
     const heading = element("figcaption", {}, mark, select, tools);
     const figure = element("figure", { class: "lab-panel" }, heading, picture, values, note);
-    const sphere = createSphere(picture, { label: `Tokens under scheme ${letter}.`, colours: app.theme.colours, tip: app.tip });
+    const sphere = createSphere(picture, {
+      label: `Tokens under scheme ${letter}.`, colours: app.theme.colours, tip: app.tip, name: index => `Token ${index}`,
+    });
     if (view) sphere.camera = view;
     const panel = { figure, picture, sphere, select, edit, mark, values, note };
     Object.assign(panel, { spot: new Float32Array(0), colours: new Uint8Array(0) });
@@ -71,10 +73,15 @@ export function createSpheres(host, { app, on }) {
     applied = "";
   }
 
-  /** Colours of the norm r, from the smallest to the largest of the run. */
-  function showScale(coloured) {
-    scale.hidden = !coloured || !limits;
+  /** What colours or distances from the centre mean; `wire` is the norm at the wire sphere. */
+  function showScale(shells, wire) {
+    scale.hidden = shells === "none" || !limits;
     if (scale.hidden) return;
+    if (shells === "shell") {
+      const [at, most] = [wire, limits[1]].map(shortNumber);
+      scale.textContent = `Distance from the centre: norm r, logarithmic. Wire sphere: r = ${at}; largest of the run: r = ${most}.`;
+      return;
+    }
     const low = Math.min(limits[0], limits[1] / LEAST_RANGE);
     const step = colour => element("span", { class: "lab-colour", style: { background: colour }, "aria-hidden": "true" });
     const steps = app.theme.colours.steps.map(step);
@@ -82,13 +89,13 @@ export function createSpheres(host, { app, on }) {
   }
 
   /** How norms are shown on all spheres; as a distance, the smallest norm of the run is halfway out on the log scale. */
-  function applyLook(shells) {
-    const wanted = `${shells} ${limits}`;
+  function applyLook(shells, wire) {
+    const wanted = `${shells} ${limits} ${wire}`;
     if (applied === wanted) return;
     applied = wanted;
     const within = limits && shells === "shell" ? [limits[0] ** 2 / limits[1], limits[1]] : limits;
     for (const { sphere } of panels) sphere.setRadius({ show: RADIUS[shells], limits: within });
-    showScale(shells === "colour");
+    showScale(shells, wire);
   }
 
   function paint(panel, k, line, t, look) {
@@ -143,7 +150,7 @@ export function createSpheres(host, { app, on }) {
       limits = high ? [low, high] : null;
     },
     show(series, t, look) {
-      applyLook(look.shells);
+      applyLook(look.shells, series[0].settings.start.radius);
       panels.forEach((panel, k) => {
         if (series[k]?.length) paint(panel, k, series[k], t, look);
       });

@@ -176,9 +176,9 @@ export function createTour(host, { onGo }) {
   const title = element("h2", { tabindex: "-1" }), text = element("p"), formula = element("p", { class: "formula" });
   const measured = element("p", { class: "tour-measured", role: "status" }), question = element("p");
   const back = button("← Previous", () => onGo(current - 1));
-  const next = button("Next →", () => onGo(current + 1), { class: "main" });
+  const next = button("Next →", () => onGo(current + 1 < STOPS.length ? current + 1 : null), { class: "main" });
   const stops = STOPS.map((stop, k) => button(String(k + 1), () => onGo(k), { "aria-label": `Stop ${k + 1}: ${stop.title}` }));
-  const ways = [back, ...stops, next, button("End the tour", () => onGo(null))];
+  const leave = button("End the tour", () => onGo(null)), ways = [back, ...stops, next, leave];
   host.replaceChildren(title, text, formula, measured, question,
     element("nav", { class: "tour-stops", "aria-label": "Stops of the tour" }, ...ways));
 
@@ -197,7 +197,8 @@ export function createTour(host, { onGo }) {
       measured.textContent = "";
       delete host.dataset.measured;
       back.disabled = index === 0;
-      next.disabled = index === STOPS.length - 1;
+      leave.hidden = index === STOPS.length - 1;
+      next.textContent = leave.hidden ? "Finish: to the lab" : "Next →";
       stops.forEach((way, k) => way.setAttribute("aria-current", k === index ? "step" : "false"));
       if (moved) title.focus();
     },

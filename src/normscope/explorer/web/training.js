@@ -18,6 +18,7 @@ const HELP = ["A watched training shows every layer over time, while it runs:", 
 const stepText = step => step.toLocaleString("en-US");
 const severityOf = alarm => (alarm.severity === "notice" ? "notice" : "warning");
 const finite = value => Number.isFinite(value);
+const layerName = row => row.replace(/ \(end\)$/, "");
 
 /** The view in `host`. */
 export function createTraining(host, app) {
@@ -155,8 +156,12 @@ export function createTraining(host, app) {
       [title, [...maps.values()].filter(map => map.table === table).map(map => [map.name, map.title])]);
     quantity.fill(groups.filter(([, options]) => options.length), values.quantity);
     const map = quantityMap(), run = measured().find(each => mapOf(each));
-    const rows = [...new Set(measured().flatMap(each => mapOf(each)?.rows ?? []))];
-    row.fill([["", rows.map(text => [text, text])]], map ? map.rows[run.rowOf(map.name, values.row)] : "");
+    const rows = new Map();  // a layer may be the end of one run and not of another
+    for (const text of measured().flatMap(each => mapOf(each)?.rows ?? [])) {
+      const layer = layerName(text);
+      rows.set(layer, (rows.get(layer) ?? text) === text ? text : layer);
+    }
+    row.fill([["", [...rows]]], map ? layerName(map.rows[run.rowOf(map.name, values.row)]) : "");
     const heads = map?.table === "heads" ? run.heads.get(layerOf(run))?.heads ?? [] : [];
     const word = map?.largest ? "largest of the layer" : "mean of the layer";
     const known = values.head && values.head !== "all" ? [...new Set([...heads, Number(values.head)])] : heads;
