@@ -450,7 +450,7 @@ def test_ticks_are_round_numbers_within_the_axis(
     ],
 )
 def test_an_axis_has_a_tick_at_its_upper_end(chart: Tab, y: str, axis: str, labels: list[str]) -> None:
-    path(chart, f"{{series: [{{name: 'a', x: [0, 1, 2], y: {y}}}], y: {axis}, height: 140}}")
+    path(chart, f"{{series: [{{name: 'a', x: [0, 1, 2], y: {y}}}], y: {axis}, height: 200}}")
     ticks = "[...made.element.querySelectorAll('text[text-anchor=end]')].map(each => each.textContent)"
     assert chart.run(ticks) == labels
 
