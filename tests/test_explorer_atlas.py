@@ -136,17 +136,17 @@ def test_noise_changes_what_it_is_put_on(session: ModelSession) -> None:
     still = session.noise(PROMPT, {"level": 0.0}, -1)
     assert still["lost"] == 0
     assert still["next"]["distance"] == pytest.approx(0, abs=1e-6)
-    loud = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 1}, -1)
-    again = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 1}, -1)
-    other = session.noise(PROMPT, {"level": 0.9, "parts": "qkm", "draw": 2}, -1)
+    loud = session.noise(PROMPT, {"level": 0.5, "parts": "qkm", "draw": 1}, -1)
+    again = session.noise(PROMPT, {"level": 0.5, "parts": "qkm", "draw": 1}, -1)
+    other = session.noise(PROMPT, {"level": 0.5, "parts": "qkm", "draw": 2}, -1)
     assert loud == again != other
     assert loud["next"]["distance"] > 1e-4
     before = {row["token"]: row["before"] for row in loud["next"]["rows"]}
     plain = {row["token"]: row["probability"] for row in session.token(PROMPT, -1)["next"]}
     assert all(before[token] == pytest.approx(value, rel=1e-5) for token, value in plain.items() if token in before)
-    alone = session.noise(PROMPT, {"level": 0.9, "parts": "k", "layer": 2}, -1)
+    alone = session.noise(PROMPT, {"level": 0.5, "parts": "k", "layer": 2}, -1)
     assert max(value for row in alone["moved"][:2] for value in row) == 0  # layers before the noise
-    shown = session.head(PROMPT, 0, 0, {"level": 0.9, "parts": "qk", "draw": 3})
+    shown = session.head(PROMPT, 0, 0, {"level": 0.5, "parts": "qk", "draw": 3})
     assert shown["noisy"] != shown["pattern"]
     assert torch.tensor(shown["noisy"]).sum(-1).numpy() == pytest.approx(1, abs=1e-2)
 
@@ -201,8 +201,10 @@ def test_long_prompts_and_wrong_places_are_refused_in_plain_words(session: Model
         session.head(PROMPT, 0, 2)
     with pytest.raises(InputError, match="tokens 0 to 7"):
         session.token(PROMPT, 8)
-    with pytest.raises(InputError, match="from 0 to 1"):
-        session.noise(PROMPT, {"level": 2.0}, -1)
+    with pytest.raises(InputError, match="heads 0 to 1"):
+        session.words(PROMPT, 0, 2, -1)
+    with pytest.raises(InputError, match=r"from 0 to 0\.5"):
+        session.noise(PROMPT, {"level": 0.58}, -1)
 
 
 def test_a_run_ends_between_layers(session: ModelSession) -> None:
@@ -406,6 +408,10 @@ def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, 
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Layer 1, head 1").wait_for()
     settle(tab)
+    tab.wait("document.getElementById('announcement').textContent.startsWith('Layer 1, head 1')")
+    left, right = (page.get_by_role("region", name=name).bounding_box() for name in ("Layers × heads", "The chosen head"))
+    assert right["y"] == left["y"] < 900  # beside the map, on the screen
+    assert right["x"] > left["x"] + left["width"]
     assert (hash_of(tab)["layer"], hash_of(tab)["head"]) == ("1", "1")
     pattern = torch.tensor([float(row["weight"]) for row in csv_rows(saved(tab, "attention map, CSV"))]).view(8, 8)
     assert pattern.numpy() == pytest.approx(torch.tensor(session.head(PROMPT, 1, 1)["pattern"]).numpy())
@@ -420,7 +426,7 @@ def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, 
     settle(tab)
     assert page.locator("select[name=measure]").input_value() == "top-weight"
     assert page.get_by_role("button", name="token 2: ␣of").get_attribute("aria-pressed") == "true"
-    words = part(tab, "head").get_by_role("table").filter(has_text="looks for")
+    words = part(tab, "head").get_by_role("table").filter(has_text="attends to")
     assert session.words(PROMPT, 1, 1, 2)["rows"][0]["keys"][0].strip() in words.inner_text()
     for name, begins in (("layers × heads, PNG", b"\x89PNG"), ("layers × heads, SVG", b"<svg"), ("journey, PNG", b"\x89PNG"),
                          ("journey, SVG", b"<svg"), ("curve by layer, SVG", b"<svg")):  # fmt: skip
@@ -442,7 +448,7 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
         page.keyboard.press("ArrowRight")
     page.get_by_text("Next token before (outlined) and after noise").wait_for()
     settle(tab)
-    shown = session.noise("the world of the time", {"level": 1.0, "parts": "qkm"}, -1)
+    shown = session.noise("the world of the time", {"level": 0.5, "parts": "qkm"}, -1)
     assert page.get_by_text("no circuit can collapse").is_visible()
     rows = csv_rows(saved(tab, "next tokens, CSV"))
     assert [float(row["after"]) for row in rows] == pytest.approx([row["after"] for row in shown["next"]["rows"]])
@@ -450,9 +456,12 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
     settle(tab)
     page.get_by_role("button", name="Another draw").click()
     settle(tab)
-    assert {name: hash_of(tab)[name] for name in ("noise", "parts", "draw")} == {"noise": "1", "parts": "x", "draw": "1"}
+    assert {name: hash_of(tab)[name] for name in ("noise", "parts", "draw")} == {"noise": "0.5", "parts": "x", "draw": "1"}
     prompt.fill("the" + " of" * 40)
     page.get_by_text("the prompt has 41 tokens, and at most 32 are read").wait_for()
+    settle(tab)
+    assert page.get_by_text("What is shown is still of the prompt “the world of the time”").is_visible()
+    assert sum("422" in text for text in complaints(tab)) == 1  # nothing more is asked about what cannot be read
     prompt.fill("")
     page.get_by_text("The prompt is empty").wait_for()
     settle(tab)
@@ -462,9 +471,32 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
     ] == []  # the browser reports the answer that refuses the prompt
 
 
+def test_a_link_out_of_range_shows_what_is_nearest(tab: Tab, server: str) -> None:
+    view(tab, server, layer=-5, head=99, token=1.5, noise=7, parts="zz", at=77, draw=-1)
+    assert tab.page.get_by_role("heading", name="Layer 0, head 1").is_visible()
+    assert tab.page.get_by_text("Next token before (outlined) and after noise").is_visible()
+    assert tab.page.locator(".problem:visible").count() == 0
+    assert complaints(tab) == []
+
+
+def test_what_no_server_answers_is_asked_again(tab: Tab, server: str) -> None:
+    view(tab, server)
+    tab.page.context.set_offline(True)
+    tab.page.get_by_label("prompt", exact=True).fill("the world of the time")
+    tab.page.locator("#connection:visible").wait_for()
+    settle(tab)
+    assert tab.page.get_by_text(f"What is shown is still of the prompt “{PROMPT}”").is_visible()
+    assert tab.page.locator(".problem:visible").count() == 0  # the frame alone reports it
+    tab.page.context.set_offline(False)
+    tab.page.get_by_role("button", name="token 4: ␣time").wait_for()
+    settle(tab)
+    assert not tab.page.locator("#connection").is_visible()
+    assert not tab.page.get_by_text("What is shown is still").is_visible()
+
+
 def test_two_sides_and_theory(tab: Tab, server: str) -> None:
     view(tab, server, curve="speed")
-    page, beside = tab.page, tab.page.get_by_label("beside it")
+    page, beside = tab.page, tab.page.get_by_label("compare with")
     audit = next(value for value in options(beside) if value.startswith("run:"))
     beside.select_option("theory")
     settle(tab)

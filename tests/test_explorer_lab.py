@@ -138,7 +138,7 @@ def test_looks_change_the_picture(tab: Tab, address: str) -> None:
     tab.settle()
     pictures.add(saved(tab, "SVG"))
     assert len(pictures) == 5
-    tab.page.click("text=Single layers")
+    tab.page.click("text=Discrete layers")
     tab.page.fill("#lab-time", "1")
     tab.wait(DONE)  # a logarithmic axis of one layer
     assert state_of(tab).items() >= {"shells": "colour", "axis": "log", "speeds": "log", "trails": "true"}.items()
@@ -163,7 +163,7 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("beta=hot", "Inverse temperature β: This is a number from 0 to 100."),
+        ("beta=hot", "Inverse temperature β: Enter a number from 0 to 100."),
         ("schemes=nonsense", "There is no scheme named “nonsense”."),
         ("schemes=[1", "The schemes could not be read from the link."),
         ("moved=3:a,b,c", "The tokens moved by hand could not be read"),
@@ -219,7 +219,7 @@ def test_the_clock(tab: Tab, address: str) -> None:
     tab.wait(f"{TIME} > {before} + 0.4")
     assert "Post-LN" in tab.page.get_attribute("[data-strip=cosine]", "aria-valuetext")
     tab.page.select_option("[aria-label='Speed of the clock']", "4")
-    tab.page.click("text=Single layers")
+    tab.page.click("text=Discrete layers")
     tab.wait(f"{DONE} && document.querySelector('.lab-time').textContent.startsWith('layer')")
     tab.page.keyboard.press("Home")
     tab.page.click("[aria-label='One step forwards']")

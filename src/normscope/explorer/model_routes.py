@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from normscope.errors import InputError
 from normscope.explorer.queue import BusyError, CancelledError, ModelQueue, ModelRun
 from normscope.explorer.security import MOST_PROMPT
-from normscope.explorer.session import Check, ModelSession
+from normscope.explorer.session import MOST_NOISE, Check, ModelSession
 
 _IDLE = 1.0  # seconds without a question until the background goes on
 
@@ -22,7 +22,7 @@ _IDLE = 1.0  # seconds without a question until the background goes on
 class NoiseAsked(BaseModel):
     """Relative noise on norms: its RMS, what it is put on, the layer (None for all), and which draw of it."""
 
-    level: float = Field(0.0, ge=0, le=1)
+    level: float = Field(0.0, ge=0, le=MOST_NOISE)
     parts: str = Field("qkm", max_length=4)
     layer: int | None = None
     draw: int = Field(0, ge=0, le=10**6)

@@ -116,13 +116,16 @@ def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][1:])
+    if first["type"] == "json_invalid":
+        return JSONResponse({"detail": "The request is no valid JSON."}, 422)
     problem = str(first["msg"]).removeprefix("Input ").removeprefix("Value error, ")
     return JSONResponse({"detail": f"{name}: {problem}" if name else problem}, 422)
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"detail": f"The server has no such thing ({error.detail})."}, error.status_code)
+    problem = "The server cannot read this" if error.status_code == 400 else "The server has no such thing"
+    return JSONResponse({"detail": f"{problem} ({error.detail})."}, error.status_code)
 
 
 def _add_page(app: FastAPI, models: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ from normscope.models.describe import scheme_text, why_missing
 from normscope.results.conventions import NEAR_ONE_HOT, NOISE
 
 MOST_TOKENS = 128
+MOST_NOISE = 0.5  # RMS; uniform noise from 1/√3 on makes norms negative
 PARTS = "xqkm"  # of what norm noise is put on: the input of attention, queries, keys, value outputs
 _READINGS = 3  # prompts whose pass is kept
 _MOST_TABLE = 1 << 30  # bytes of a table of embeddings that is kept
@@ -283,8 +284,7 @@ class ModelSession:
         if found is None:
             reason = self.lacking.get("attention", "no softmax attention is observed there")
             return {**shown, "missing": f"Layer {layer} has no attention map: {reason}."}
-        if not 0 <= head < len(found.weights):
-            raise InputError(f"head={head}: layer {layer} has heads 0 to {len(found.weights) - 1}")
+        _check_head(found, layer, head)
         noisy = None if noise is None else self._noisy(reading, noise, check).get(layer)
         return {
             **shown,
@@ -303,6 +303,7 @@ class ModelSession:
         reason = self._missing_parts().get("words") or self._no_attention(layer)
         if reason:
             return {"rows": [], "missing": reason}
+        _check_head(reading.attention[layer], layer, head)
         token = int(reading.subject.sample.tokens[0, self._position(reading, position)])
         rows = [self._probe(layer, token, check), *self._nouns.get(layer, [])]
         return {"rows": [_of_head(row, head) for row in rows], "missing": ""}
@@ -393,8 +394,8 @@ class ModelSession:
 
     def _disturbance(self, noise: dict[str, Any]) -> tuple[Disturbance, int]:
         level, parts, layer = float(noise.get("level", 0.0)), str(noise.get("parts", "qkm")), noise.get("layer")
-        if not 0 <= level <= 1:
-            raise InputError(f"level={level:g}: noise is relative, from 0 to 1")
+        if not 0 <= level <= MOST_NOISE:
+            raise InputError(f"level={level:g}: noise is relative, from 0 to {MOST_NOISE:g}, where all norms stay positive")
         if not parts or not set(parts) <= set(PARTS):
             raise InputError(f"parts={parts!r}: noise is put on x (input norms), q, k and m (values)")
         reasons = [reason for part in parts if (reason := self._why_no_noise(part))]
@@ -568,6 +569,11 @@ def _queries(found: LayerWeights, head: int, tokens: Sequence[str]) -> list[dict
         {"key": key, "text": tokens[key] if key < len(tokens) else str(key), "weight": finite(weight), "margin": finite(margin)}
         for key, weight, margin in zip(keys, largest, margins, strict=True)
     ]
+
+
+def _check_head(found: LayerWeights, layer: int, head: int) -> None:
+    if not 0 <= head < len(found.weights):
+        raise InputError(f"head={head}: layer {layer} has heads 0 to {len(found.weights) - 1}")
 
 
 def _share(changed: Tensor, of: Tensor) -> float:

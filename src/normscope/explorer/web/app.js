@@ -30,6 +30,7 @@ const server = data.server && createServer(data.server, text => {
   if (box.textContent === (text ?? "")) return;
   box.textContent = text ?? "";
   box.hidden = !text;
+  if (!text) guarded(shown, () => views.get(shown)?.reconnected?.());
 });
 const states = createStates(names, names.includes(data.view) ? data.view : names[0], show,
   { lab: simulatedState(data.runs, data.schemes) });

@@ -10,12 +10,13 @@ import { csvBlob, svgBlob } from "./save.js";
 
 const PAUSE = 350;  // milliseconds without a key until a prompt is read
 const POLL = 2500;  // milliseconds between two looks at how far the probes of the weights are
-const LEVELS = [0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1];
+const LEVELS = [0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5];  // factors 1 + κ are positive below 1/√3
 const PARTS = { qkm: "queries, keys and values", x: "input norms", q: "queries", k: "keys", m: "values",
   qk: "queries and keys" };
 const PROMPT = "The capital of France is Paris and the capital of Italy is";
 const DEFAULTS = { a: "", b: "", prompt: PROMPT, measure: "top-weight", layer: 0, head: 0, token: -1, curve: "angle", noise: 0,
   parts: "qkm", at: -1, draw: 0 };
+const MOST_DRAW = 10 ** 6;
 const NOTHING = "There is no model and no audit to show. Open a model with “normscope explore package:smollm2”, or audit one "
   + "and open its run folder: “normscope audit MODEL --out runs/mine”, then “normscope explore runs/mine”.";
 const SIDES = ["a", "b"];
@@ -33,7 +34,7 @@ export function createAtlas(host, app) {
     return { show() {}, hide() {}, keys: {}, saves: [] };
   }
   const defaults = { ...DEFAULTS, a: sources[0].id };
-  const sides = {};
+  const sides = {}, pending = new Set(), missed = new Set();  // parts without an answer yet; those that no server answered
   let state = { ...defaults }, run = 0, typing = 0, visible = false, polling = 0, stopped = () => {}, chart = null;
 
   // Controls
@@ -43,7 +44,7 @@ export function createAtlas(host, app) {
     return { control, label: labelled(label, control) };
   };
   const first = select("model or audit", "a", (value) => update({ a: value }, true));
-  const other = select("beside it", "b", (value) => update({ b: value }, true));
+  const other = select("compare with", "b", (value) => update({ b: value }, true));
   const measure = select("measure", "measure", (value) => update({ measure: value }, true));
   const curve = select("curve", "curve", (value) => update({ curve: value }, true));
   const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
@@ -71,26 +72,33 @@ export function createAtlas(host, app) {
   const pairs = Object.fromEntries(["about", "map", "head", "token", "next"].map((name) => [name, pair(name)]));
   const chartPlace = element("div"), chartWords = element("p", { class: "note" });
   const section = (title, ...content) =>
-    element("section", { class: "panel atlas-section", "aria-label": title }, element("h3", {}, title), ...content);
-  const dial = section("Noise on norms",
-    element("div", { class: "controls" }, labelled("RMS of the relative noise", level, levelText), parts.label, where.label,
-      redraw, onMap),
-    noiseWords, pairs.next);
-  host.append(
-    element("h2", { class: "visually-hidden" }, "Model atlas"),
-    element("div", { class: "controls" }, first.label, other.label), promptBox, problem, tokens, pairs.about,
-    element("div", { class: "atlas-watch" },
-      section("Layers × heads", element("div", { class: "controls" }, measure.label, later), pairs.map), dial),
-    section("The chosen head", pairs.head),
-    section("The chosen token", pairs.token),
-    section("Layer by layer, beside theory", element("div", { class: "controls" }, curve.label), chartWords, chartPlace),
-  );
+    element("section", { class: "panel", "aria-label": title }, element("h3", {}, title), ...content);
+  const row = (...content) => element("div", { class: "controls" }, ...content);
+  const panels = {
+    map: section("Layers × heads", row(measure.label, later), pairs.map),
+    head: section("The chosen head", pairs.head),
+    dial: section("Noise on norms",
+      row(labelled("RMS of the relative noise", level, levelText), parts.label, where.label, redraw, onMap), noiseWords),
+    next: section("The next token", pairs.next),
+    token: section("The chosen token", pairs.token),
+    curve: section("Layer by layer, beside theory", row(curve.label), chartWords, chartPlace),
+  };
+  for (const panel of [panels.token, panels.curve]) panel.classList.add("atlas-wide");
+  const grid = element("div", { class: "atlas-panels" }, Object.values(panels));
+  host.append(element("h2", { class: "visually-hidden" }, "Model atlas"), row(first.label, other.label), promptBox, problem, tokens,
+    pairs.about, grid);
 
   const all = () => SIDES.map((side) => sides[side]).filter(Boolean);
   const models = () => all().filter(({ source }) => source.kind === "model");
   const failed = (text) => {
     problem.textContent = text;
     problem.hidden = !text;
+  };
+
+  /** What went wrong with a part. That no server answers is the frame's to report; the part is asked again when one does. */
+  const lost = (error, part) => {
+    if (error.gone) missed.add(part);
+    else failed(`${error.message[0].toUpperCase()}${error.message.slice(1)}${/[.!?]$/.test(error.message) ? "" : "."}`);
   };
 
   /** Change the state, in the address too, and ask for what depends on it. */
@@ -110,7 +118,7 @@ export function createAtlas(host, app) {
       delete sides[name];
       const found = sources.find(({ id }) => id === wanted[name]) ?? (name === "a" ? sources[0] : null);
       if (!found) continue;
-      sides[name] = createSide(app, createSource(app, found), { failed, head: (layer, head) => update({ layer, head }, true),
+      sides[name] = createSide(app, createSource(app, found), { lost, head: chooseHead,
         token: (token) => update({ token }, true) });
       fresh = true;
     }
@@ -118,46 +126,80 @@ export function createAtlas(host, app) {
     return fresh;
   }
 
-  /** Ask for parts in their order, and show them as they come; a newer change takes over. */
-  async function follow(asked) {
+  /** Show a head and say so: on a narrow screen it is below the map, out of sight. */
+  async function chooseHead(layer, head) {
+    await update({ layer, head }, true);
+    const far = panels.head.getBoundingClientRect().top > innerHeight - 80;
+    if (far) panels.head.scrollIntoView({ behavior: app.reducedMotion ? "auto" : "smooth" });
+    app.announce(`Layer ${layer}, head ${head}: see the chosen head.`);
+  }
+
+  /** Read the prompt on all sides; returns those that have. */
+  async function readAll(mine) {
+    const asked = all();
+    status.textContent = models().length ? "Reading the prompt…" : "";
+    cancel.hidden = !models().length;
+    const answers = await Promise.allSettled(asked.map((side) => side.read(state, "read")));
+    if (mine !== run) return [];
+    cancel.hidden = true;
+    status.textContent = "";
+    const error = answers.find(({ reason }) => reason)?.reason;
+    if (error) {
+      lost(error, "read");
+      const shown = models().find(({ data }) => data && data.prompt.text !== state.prompt);
+      status.textContent = shown ? `What is shown is still of the prompt “${shown.data.prompt.text}”.` : "";
+    }
+    for (const side of asked) if (side.data) side.showAbout();
+    return asked.filter((side, at) => answers[at].value);
+  }
+
+  /** Ask for parts in their order, and show them as they come; a newer change takes over, with what is not answered yet. */
+  async function follow(changed) {
     const mine = ++run, began = performance.now(), since = () => ((performance.now() - began) / 1000).toFixed(1);
     host.dataset.settled = "false";
-    if (makeSides()) ORDER.forEach((part) => asked.add(part));
+    for (const part of makeSides() ? ORDER : changed) pending.add(part);
+    const asked = ORDER.filter((part) => pending.has(part));
     showControls();
-    if (!asked.size) return showAll();
+    if (!asked.length) return showAll();
     failed("");
-    if (asked.has("read")) {
-      status.textContent = models().length ? "Reading the prompt…" : "";
-      cancel.hidden = !models().length;
-      try {
-        await Promise.all(all().map((side) => side.read(state, "read")));
-      } catch (error) {
-        if (mine === run) failed(error.message);
-      }
+    missed.clear();
+    let ready = all().filter(({ data }) => data);
+    if (pending.has("read")) {
+      ready = await readAll(mine);
       if (mine !== run) return undefined;
-      cancel.hidden = true;
-      status.textContent = "";
-      for (const side of all()) if (side.data) side.showAbout();
-      showControls();
+      if (!missed.has("read")) {
+        pending.delete("read");
+        if (!ready.length) pending.clear();  // what is shown stays as it is
+      }
     }
-    const ready = all().filter(({ data }) => data);
+    showControls();
     showMaps();
     showChart();
-    for (const part of ORDER.slice(1)) {
-      if (!asked.has(part)) continue;
+    for (const part of ready.length ? asked.filter((each) => each !== "read") : []) {
       await Promise.all(ready.map((side) => side[`ask${part[0].toUpperCase()}${part.slice(1)}`](state)));
       if (mine !== run) return undefined;
+      if (!missed.has(part)) pending.delete(part);
       if (part === "noise") showNoise();
       if (part === "token") {
         for (const side of ready) side.showNext();
         showChart();
       }
-      const all = part === "head" && asked.has("read") && models().some(({ data }) => data);
-      if (all) status.textContent = `Shown after ${since()} s.`;
+      showPanels();
+      const all = part === "head" && asked.includes("read") && ready.some(({ source }) => source.kind === "model");
+      if (all && !status.textContent) status.textContent = `Shown after ${since()} s.`;
     }
     host.dataset.settled = "true";
     poll();
     return undefined;
+  }
+
+  /** Panels without content are hidden; two sides have a column each. */
+  function showPanels() {
+    const shown = all().filter(({ data }) => data);
+    for (const name of ["map", "curve"]) panels[name].hidden = !shown.length;
+    for (const name of ["head", "token", "next"]) panels[name].hidden = !shown.some((side) => side.shows(name));
+    panels.dial.hidden = !shown.some(({ source }) => source.kind === "model");
+    grid.classList.toggle("atlas-beside", all().length < 2);
   }
 
   async function readLater() {
@@ -183,7 +225,7 @@ export function createAtlas(host, app) {
     first.control.value = sides.a?.source.id ?? "";
     const replayed = curveOf(sides.a, state.curve)?.lines.filter(({ kind }) => kind === "scheme") ?? [];
     other.control.replaceChildren(option("", "nothing"), option("theory", "theory for its scheme"),
-      ...replayed.map(({ name }) => option(name, `its updates ${name}`)),
+      ...replayed.map(({ name }) => option(name, `its updates replayed ${name}`)),
       ...sources.filter(({ id }) => id !== sides.a?.source.id).map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
     if (![...other.control.options].some(({ value }) => value === state.b)) other.control.append(option(state.b, state.b));
     other.control.value = state.b;
@@ -203,11 +245,11 @@ export function createAtlas(host, app) {
     prompt.disabled = models().length > 0 && models().every(({ data }) => data && !data.about.reads_text);
     showTokens();
     showDial();
+    showPanels();
   }
 
   function showDial() {
     const noisy = models().find((side) => side.data && side.canBeNoisy());
-    dial.hidden = !models().length;
     const offered = noisy?.data.about.parts ?? "qkm";
     for (const each of parts.control.options) each.disabled = ![...each.value].every((letter) => offered.includes(letter));
     const far = LEVELS.map((value) => Math.abs(value - state.noise));
@@ -341,10 +383,18 @@ export function createAtlas(host, app) {
       const told = message.kind === "queue" ? message.runs.map(({ text }) => text).find(Boolean) : null;
       if (told) status.textContent = `${told}…`;
     });
-    const next = readState(values, defaults);
+    const next = within(readState(values, defaults));
     const changed = Object.keys(defaults).filter((name) => next[name] !== state[name]);
     state = next;
     return follow(new Set(changed.flatMap((name) => ASKS[name])));
+  }
+
+  /** The state of a link within what there is; how many layers, heads and tokens there are is known with the data. */
+  function within(values) {
+    const most = LEVELS.at(-1), whole = (value, least) => Math.max(Math.round(value), least);
+    return { ...values, layer: whole(values.layer, 0), head: whole(values.head, 0), token: Math.round(values.token),
+      noise: Math.min(Math.max(values.noise, 0), most), parts: PARTS[values.parts] ? values.parts : DEFAULTS.parts,
+      at: whole(values.at, -1), draw: Math.min(whole(values.draw, 0), MOST_DRAW) };
   }
 
   function hide() {
@@ -422,5 +472,8 @@ export function createAtlas(host, app) {
     return csvBlob(["layer", "head", ...grids.map(({ name }) => name)], rows);
   }
 
-  return { show, hide, keys, get saves() { return saves(); } };
+  /** The server answers again: what it did not answer is asked once more. */
+  const reconnected = () => pending.size && follow([]);
+
+  return { show, hide, reconnected, keys, get saves() { return saves(); } };
 }

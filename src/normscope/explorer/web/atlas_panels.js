@@ -46,11 +46,11 @@ export function createHeadPanel(host, { onToken, tip }) {
   function showWords(answer) {
     const list = (texts) => (texts ? texts.map((text) => tokenName(text, 14)).join(" · ") : "not defined for this layer");
     const rows = answer.rows.map(({ word, keys, values }) => [tokenName(word), list(keys), list(values)]);
-    const caption = "What it looks for in words";
+    const caption = "What it attends to, in words";
     const note = "The word is the query, as if its embedding entered this layer: the tokens whose keys have the largest q·k, "
       + "and those that the head's output makes most probable when the word attends to itself.";
     words.replaceChildren(...(rows.length
-      ? [tableOf(caption, ["word", "looks for", "its output promotes"], rows), element("p", { class: "note" }, note)]
+      ? [tableOf(caption, ["word", "attends to", "its output promotes"], rows), element("p", { class: "note" }, note)]
       : [element("p", { class: "note" }, answer.missing)]));
   }
 
@@ -60,8 +60,8 @@ export function createHeadPanel(host, { onToken, tip }) {
 /** A token's journey: path over the sphere, and a row for every hidden state. `show(detail, colours)` shows an answer. */
 export function createTokenPanel(host, { tip }) {
   const title = element("h4"), why = element("p", { class: "note" }), caption = element("p", { class: "note" });
-  const place = element("div", { class: "atlas-sphere" }), table = element("div", { class: "scroll atlas-rows" });
-  host.append(title, why, place, caption, table);
+  const place = element("div", { class: "atlas-sphere", hidden: true }), table = element("div", { class: "scroll atlas-rows" });
+  host.append(title, why, element("div", { class: "atlas-journey" }, element("div", {}, place, caption), table));
   let sphere = null, shown = null;
 
   function show(detail, colours) {

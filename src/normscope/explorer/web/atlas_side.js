@@ -32,8 +32,9 @@ export function createSide(app, source, on) {
   let data = null, noise = null, detail = null, followed = null, map = null;
 
   const colours = () => app.theme.colours;
+  const lastLayer = () => (data?.about.layers ?? 1) - 1;
   const place = ({ layer, head }) => ({
-    layer: Math.min(layer, (data?.about.layers ?? 1) - 1),
+    layer: Math.min(layer, lastLayer()),
     head: Math.min(head, Math.max(...(data?.heads ?? []).map(({ values }) => values[0]?.length ?? 1), 1) - 1),
   });
   const position = ({ token }) => {
@@ -41,7 +42,7 @@ export function createSide(app, source, on) {
     return token < 0 ? Math.max(count + token, 0) : Math.min(token, Math.max(count - 1, 0));
   };
   const noiseOf = ({ noise: level, parts, at, draw }) =>
-    (level > 0 && canBeNoisy() ? { level, parts, layer: at < 0 ? null : at, draw } : null);
+    (level > 0 && canBeNoisy() ? { level, parts, layer: at < 0 ? null : Math.min(at, lastLayer()), draw } : null);
   const canBeNoisy = () => source.kind === "model" && !data?.missing.noise;
 
   function showAbout() {
@@ -81,7 +82,8 @@ export function createSide(app, source, on) {
     const plain = (followed?.next ?? []).map(({ text, probability }) => ({ text, before: probability }));
     const after = noise?.next;
     const far = after?.distance ?? null;
-    const told = far === null ? "" : `Half the sum of absolute differences over all tokens: ${shortNumber(far)}.`;
+    const told = far === null ? ""
+      : `Total variation distance of the next-token distribution: ${shortNumber(far)} (0 is unchanged, 1 is disjoint).`;
     const broken = after && far === null ? "Logits became non-finite (NaN/Inf) under this noise." : "";
     const unkept = source.kind === "audit" ? "An audit keeps no next tokens; open the model to see them." : "";
     const noisy = Boolean(after?.rows.length);
@@ -95,17 +97,19 @@ export function createSide(app, source, on) {
     const moved = shares.length ? shares.reduce((sum, value) => sum + value, 0) / shares.length : 0;
     const all = `The top key changes for ${(100 * moved).toPrecision(2)} % of all queries.`;
     const theory = noise.expected === null ? "" : shortNumber(noise.expected);
-    const expected = theory && ` (theory, for noise on each layer's keys alone: ${theory})`;
+    const expected = theory && ` (theory expects ${theory} with noise on the keys of each layer alone)`;
     if (!noise.rows) return `No attention row is near one-hot in this prompt, so that no circuit can collapse. ${all}`;
     return `${noise.lost} of ${noise.rows} near-one-hot rows collapse onto another key${expected}. ${all}`;
   }
 
-  async function guarded(promise, use) {
+  /** Ask about the prompt whose data is shown; a newer question takes the place of an older one. */
+  async function ask(what, question, use, failed = () => {}) {
     try {
-      const answer = await promise;
+      const answer = await source.ask(what, { prompt: data.prompt.text, ...question });
       if (answer) use(answer);
     } catch (error) {
-      on.failed(error.message);
+      failed();
+      on.lost(error, what);
     }
   }
 
@@ -116,21 +120,15 @@ export function createSide(app, source, on) {
   }
 
   async function askNoise(state) {
-    const chosen = noiseOf(state);
-    if (!chosen) noise = null;
-    else {
-      const question = { prompt: state.prompt, token: position(state), noise: chosen };
-      await guarded(source.ask("noise", question), (answer) => { noise = answer; });
-    }
+    const chosen = noiseOf(state), set = (answer) => { noise = answer; };
+    if (chosen) await ask("noise", { token: position(state), noise: chosen }, set, () => set(null));
+    else noise = null;
   }
 
   async function askHead(state) {
     const { layer, head } = place(state);
     if (data.missing.map && source.kind === "model") detail = { missing: data.missing.map };
-    else {
-      const question = { prompt: state.prompt, layer, head, noise: noiseOf(state) };
-      await guarded(source.ask("head", question), (answer) => { detail = answer; });
-    }
+    else await ask("head", { layer, head, noise: noise && noiseOf(state) }, (answer) => { detail = answer; });
     showHead(state);
   }
 
@@ -140,10 +138,10 @@ export function createSide(app, source, on) {
 
   function askWords(state) {
     const { layer, head } = place(state);
-    return guarded(source.ask("words", { prompt: state.prompt, layer, head, token: position(state) }), heads.showWords);
+    return ask("words", { layer, head, token: position(state) }, heads.showWords);
   }
 
-  const askToken = (state) => guarded(source.ask("token", { prompt: state.prompt, token: position(state) }), (answer) => {
+  const askToken = (state) => ask("token", { token: position(state) }, (answer) => {
     followed = answer;
     journey.show(followed, colours());
   });
@@ -155,6 +153,9 @@ export function createSide(app, source, on) {
     showNext();
   }
 
+  /** Whether a part has something to show. */
+  const shows = (part) => Boolean({ head: detail, token: followed, next: followed ?? noise }[part]);
+
   function dispose() {
     source.forget();
     map?.dispose();
@@ -165,7 +166,7 @@ export function createSide(app, source, on) {
 
   return {
     source, cells, read, askNoise, askHead, askWords, askToken, showAbout, showMap, showNext, showHead, redraw, noiseText,
-    dispose, position, canBeNoisy, next, journey,
+    dispose, shows, position, canBeNoisy, next, journey,
     get data() { return data; },
     get noise() { return noise; },
     get map() { return mapPlace.hidden ? null : map; },

@@ -18,7 +18,7 @@ import { createStrips } from "./strips.js";
 import { createTour, STOPS } from "./tour.js";
 
 const PAUSE = 120;  // milliseconds between strips that are drawn while frames come
-const THEORY = "Dotted: theory, the symmetric reduction to one cosine and one norm.";
+const THEORY = "Dotted: theory. From an orthogonal start all tokens share one cosine and one norm: two equations.";
 const unique = list => [...new Set(list.filter(Boolean))];
 
 /** The view in `host`. */
@@ -389,7 +389,7 @@ export function createLab(host, app) {
     ArrowLeft: ["one step back", () => step(-1)],
     Home: ["to the start", restart],
     End: ["to the end", () => scrub(settings.time)],
-    l: ["single layers or flow", toggleLayers],
+    l: ["discrete layers or flow", toggleLayers],
     a: ["add a scheme", addScheme],
     e: ["edit the slots of the next scheme", () => edit(open === null ? 0 : open + 1 < chosen.length ? open + 1 : null)],
     t: ["guided tour, or out of it", () => goTo(stop === null ? 0 : null)],

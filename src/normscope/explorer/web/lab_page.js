@@ -4,8 +4,9 @@ import { shortNumber } from "./heatmap.js";
 
 export const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
 const PLACES = 1000;  // of the clock's slider
-const DRAG = "Drag a token to move the start by hand; drag elsewhere to turn the spheres.";
-const TURN = "At time 0 tokens can be dragged; drag to turn the spheres.";
+const DRAG = "Press Play. Each point is the direction of a token’s hidden state; time is depth. "
+  + "Drag a token to change the start; drag elsewhere to rotate.";
+const TURN = "Drag to rotate the spheres. To move a token, go back to the start.";
 
 /** The parts in `host`, by name; `on`: add(), tour(), undo(), stop(). */
 export function createPage(host, on) {
@@ -48,7 +49,8 @@ export function createBar(at, player, on) {
   const reading = element("output", { class: "number lab-time" });
   const options = SPEEDS.map(value => element("option", { value }, `× ${value}`));
   const speed = element("select", { "aria-label": "Speed of the clock" }, options);
-  const layers = button("Single layers", on.layers, { "aria-pressed": "false" });
+  const layers = button("Discrete layers", on.layers, { "aria-pressed": "false",
+    title: "Whole layers, as in a model, instead of the continuous flow" });
   clock.addEventListener("input", () => on.scrub(player.axis.time(clock.value / PLACES)));
   speed.addEventListener("change", () => on.speed(Number(speed.value)));
   const back = named("‹", () => on.step(-1), "One step back"), forwards = named("›", () => on.step(1), "One step forwards");

@@ -18,7 +18,7 @@ export function createServer({ token }, onConnection) {
     } catch (error) {
       if (error.name === "AbortError") throw error;
       onConnection(GONE);
-      throw new Error(GONE);
+      throw Object.assign(new Error(GONE), { gone: true });
     }
     onConnection(null);
     const content = await answer.json().catch(() => null);
@@ -55,7 +55,7 @@ export function createServer({ token }, onConnection) {
         } else {
           onConnection(null);
           pause = 500;
-          await readEvents(answer.body, onMessage);
+          await readEvents(answer.body, message => { onConnection(null); onMessage(message); });
           onConnection(GONE);
         }
       } catch {
