@@ -252,7 +252,7 @@ def test_edited_slots_change_the_flow_at_once(tab: Tab, address: str) -> None:
     tab.page.select_option("[data-path='attention.output']", "norm")
     tab.wait(f"{DONE} && {VALUES}[0] === {VALUES}[1]")  # Pre-LN with a norm of its outputs is Peri-LN
     assert tab.run(VALUES) == [peri, peri] != [pre, peri]
-    assert "|A_j|" in tab.page.text_content(".lab-editor")  # the speed law follows
+    assert "|Aj|" in tab.page.text_content(".lab-editor")  # the speed law follows
     step = "[data-path='attention.step']"
     tab.page.fill(step, "1/sqrt(layer")
     assert tab.page.get_attribute(step, "aria-invalid") == "true"
