@@ -152,7 +152,8 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
     assert tab.page.get_attribute("#lab-tokens", "aria-invalid") == "true"
     tab.page.fill("#lab-tokens", "16")
     tab.page.select_option("#lab-start", "orthogonal")
-    assert "need a dimension of at least 16" in tab.page.text_content("#lab-start-problem")
+    for place in ("#lab-start-problem", ".lab-main > .problem ~ .problem"):  # beside the control and above the spheres
+        assert "need a dimension of at least 16" in tab.page.text_content(place)
     tab.page.fill("#lab-dim", "16")
     tab.wait(f"{DONE} && document.querySelector('.strips-theory').textContent.startsWith('Dotted')")
     assert tab.page.text_content("#lab-start-problem") == ""
@@ -171,6 +172,7 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
 def test_a_damaged_link_still_shows_a_run(tab: Tab, address: str, state: str, words: str) -> None:
     visit(tab, address, f"tokens=8&{state}")
     assert words in tab.page.text_content(".lab-main > .problem")
+    assert "Defaults are used instead." in tab.page.text_content(".lab-main > .problem")
     assert len(tab.run(VALUES)) == 2
     assert tab.errors == []
 
@@ -250,7 +252,7 @@ def test_edited_slots_change_the_flow_at_once(tab: Tab, address: str) -> None:
     tab.page.select_option("[data-path='attention.output']", "norm")
     tab.wait(f"{DONE} && {VALUES}[0] === {VALUES}[1]")  # Pre-LN with a norm of its outputs is Peri-LN
     assert tab.run(VALUES) == [peri, peri] != [pre, peri]
-    assert "|A_j|" in tab.page.text_content(".lab-editor")  # the speed law follows
+    assert "|Aj|" in tab.page.text_content(".lab-editor")  # the speed law follows
     step = "[data-path='attention.step']"
     tab.page.fill(step, "1/sqrt(layer")
     assert tab.page.get_attribute(step, "aria-invalid") == "true"

@@ -182,8 +182,7 @@ function openSaves() {
   const offer = save => button(save.label, event => choose(save, event.currentTarget));
   openDialog("Save", saves.length
     ? element("ul", { class: "saves" }, saves.map(save => element("li", {}, offer(save))))
-    : element("p", {}, "There is nothing to save here yet. Open a run or a model first, “normscope explore runs/mine” or "
-      + "“normscope explore package:smollm2”, and wait until it is shown."), status, work);
+    : element("p", {}, "This view has nothing to save yet: open a run or a model first."), status, work);
 }
 
 function start() {

@@ -5,6 +5,7 @@ import { button, element, labelled, svg } from "./dom.js";
 import { InputError } from "./errors.js";
 import { schemeToml } from "./files.js";
 import { factRows } from "./law.js";
+import { formulaParts } from "./math_text.js";
 import { svgBlob, svgText } from "./save.js";
 import { CHOICES, LEARNED, NORM_TITLES, PLAIN, SCORE_PARTS, WEIGHTS, parseScheme } from "./slots.js";
 
@@ -335,7 +336,8 @@ export function createEditor(host, { app = null, scheme, schemes, onChange = () 
     if (status.textContent !== words) status.textContent = words;
     results.replaceChildren(
       element("div", { class: "editor-blocks" }, drawBlocks(current).map((block, k) => stageFigure(block, current.stages[k]))),
-      element("dl", { class: "editor-facts" }, rows.map(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])),
+      element("dl", { class: "editor-facts" }, rows.map(([name, text]) =>
+        [element("dt", {}, formulaParts(name)), element("dd", {}, formulaParts(text.replaceAll("P_θj", "P_{θ_j}")))])),
     );
     if (!nameTyped) fileName.value = edited ? `${base}-edited` : base;
   }

@@ -31,7 +31,12 @@ export function createPage(host, on) {
   at.controls.open = !matchMedia("(max-width: 60rem)").matches;
   const top = element("div", { class: "controls" }, at.begin, at.add, at.undo, at.stop, at.progress);
   const main = [top, at.link, at.problem, at.spheres, at.player, at.hint, at.editor, at.strips];
-  at.lab = element("div", { class: "lab" }, element("div", { class: "lab-main" }, ...main), at.controls);
+  const side = element("div", { class: "lab-side" }, at.controls), wide = matchMedia("(min-width: 75rem)");
+  at.lab = element("div", { class: "lab" }, element("div", { class: "lab-main" }, ...main), side);
+  // Beside the spheres, where there is room: what an edited slot changes stays in sight.
+  const placeEditor = () => wide.matches ? side.prepend(at.editor) : at.hint.after(at.editor);
+  wide.addEventListener("change", placeEditor);
+  placeEditor();
   host.replaceChildren(element("h2", { class: "visually-hidden" }, "Sphere lab"), at.tour, at.circuit, at.lab);
   return at;
 }
@@ -48,7 +53,7 @@ export function createBar(at, player, on) {
     title: "Whole layers, as in a model, instead of the continuous flow" });
   clock.addEventListener("input", () => on.scrub(player.axis.time(clock.value / PLACES)));
   speed.addEventListener("change", () => on.speed(Number(speed.value)));
-  const back = named("−1", () => on.step(-1), "One step back"), forwards = named("+1", () => on.step(1), "One step forwards");
+  const back = named("‹", () => on.step(-1), "One step back"), forwards = named("›", () => on.step(1), "One step forwards");
   const start = button("Start", on.restart, { title: "To the start" });
   at.player.replaceChildren(play, start, back, forwards, clock, reading, speed, layers);
 

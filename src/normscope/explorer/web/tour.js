@@ -160,7 +160,7 @@ export const STOPS = [
       + "changes it by some factor 1 + κ. "
       + "If another logit becomes the largest, the head attends to the wrong token: the circuit has collapsed. "
       + "QKV-Norm normalises q, k and v after their projections and removes this noise.",
-    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_t (w_* − w_t)/(|w_*| + |w_t|)",
+    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_{t} (w_* − w_t)/(|w_*| + |w_t|)",
     question: "Turn up the noise beyond the margin and redraw it. At which RMS does another key win in one of ten draws?",
   },
 ];
@@ -179,7 +179,8 @@ export function createTour(host, { onGo }) {
   const next = button("Next →", () => onGo(current + 1 < STOPS.length ? current + 1 : null), { class: "main" });
   const stops = STOPS.map((stop, k) => button(String(k + 1), () => onGo(k), { "aria-label": `Stop ${k + 1}: ${stop.title}` }));
   const leave = button("End the tour", () => onGo(null)), ways = [back, ...stops, next, leave];
-  host.replaceChildren(title, text, formula, measured, question,
+  const beside = element("div", {}, formula, measured, question);
+  host.replaceChildren(title, element("div", { class: "tour-columns" }, text, beside),
     element("nav", { class: "tour-stops", "aria-label": "Stops of the tour" }, ...ways));
 
   return {
