@@ -437,7 +437,7 @@ def test_the_view_shows_heads_and_follows_what_is_chosen(tab: Tab, server: str, 
     settle(tab)
     assert page.locator("select[name=measure]").input_value() == "top-weight"
     assert page.get_by_role("button", name="token 2: ␣of").get_attribute("aria-pressed") == "true"
-    words = part(tab, "head").get_by_role("table").filter(has_text="looks for")
+    words = part(tab, "head").get_by_role("table").filter(has_text="attends to")
     assert session.words(PROMPT, 1, 1, 2)["rows"][0]["keys"][0].strip() in words.inner_text()
     for name, begins in (("layers × heads, PNG", b"\x89PNG"), ("layers × heads, SVG", b"<svg"), ("journey, PNG", b"\x89PNG"),
                          ("journey, SVG", b"<svg"), ("curve by layer, SVG", b"<svg")):  # fmt: skip
@@ -507,7 +507,7 @@ def test_what_no_server_answers_is_asked_again(tab: Tab, server: str) -> None:
 
 def test_two_sides_and_theory(tab: Tab, server: str) -> None:
     view(tab, server, curve="speed")
-    page, beside = tab.page, tab.page.get_by_label("beside it")
+    page, beside = tab.page, tab.page.get_by_label("compare with")
     audit = next(value for value in options(beside) if value.startswith("run:"))
     beside.select_option("theory")
     settle(tab)

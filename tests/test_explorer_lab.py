@@ -138,7 +138,7 @@ def test_looks_change_the_picture(tab: Tab, address: str) -> None:
     tab.settle()
     pictures.add(saved(tab, "SVG"))
     assert len(pictures) == 5
-    tab.page.click("text=Single layers")
+    tab.page.click("text=Discrete layers")
     tab.page.fill("#lab-time", "1")
     tab.wait(DONE)  # a logarithmic axis of one layer
     assert state_of(tab).items() >= {"shells": "colour", "axis": "log", "speeds": "log", "trails": "true"}.items()
@@ -152,7 +152,8 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
     assert tab.page.get_attribute("#lab-tokens", "aria-invalid") == "true"
     tab.page.fill("#lab-tokens", "16")
     tab.page.select_option("#lab-start", "orthogonal")
-    assert "need a dimension of at least 16" in tab.page.text_content("#lab-start-problem")
+    for place in ("#lab-start-problem", ".lab-main > .problem ~ .problem"):  # beside the control and above the spheres
+        assert "need a dimension of at least 16" in tab.page.text_content(place)
     tab.page.fill("#lab-dim", "16")
     tab.wait(f"{DONE} && document.querySelector('.strips-theory').textContent.startsWith('Dotted')")
     assert tab.page.text_content("#lab-start-problem") == ""
@@ -162,7 +163,7 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("beta=hot", "Inverse temperature β: This is a number from 0 to 100."),
+        ("beta=hot", "Inverse temperature β: Enter a number from 0 to 100."),
         ("schemes=nonsense", "There is no scheme named “nonsense”."),
         ("schemes=[1", "The schemes could not be read from the link."),
         ("moved=3:a,b,c", "The tokens moved by hand could not be read"),
@@ -171,6 +172,7 @@ def test_a_wrong_value_is_explained_beside_its_control(tab: Tab, address: str) -
 def test_a_damaged_link_still_shows_a_run(tab: Tab, address: str, state: str, words: str) -> None:
     visit(tab, address, f"tokens=8&{state}")
     assert words in tab.page.text_content(".lab-main > .problem")
+    assert "Defaults are used instead." in tab.page.text_content(".lab-main > .problem")
     assert len(tab.run(VALUES)) == 2
     assert tab.errors == []
 
@@ -217,7 +219,7 @@ def test_the_clock(tab: Tab, address: str) -> None:
     tab.wait(f"{TIME} > {before} + 0.4")
     assert "Post-LN" in tab.page.get_attribute("[data-strip=cosine]", "aria-valuetext")
     tab.page.select_option("[aria-label='Speed of the clock']", "4")
-    tab.page.click("text=Single layers")
+    tab.page.click("text=Discrete layers")
     tab.wait(f"{DONE} && document.querySelector('.lab-time').textContent.startsWith('layer')")
     tab.page.keyboard.press("Home")
     tab.page.click("[aria-label='One step forwards']")
@@ -250,7 +252,7 @@ def test_edited_slots_change_the_flow_at_once(tab: Tab, address: str) -> None:
     tab.page.select_option("[data-path='attention.output']", "norm")
     tab.wait(f"{DONE} && {VALUES}[0] === {VALUES}[1]")  # Pre-LN with a norm of its outputs is Peri-LN
     assert tab.run(VALUES) == [peri, peri] != [pre, peri]
-    assert "|A_j|" in tab.page.text_content(".lab-editor")  # the speed law follows
+    assert "|Aj|" in tab.page.text_content(".lab-editor")  # the speed law follows
     step = "[data-path='attention.step']"
     tab.page.fill(step, "1/sqrt(layer")
     assert tab.page.get_attribute(step, "aria-invalid") == "true"

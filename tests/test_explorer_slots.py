@@ -65,8 +65,9 @@ class Editor:
         return frame.locator(".problem").inner_text()
 
     def fact(self, name: str) -> str:
-        """What stands in a row of the facts below the slots."""
-        return str(self.tab.page.locator(f".editor-facts dt:text-is('{name}') + dd").inner_text())
+        """What stands in a row of the facts below the slots, with "_" before an index."""
+        text = "node => [...node.childNodes].map(part => (part.tagName === 'SUB' ? '_' : '') + part.textContent).join('')"
+        return str(self.tab.page.locator(f".editor-facts dt:text-is('{name}') + dd").evaluate(text))
 
     @property
     def changes(self) -> list[Any]:

@@ -42,7 +42,7 @@ def explore(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the exported file if it exists.")] = False,
     host: Annotated[
-        str, typer.Option(help="The address to listen at. Another than the default lets other machines in, with the token.")
+        str, typer.Option(help="The address to listen on. Any but the default lets other machines in; they need the token.")
     ] = HOST,
     port: Annotated[int, typer.Option(help="The port to listen at; 0 for any that is free.", min=0, max=65535)] = PORT,
     token: Annotated[
@@ -55,8 +55,9 @@ def explore(
     """Explore schemes, models and runs in a browser.
 
     Four views: the sphere lab moves tokens under up to four schemes, whose slots you edit; the model atlas shows every head and
-    token of a model or an audit; training follows a watched run; the ledger has every published claim with its verdict. Serves
-    to browsers on this machine until Ctrl-C, which needs the extra explorer; --export does not.
+    token of a model or an audit; training follows a watched run; the ledger has every published claim with its verdict. The
+    server runs until Ctrl-C and is reachable from this machine only. It needs the extra: pip install 'normscope[explorer]'.
+    --export needs no extra.
     """
     try:
         if export is not None:

@@ -79,7 +79,7 @@ HEAD_MEASURES = (
     HeadMeasure("median-margin", "Median margin", "relative noise",
                 "As the smallest margin, for the median near-one-hot row of the head.",
                 "margins", _column("median_margin"), "log"),
-    HeadMeasure("collapse", "Circuit collapse", "probability of a switch",
+    HeadMeasure("collapse", "Circuit collapse", f"probability of a switch at {100 * NOISE:g} % noise",
                 f"By theory: how likely a near-one-hot row switches its key at {100 * NOISE:g} % RMS noise on key norms.",
                 "collapse", _column("probability", noise=NOISE, definition="loose")),
     HeadMeasure("interference", "Interference", "relative change of logits",
@@ -155,7 +155,8 @@ def curves(tables: Tables) -> list[dict[str, Any]]:
 
     made: list[dict[str, Any]] = []
     curve("angle", "Rotation per layer", "degrees",
-          "The mean angle between the residual stream before and after a layer; other schemes get the model's own updates.",
+          "The mean angle between the residual stream before and after a layer. "
+          "Other schemes replay the model's recorded updates, without retraining.",
           motion, "angle")  # fmt: skip
     curve("speed", "Damping of attention", "s",
           "An update perpendicular to a token rotates it by its length divided by s; theory follows from the norm placement.",

@@ -182,7 +182,7 @@ function openSaves() {
   const offer = save => button(save.label, event => choose(save, event.currentTarget));
   openDialog("Save", saves.length
     ? element("ul", { class: "saves" }, saves.map(save => element("li", {}, offer(save))))
-    : element("p", {}, "This view has nothing to save yet."), status, work);
+    : element("p", {}, "This view has nothing to save yet: open a run or a model first."), status, work);
 }
 
 function start() {

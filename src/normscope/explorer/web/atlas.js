@@ -43,7 +43,7 @@ export function createAtlas(host, app) {
     return { control, label: labelled(label, control) };
   };
   const first = select("model or audit", "a", (value) => update({ a: value }, true));
-  const other = select("beside it", "b", (value) => update({ b: value }, true));
+  const other = select("compare with", "b", (value) => update({ b: value }, true));
   const measure = select("measure", "measure", (value) => update({ measure: value }, true));
   const curve = select("curve", "curve", (value) => update({ curve: value }, true));
   const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
@@ -223,7 +223,7 @@ export function createAtlas(host, app) {
     first.control.value = sides.a?.source.id ?? "";
     const replayed = curveOf(sides.a, state.curve)?.lines.filter(({ kind }) => kind === "scheme") ?? [];
     other.control.replaceChildren(option("", "nothing"), option("theory", "theory for its scheme"),
-      ...replayed.map(({ name }) => option(name, `its updates ${name}`)),
+      ...replayed.map(({ name }) => option(name, `its updates replayed ${name}`)),
       ...sources.filter(({ id }) => id !== sides.a?.source.id).map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
     if (![...other.control.options].some(({ value }) => value === state.b)) other.control.append(option(state.b, state.b));
     other.control.value = state.b;

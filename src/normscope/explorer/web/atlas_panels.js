@@ -46,11 +46,11 @@ export function createHeadPanel(host, { onToken, tip }) {
   function showWords(answer) {
     const list = (texts) => (texts ? texts.map((text) => tokenName(text, 14)).join(" · ") : "not defined for this layer");
     const rows = answer.rows.map(({ word, keys, values }) => [tokenName(word), list(keys), list(values)]);
-    const caption = "What it looks for in words";
+    const caption = "What it attends to, in words";
     const note = "The word is the query, as if its embedding entered this layer: the tokens whose keys have the largest q·k, "
       + "and those that the head's output makes most probable when the word attends to itself.";
     words.replaceChildren(...(rows.length
-      ? [tableOf(caption, ["word", "looks for", "its output promotes"], rows), element("p", { class: "note" }, note)]
+      ? [tableOf(caption, ["word", "attends to", "its output promotes"], rows), element("p", { class: "note" }, note)]
       : [element("p", { class: "note" }, answer.missing)]));
   }
 

@@ -82,7 +82,8 @@ export function createSide(app, source, on) {
     const plain = (followed?.next ?? []).map(({ text, probability }) => ({ text, before: probability }));
     const after = noise?.next;
     const far = after?.distance ?? null;
-    const told = far === null ? "" : `Half the sum of absolute differences over all tokens: ${shortNumber(far)}.`;
+    const told = far === null ? ""
+      : `Total variation distance of the next-token distribution: ${shortNumber(far)} (0 is unchanged, 1 is disjoint).`;
     const broken = after && far === null ? "Logits became non-finite (NaN/Inf) under this noise." : "";
     const unkept = source.kind === "audit" ? "An audit keeps no next tokens; open the model to see them." : "";
     const noisy = Boolean(after?.rows.length);
@@ -96,7 +97,7 @@ export function createSide(app, source, on) {
     const moved = shares.length ? shares.reduce((sum, value) => sum + value, 0) / shares.length : 0;
     const all = `The top key changes for ${(100 * moved).toPrecision(2)} % of all queries.`;
     const theory = noise.expected === null ? "" : shortNumber(noise.expected);
-    const expected = theory && ` (theory, for noise on each layer's keys alone: ${theory})`;
+    const expected = theory && ` (theory expects ${theory} with noise on the keys of each layer alone)`;
     if (!noise.rows) return `No attention row is near one-hot in this prompt, so that no circuit can collapse. ${all}`;
     return `${noise.lost} of ${noise.rows} near-one-hot rows collapse onto another key${expected}. ${all}`;
   }

@@ -134,7 +134,8 @@ export function createCircuit(host, { colours, onChange }) {
     dial.value = String(100 * noise);
     amount.textContent = percent(noise);
     again.disabled = !noise;
-    chance.textContent = `Margin of this row: ${percent(margin(w))}. This noise reaches ±${percent(Math.sqrt(3) * noise)}; `
+    chance.textContent = `Margin of this attention row, below which noise cannot change the top key: ${percent(margin(w))}. `
+      + `This noise reaches ±${percent(Math.sqrt(3) * noise)}; `
       + `the probability that the head selects another key is ${percent(p)} under Pre-LN and 0 % under QKV-Norm.`;
     host.dataset.probability = String(p);
     const angles = ANGLES.map(angle => Math.round(angle * 180 / Math.PI)), sizes = norms.map(norm => norm.toFixed(2));

@@ -4,8 +4,8 @@ import { drawBlocks } from "./drawing.js";
 import { button, element, labelled, svg } from "./dom.js";
 import { InputError } from "./errors.js";
 import { schemeToml } from "./files.js";
-import { VARIABLES } from "./formulas.js";
 import { factRows } from "./law.js";
+import { formulaParts } from "./math_text.js";
 import { svgBlob, svgText } from "./save.js";
 import { CHOICES, LEARNED, NORM_TITLES, PLAIN, SCORE_PARTS, WEIGHTS, parseScheme } from "./slots.js";
 
@@ -17,18 +17,19 @@ const LABELS = {
   input: "input: what the sublayer reads",
   heads: "heads: norms after the projections",
   scores: "scores: how logits become weights",
-  inner: "inner: before the last matrix",
+  inner: "inner: norm before W_O (W_out)",
   gate: "gate: factor before the last matrix",
-  output: "output: what the sublayer computed",
+  output: "output: norm of the sublayer output",
   step: "step: size of the update",
   carry: "carry: weight of the residual",
-  stream: "stream: the sum",
+  stream: "stream: norm after the residual addition",
 };
 const OPTIONS = { tangent: "tangent: part orthogonal to x", sigmoid: "sigmoid of W_G times the input" };
 const FACTOR = "norm with a factor";
 const SCORE_STARTS = { temperature: "log(n)", softcap: "50", sink: "0" };
 const FORMULA_HINT =
-  `A formula knows ${Object.keys(VARIABLES).join(", ")}, numbers, + - * / **, sqrt, exp, log, sin, cos: 1/sqrt(layer).`;
+  "Formulas may use t (0 at the first layer), layer (t + 1), depth (T), alpha, numbers, + - * / **, sqrt, exp, log, sin, cos; "
+  + "for example 1/sqrt(layer).";
 const STAGE_HINT = "This scheme changes with depth. Each stage has slots, a kind of norm and a step of its own.";
 let made = 0;
 
@@ -331,11 +332,12 @@ export function createEditor(host, { app = null, scheme, schemes, onChange = () 
     const rows = factRows(current).filter(([name]) => !about.includes(name));
     undo.disabled = !edited && !waiting.size;
     const waits = waiting.size ? " A control has no usable value yet: the last scheme that could be used keeps running." : "";
-    const words = (edited ? `Edited: differs from ${base}.` : `${base}, as it is named.`) + waits;
+    const words = (edited ? `Edited: differs from ${base}.` : `${base}, unchanged.`) + waits;
     if (status.textContent !== words) status.textContent = words;
     results.replaceChildren(
       element("div", { class: "editor-blocks" }, drawBlocks(current).map((block, k) => stageFigure(block, current.stages[k]))),
-      element("dl", { class: "editor-facts" }, rows.map(([name, text]) => [element("dt", {}, name), element("dd", {}, text)])),
+      element("dl", { class: "editor-facts" }, rows.map(([name, text]) =>
+        [element("dt", {}, formulaParts(name)), element("dd", {}, formulaParts(text.replaceAll("P_θj", "P_{θ_j}")))])),
     );
     if (!nameTyped) fileName.value = edited ? `${base}-edited` : base;
   }

@@ -18,7 +18,7 @@ import { createStrips } from "./strips.js";
 import { createTour, STOPS } from "./tour.js";
 
 const PAUSE = 120;  // milliseconds between strips that are drawn while frames come
-const THEORY = "Dotted: theory, the symmetric reduction to one cosine and one norm.";
+const THEORY = "Dotted: theory. From an orthogonal start all tokens share one cosine and one norm: two equations.";
 const unique = list => [...new Set(list.filter(Boolean))];
 
 /** The view in `host`. */
@@ -90,6 +90,7 @@ export function createLab(host, app) {
     circuit = { noise: Number(state.noise) || 0, draw: Number(state.draw) || 0 };
     player.speed = SPEEDS.includes(Number(state.speed)) ? Number(state.speed) : 1;
     for (const [key, text] of Object.entries(problems)) words.push(`${labelOf(key)}: ${text}`);
+    if (words.length) words.push("Defaults are used instead.");
     at.link.textContent = words.join(" ");
     const [azimuth, elevation, zoom] = (state.camera ?? "").split(",").map(Number);
     if ([azimuth, elevation, zoom].every(Number.isFinite)) spheres.camera = { azimuth, elevation, zoom };
@@ -146,14 +147,15 @@ export function createLab(host, app) {
   /** Run what is set, unless it has been; at the time `t` as soon as it has come so far. */
   function simulate(t) {
     if (STOPS[stop]?.circuit) return;
-    if (Object.keys(conflicts(settings)).length) return progress("");
+    const impossible = Object.values(conflicts(settings));
+    at.problem.textContent = impossible.join(" ");
+    if (impossible.length) return progress("");
     const wanted = runSettings(settings, chosen, moved), key = JSON.stringify(wanted);
     if (key === begun) {
       setClock();
       return player.seek(t);
     }
     begun = key;
-    at.problem.textContent = "";
     host.dataset.run = "computing";
     progress("Computing…");
     setClock(0);
@@ -218,12 +220,13 @@ export function createLab(host, app) {
     if (run.series.length !== chosen.length) return;
     const log = settings.speeds === "log";
     spheres.setLimits(run.series);
-    strips.setData({ series: lines(), duration: settings.time, every: player.every, axis: settings.axis, theory: theoryWords(),
+    const unit = settings.solver === "layers" ? "layer" : "time", theory = theoryWords();
+    strips.setData({ series: lines(), duration: settings.time, every: player.every, axis: settings.axis, unit, theory,
       strips: [
         { key: "cosine", label: "Mean cosine of pairs, γ", least: 0, most: 1 },
         { key: "speed", label: "Mean angular speed", log, ...(log ? {} : { least: 0 }) },
         { key: "radius", label: "Mean residual norm r", least: 0 },
-        { key: "clusters", label: "Clusters", log: true, steps: true, least: 1, most: 2 },
+        { key: "clusters", label: "Clusters within 2.6°, single tokens included", log: true, steps: true, least: 1, most: 2 },
       ] });
   }
 
@@ -386,7 +389,7 @@ export function createLab(host, app) {
     ArrowLeft: ["one step back", () => step(-1)],
     Home: ["to the start", restart],
     End: ["to the end", () => scrub(settings.time)],
-    l: ["single layers or flow", toggleLayers],
+    l: ["discrete layers or flow", toggleLayers],
     a: ["add a scheme", addScheme],
     e: ["edit the slots of the next scheme", () => edit(open === null ? 0 : open + 1 < chosen.length ? open + 1 : null)],
     t: ["guided tour, or out of it", () => goTo(stop === null ? 0 : null)],

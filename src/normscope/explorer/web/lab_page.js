@@ -4,8 +4,9 @@ import { shortNumber } from "./heatmap.js";
 
 export const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
 const PLACES = 1000;  // of the clock's slider
-const DRAG = "Drag a token to move the start by hand; drag elsewhere to turn the spheres.";
-const TURN = "At time 0 tokens can be dragged; drag to turn the spheres.";
+const DRAG = "Press Play. Each point is the direction of a token’s hidden state; time is depth. "
+  + "Drag a token to change the start; drag elsewhere to rotate.";
+const TURN = "Drag to rotate the spheres. To move a token, go back to the start.";
 
 /** The parts in `host`, by name; `on`: add(), tour(), undo(), stop(). */
 export function createPage(host, on) {
@@ -30,7 +31,12 @@ export function createPage(host, on) {
   at.controls.open = !matchMedia("(max-width: 60rem)").matches;
   const top = element("div", { class: "controls" }, at.begin, at.add, at.undo, at.stop, at.progress);
   const main = [top, at.link, at.problem, at.spheres, at.player, at.hint, at.editor, at.strips];
-  at.lab = element("div", { class: "lab" }, element("div", { class: "lab-main" }, ...main), at.controls);
+  const side = element("div", { class: "lab-side" }, at.controls), wide = matchMedia("(min-width: 75rem)");
+  at.lab = element("div", { class: "lab" }, element("div", { class: "lab-main" }, ...main), side);
+  // Beside the spheres, where there is room: what an edited slot changes stays in sight.
+  const placeEditor = () => wide.matches ? side.prepend(at.editor) : at.hint.after(at.editor);
+  wide.addEventListener("change", placeEditor);
+  placeEditor();
   host.replaceChildren(element("h2", { class: "visually-hidden" }, "Sphere lab"), at.tour, at.circuit, at.lab);
   return at;
 }
@@ -43,10 +49,11 @@ export function createBar(at, player, on) {
   const reading = element("output", { class: "number lab-time" });
   const options = SPEEDS.map(value => element("option", { value }, `× ${value}`));
   const speed = element("select", { "aria-label": "Speed of the clock" }, options);
-  const layers = button("Single layers", on.layers, { "aria-pressed": "false" });
+  const layers = button("Discrete layers", on.layers, { "aria-pressed": "false",
+    title: "Whole layers, as in a model, instead of the continuous flow" });
   clock.addEventListener("input", () => on.scrub(player.axis.time(clock.value / PLACES)));
   speed.addEventListener("change", () => on.speed(Number(speed.value)));
-  const back = named("−1", () => on.step(-1), "One step back"), forwards = named("+1", () => on.step(1), "One step forwards");
+  const back = named("‹", () => on.step(-1), "One step back"), forwards = named("›", () => on.step(1), "One step forwards");
   const start = button("Start", on.restart, { title: "To the start" });
   at.player.replaceChildren(play, start, back, forwards, clock, reading, speed, layers);
 

@@ -10,7 +10,7 @@ export const CONTROLS = [
   { key: "dim", group: "Tokens", label: "Dimension d", initial: 3, min: 2, max: 512, whole: true },
   { key: "start", group: "Tokens", label: "Start", initial: "uniform", options: {
     uniform: "uniform on the sphere", gaussian: "Gaussian, radii vary", orthogonal: "orthogonal", cone: "in a cone" } },
-  { key: "delta", group: "Tokens", label: "Cone: cosines at least 1 − δ, δ", initial: 0.1, min: 1e-6, max: 1,
+  { key: "delta", group: "Tokens", label: "Cone width δ (cosines ≥ 1 − δ)", initial: 0.1, min: 1e-6, max: 1,
     when: settings => settings.start === "cone" },
   { key: "radius", group: "Tokens", label: "Initial norm r₀", initial: 1, min: 0.01, max: 1000 },
   { key: "seed", group: "Tokens", label: "Seed", initial: 0, min: 0, max: 2 ** 31 - 1, whole: true },
@@ -22,12 +22,13 @@ export const CONTROLS = [
   { key: "causal", group: "Attention", label: "Causal mask", initial: false },
   { key: "feedforward", group: "Block", label: "Random feed-forward layer", initial: false },
   { key: "norm", group: "Block", label: "Kind of norm", initial: "scheme", options: {
-    scheme: "as the scheme has it", rms: "RMSNorm", layer: "LayerNorm" } },
+    scheme: "each scheme’s own", rms: "RMSNorm", layer: "LayerNorm" } },
   { key: "solver", group: "Motion", label: "Motion", initial: "rk4", options: {
-    rk4: "flow, Runge–Kutta 4", midpoint: "flow, midpoint", euler: "flow, Euler", layers: "single layers" } },
+    rk4: "continuous flow, RK4", midpoint: "continuous flow, midpoint", euler: "continuous flow, Euler",
+    layers: "discrete layers" } },
   { key: "step", group: "Motion", label: "Step of the solver", initial: 0.05, min: 0.001, max: 1,
     when: settings => settings.solver !== "layers" },
-  { key: "time", group: "Motion", label: "Last time T (layers)", initial: 12, min: 1, max: 2000 },
+  { key: "time", group: "Motion", label: "Depth T (layers)", initial: 12, min: 1, max: 2000 },
 ];
 
 /** How the run is looked at; also part of a link. */
@@ -65,7 +66,7 @@ export function parseControl(control, given) {
   const value = typeof given === "number" ? given : String(given).trim() === "" ? NaN : Number(given);
   const kind = control.whole ? "a whole number" : "a number";
   if (!(value >= control.min && value <= control.max) || (control.whole && !Number.isInteger(value))) {
-    throw new Error(`This is ${kind} from ${control.min} to ${control.max}.`);
+    throw new Error(`Enter ${kind} from ${control.min} to ${control.max}.`);
   }
   return value;
 }
@@ -89,7 +90,7 @@ export function readSettings(state) {
 export function conflicts(settings) {
   const { tokens, dim, start, weights, heads, norm } = settings;
   if (start === "orthogonal" && tokens > dim) {
-    return { start: `${tokens} orthogonal tokens need a dimension of at least ${tokens}.` };
+    return { start: `${tokens} orthogonal tokens need a dimension of at least ${tokens}: raise d, or lower n to ${dim}.` };
   }
   if (weights !== "identity" && dim % heads) return { heads: `${heads} heads do not divide a dimension of ${dim}.` };
   if (norm === "layer" && dim < 3) return { norm: "LayerNorm needs at least 3 dimensions." };
@@ -187,7 +188,7 @@ export function runSettings(settings, chosen, moved) {
 
 /** Why the symmetric reduction says nothing about a run; empty where it does. */
 export function noTheory({ start }) {
-  if (start.kind !== "orthogonal") return "the symmetric reduction needs an orthogonal start.";
+  if (start.kind !== "orthogonal") return "theory needs an orthogonal start; set Start to orthogonal and d to at least n.";
   if (Object.keys(start.moved).length) return "the symmetric reduction needs an orthogonal start; tokens were moved by hand.";
   return "";
 }

@@ -88,12 +88,12 @@ export function createSpheres(host, { app, on }) {
     scale.replaceChildren(`Norm r, logarithmic: ${shortNumber(low)} `, ...steps, ` ${shortNumber(limits[1])}`);
   }
 
-  /** How norms are shown on all spheres; as a distance, the smallest norm of the run is halfway out on the log scale. */
+  /** How norms are shown on all spheres; as a distance, the smallest norm of the run is two thirds out on the log scale. */
   function applyLook(shells, wire) {
     const wanted = `${shells} ${limits} ${wire}`;
     if (applied === wanted) return;
     applied = wanted;
-    const within = limits && shells === "shell" ? [limits[0] ** 2 / limits[1], limits[1]] : limits;
+    const within = limits && shells === "shell" ? [limits[0] ** 3 / limits[1] ** 2, limits[1]] : limits;
     for (const { sphere } of panels) sphere.setRadius({ show: RADIUS[shells], limits: within });
     showScale(shells, wire);
   }
@@ -175,9 +175,15 @@ function tokenRows({ line, frame }, index) {
 }
 
 function numbersAt(line, frame, t) {
-  const within = Math.min(t, line.times[line.length - 1]), clusters = line.values.clusters[frame];
+  const within = Math.min(t, line.times[line.length - 1]);
   const number = key => shortNumber(valueAt(line.times, line.values[key], line.length, within));
-  const counted = clusters === 1 ? "1 cluster" : `${clusters} clusters`;
+  const sizes = new Uint16Array(line.tokens);
+  for (let i = frame * line.tokens; i < (frame + 1) * line.tokens; i++) sizes[line.labels[i]] += 1;
+  const count = (those, name) => {
+    const found = sizes.filter(those).length;
+    return found ? [`${found} ${name}${found === 1 ? "" : "s"}`] : [];
+  };
+  const counted = [...count(size => size > 1, "cluster"), ...count(size => size === 1, "single token")].join(", ");
   return `cosine ${number("cosine")} · speed ${number("speed")} · norm r ${number("radius")} · ${counted}`;
 }
 

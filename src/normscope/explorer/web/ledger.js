@@ -16,7 +16,7 @@ const PAPERS = {
   2: "2: Karagodin et al. 2025, attention dynamics",
   3: "3: Molina 2023, traveling words",
 };
-const RELATIONS = { "=": "is to equal", "≤": "is to be at most", "≥": "is to be at least", "±": "is to have the sign of" };
+const RELATIONS = { "=": "must equal", "≤": "must be at most", "≥": "must be at least", "±": "must have the same sign as" };
 const ORIGINS = { edge: "at edges of the hypotheses", random: "random", search: "searched", simpler: "simplified" };
 const COLUMNS = ["id", "paper", "title", "verdict", "cases", "checks", "margin", "deviation", "claim", "tested", "limit",
   "remark", "worst_case", "worst_case_margin", "corrected", "why", "corrected_margin"];
@@ -173,7 +173,7 @@ export function createLedger(host, app) {
       ["compared", shown.tested],
       ["finite test", shown.limit],
       ["evidence", `${shown.cases} cases (${origins.join(", ")}), ${shown.checks.toLocaleString("en")} numbers compared; `
-        + `${shown.deviation}; slack ${shortNumber(shown.margin)}`],
+        + `${shown.deviation}; slack ${shortNumber(shown.margin)} (1 is exact, 0 the limit, below 0 a counterexample)`],
       [shown.verdict === FAILS ? "counterexample" : "hardest case", shown.worst_case],
       ["remark", shown.remark],
     ];
@@ -210,7 +210,7 @@ export function createLedger(host, app) {
     const output = element("output", { for: "ledger-dial" });
     const numbers = element("tbody", {});
     const link = dial.simulations ? element("a", {}, "Watch this position in the sphere lab") : null;
-    const relation = dial.relation === "≈" ? `is to be within a factor of ${dial.tolerance} of` : RELATIONS[dial.relation];
+    const relation = dial.relation === "≈" ? `must be within a factor of ${dial.tolerance} of` : RELATIONS[dial.relation];
     const many = dial.checks === 1 ? "" : ` Of the ${dial.checks} numbers compared the one that is furthest off at the end is `
       + "shown; the verdict is over all of them.";
     const host = element("div", {});
@@ -231,7 +231,7 @@ export function createLedger(host, app) {
         element("caption", { class: "visually-hidden" }, "Numbers at this position of the dial"),
         element("thead", {}, element("tr", {}, ["", formulaParts(dial.quantity), "verdict"]
           .map((words) => element("th", { scope: "col" }, words)))), numbers),
-      element("p", { class: "note" }, `Measured ${relation} the claim.${many} The rest of the case: ${dial.case}.`),
+      element("p", { class: "note" }, `The measured value ${relation} the claim.${many} The other settings: ${dial.case}.`),
       link && element("p", {}, link),
       element("figure", {}, host, element("figcaption", {}, formulaParts(dial.caption))));
     detail.append(box);

@@ -34,14 +34,23 @@ function stairs(times, values) {
   return [x, y];
 }
 
+/** The next round number from `high` on, so that there is a tick at the upper end of an axis. */
+function roundUp(high, log) {
+  if (!(high > 0)) return high;
+  const power = 10 ** Math.floor(Math.log10(high)), whole = size => Math.ceil(high / size - 1e-9);
+  if (log) return power * (whole(power) > 1 ? 10 : 1);
+  const step = [0.1, 0.2, 0.5, 1, 2, 5].map(size => size * power).find(size => whole(size) <= 3);
+  return step * whole(step);
+}
+
 /**
  * Strips in `host`; options: `colours()` of the theme, `tip`, `onScrub(t)`, `onStep(count)`.
- * `setData({strips, series, duration, every, axis, theory})`: strips `[{key, label, log?, steps?, least?, most?}]`; series
- * `[{name, colour, times, length, values: {key: array}, theory: {times, key: array}|null}]`; axis "linear" or "log"; theory:
- * what the theory curve is, or why it is missing.
+ * `setData({strips, series, duration, every, axis, unit, theory})`: strips `[{key, label, log?, steps?, least?, most?}]`; series
+ * `[{name, colour, times, length, values: {key: array}, theory: {times, key: array}|null}]`; axis "linear" or "log"; unit
+ * "time" or "layer"; theory: what the theory curve is, or why it is missing.
  */
 export function createStrips(host, { colours, tip, onScrub, onStep }) {
-  let data = { strips: [], series: [], duration: 1, every: 1, axis: "linear", theory: "" }, charts = [], time = 0;
+  let data = { strips: [], series: [], duration: 1, every: 1, axis: "linear", unit: "time", theory: "" }, charts = [], time = 0;
   const grid = element("div", { class: "strips" }), note = element("p", { class: "note strips-theory" });
   const head = element("tr"), body = element("tbody");
   const table = element("details", {}, element("summary", {}, "Numbers as a table"),
@@ -79,8 +88,8 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
 
   function domainOf(strip, series) {
     const [low, high] = extentOf(series.map(line => line.y), strip.log);
-    if (strip.log) return [Math.max(Math.min(low, strip.least ?? low), high * FLOOR), Math.max(high, strip.most ?? high)];
-    return [Math.min(low, strip.least ?? low), Math.max(high, strip.most ?? high)];
+    const most = roundUp(Math.max(high, strip.most ?? high), strip.log), least = Math.min(low, strip.least ?? low);
+    return [strip.log ? Math.max(least, high * FLOOR) : least, most];
   }
 
   function axisFrom() {
@@ -102,7 +111,7 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       const strip = data.strips[k], series = linesOf(strip);
       const first = axisFrom();
       slider.setAttribute("aria-valuemax", String(data.duration));
-      const x = { label: "time", log: data.axis === "log", domain: [first, data.duration] };
+      const x = { label: data.unit, log: data.axis === "log", domain: [first, data.duration] };
       const y = { log: strip.log, domain: domainOf(strip, series) };
       lines.set({ series, x, y, colours: colours(), label: strip.label, marker: Math.max(first, time) });
     });
@@ -120,7 +129,7 @@ export function createStrips(host, { colours, tip, onScrub, onStep }) {
       slider.setAttribute("aria-valuenow", String(Number(time.toPrecision(6))));
       if (slider === document.activeElement || !slider.hasAttribute("aria-valuetext")) {
         const values = rowsAt(data.strips[k]).map(([name, value]) => `${name} ${shortNumber(value)}`);
-        slider.setAttribute("aria-valuetext", [`time ${shortNumber(time)}`, ...values].join(", "));
+        slider.setAttribute("aria-valuetext", [`${data.unit} ${shortNumber(time)}`, ...values].join(", "));
       }
     });
   }

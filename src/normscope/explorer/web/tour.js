@@ -46,7 +46,7 @@ function lastSpeeds([post, , pre, peri]) {
   const exponential = speedSlope(post, 6, 14, k => post.times[k]);
   const power = speedSlope(pre, end / 3, end, k => Math.log(pre.values.radius[k]));
   const text = `Measured here: under Post-LN ln |θ̇| falls by ${words(-exponential)} per unit of time; `
-    + `under Pre-LN the speed is proportional to 1/r to the power ${words(-power)}, and r grows as t. `
+    + `under Pre-LN it falls as r to the power −${words(-power)}, and r grows as t. `
     + `At t = ${words(end)} Pre-LN is ${words(speeds[1] / speeds[0])} times as fast as Post-LN.`;
   return { text, values: { exponential, power, speeds } };
 }
@@ -55,7 +55,7 @@ function collapseTimes(lines) {
   const times = lines.map(line => timeOfCosine(line, 0.9)), clusters = lines.map(line => line.values.clusters[line.length - 1]);
   const [post, pre] = times.map((t, k) => Number.isNaN(t) ? `not before t = ${words(last(lines[k]))}` : `at t = ${words(t)}`);
   const text = `The mean cosine reaches 0.9 ${post} under Post-LN and ${pre} under Pre-LN; `
-    + `at the end there are ${clusters[0]} and ${clusters[1]} clusters.`;
+    + `at the end they have ${clusters[0]} and ${clusters[1]} groups of tokens within 2.6° of each other.`;
   return { text, values: { times, clusters } };
 }
 
@@ -64,7 +64,8 @@ function brake([pre, tangent]) {
   const radius = at(pre, "radius", slow), ratio = at(tangent, "speed", fast) / at(pre, "speed", slow);
   const still = at(tangent, "radius", fast);
   const growth = (at(pre, "radius", 2 * half) - at(pre, "radius", half)) / half;
-  const text = `Where the mean cosine is 0.9, Pre-LN has r = ${words(radius)}, the other block r = ${words(still)}, and `
+  const text = `Measured here: at the same mean cosine of 0.9, not at the same time, `
+    + `Pre-LN has r = ${words(radius)}, the other block r = ${words(still)}, and `
     + `Pre-LN turns its tokens ${words(ratio)} times more slowly. Late in the run r grows by ${words(growth)} per unit of time.`;
   return { text, values: { radius, still, ratio, growth } };
 }
@@ -86,31 +87,36 @@ export const STOPS = [
   {
     title: "Initial velocity",
     state: { ...symmetric, schemes: "pre,peri,ngpt", time: 8, step: 0.02 },
-    text: "In every scheme attention pulls on a token’s direction θ, and the norms set how fast it turns: θ̇ = (1/s) P A. "
+    text: "A point is the direction θ of a token’s hidden state, one unit of time t is one layer, "
+      + "and γ is the mean cosine of pairs. "
+      + "Attention’s output A pulls on θ, and the norms set how fast θ rotates: dθ/dt = (1/s) P A, "
+      + "where P A is the part of A perpendicular to θ, and s is the damping of the scheme. "
       + "At the start tokens point in unrelated directions, so attention averages them to a short vector A. "
       + "Pre-LN and Post-LN add this short vector as it is and begin slowly. "
       + "Peri-LN and nGPT normalise it first and begin at full speed.",
-    formula: "γ̇(0) = 2/(r_0 (e^β + n − 1)) for Pre-LN,   2/(r_0 √(e^{2β} + n − 1)) for Peri-LN",
-    question: "Raise β to 6. Each token then attends almost only to itself: what becomes of |A|, and of the difference?",
+    formula: "dγ/dt at t = 0:   2/(r_0 (e^β + n − 1)) for Pre-LN,   2/(r_0 √(e^{2β} + n − 1)) for Peri-LN",
+    question: "Raise β to 6. Each token then attends almost only to itself: is Peri-LN still faster, and why?",
     measure: firstSpeeds,
   },
   {
     title: "Terminal velocity",
     state: { ...symmetric, schemes: "post,sqrt-scaling,pre,peri", time: 24, step: 0.05, speeds: "log" },
-    text: "Late in the run the tokens nearly agree, |A| is close to 1, and s alone sets the speed. "
+    text: "Late in the run all tokens point nearly the same way, |A| is close to 1, "
+      + "and the damping s alone sets how fast the rest dies out. "
       + "Under Post-LN s is 1 and the motion dies out exponentially: deep layers change almost nothing. "
       + "Under Pre-LN and Peri-LN s grows with the residual norm, about as t, so the motion falls only as a power of t "
       + "and late layers still have work to do.",
     formula: "γ̇ ∝ e^{−2t} for Post-LN,   e^{−4√t}/√t for sqrt-scaling,   1/t^3 for Pre-LN and Peri-LN;   "
-      + "speeds |θ̇| ∝ e^{−t},   e^{−2√t}/√t,   1/t^2",
+      + "angular speeds ∝ e^{−t},   e^{−2√t}/√t,   1/t^2, in the same order",
     question: "Make the time axis logarithmic. Which of the four speeds are straight lines now, and which were before?",
     measure: lastSpeeds,
   },
   {
     title: "Collapse",
     state: { tokens: 64, dim: 3, start: "uniform", beta: 2, time: 30, step: 0.1 },
-    text: "Attention with identity weights pulls tokens together: from almost every start Post-LN ends in one cluster, "
-      + "and so does Pre-LN unless the radial speed of some token falls to 0. "
+    text: "With identity weights attention pulls all tokens towards one direction (rank collapse). "
+      + "From almost every start Post-LN ends in one cluster, "
+      + "and so does Pre-LN as long as the residual norms keep growing. "
       + "Norms do not decide whether tokens collapse, only when. "
       + "Post-LN is there after a few layers; Pre-LN, which slows down as its norms grow, arrives much later.",
     formula: "Var = (1/n) Σ |θ_k − θ̄|^2:   dVar/dt ≈ −2 Var for Post-LN,   −2 Var/t for Pre-LN, once tokens nearly agree",
@@ -121,11 +127,12 @@ export const STOPS = [
   {
     title: "The radius as a brake",
     state: { ...symmetric, schemes: "pre,tangent", time: 16, step: 0.02 },
-    text: "Pre-LN divides the pull of attention by the residual norm, and every update makes that norm larger: "
-      + "the scheme brakes itself. The second block adds only the part of the update that is orthogonal to x. "
-      + "Its norm stays at 1, the brake is gone, and it moves like Post-LN.",
-    formula: "θ̇ = (1/r) P A,   ṙ = ⟨θ, A⟩ for Pre-LN;   ṙ = 0 for orthogonal updates",
-    question: "Start further out, r₀ = 10. Which of the two speeds is divided by 10, and does their ratio grow or shrink?",
+    text: "Under Pre-LN an update rotates a token by its size divided by the residual norm r, and every update makes r larger: "
+      + "Pre-LN brakes itself. Scheme B adds only the part of the update that is orthogonal to the hidden state. "
+      + "Its r stays at 1, so nothing brakes it, and it clusters as fast as Post-LN: compare the mean cosines. "
+      + "(Late in the run Pre-LN is the faster one, but only because B has already arrived.)",
+    formula: "dθ/dt = (1/r) P A,   dr/dt = ⟨θ, A⟩ for Pre-LN;   dr/dt = 0 for orthogonal updates",
+    question: "Set r₀ to 10: both start ten times slower. Why is B braked now as well, and which of the two brakes grows?",
     measure: brake,
   },
   {
@@ -136,11 +143,12 @@ export const STOPS = [
       ["ngpt", { alpha: "t", title: "nGPT, α = t" }],
     ]) },
     text: "nGPT keeps tokens on the sphere and multiplies every normalised update by α, which training learns for each layer. "
-      + "A factor that all speeds share does not change the paths of tokens, only the clock: the time that counts is ∫α dt. "
+      + "α multiplies the speed of all tokens alike, so it changes only the clock, "
+      + "not their paths: the time that counts is ∫α dt. "
       + "A schedule that falls with depth moves tokens early and rests late, a rising one the other way round. "
       + "(One theorem prints the late rate as Var/α; it is α·Var, see 2:4.3ii-ngpt in the ledger.)",
-    formula: "θ̇ = (α_t/|A|) P A,   1 − γ ∝ exp(−2 ∫α dt)",
-    question: "Edit the slots of one scheme: which α makes nGPT slow down like Pre-LN?",
+    formula: "dθ/dt = (α_t/|A|) P A;   1 − γ ∝ exp(−2 ∫α dt) once tokens nearly agree",
+    question: "Press “Edit slots” above a sphere and change alpha: which α(t) makes nGPT slow down like Pre-LN?",
     measure: sameClock,
   },
   {
@@ -148,12 +156,12 @@ export const STOPS = [
     state: {},
     circuit: true,
     text: "A circuit relies on a head that selects one key, whose logit w stands above all others. "
-      + "Under Pre-LN the norm of a key depends on everything in the residual stream, so interference "
+      + "Under Pre-LN the norm of a key also depends on content that the head does not read, so interference "
       + "changes it by some factor 1 + κ. "
-      + "If another key overtakes, the head reads another token: the circuit has collapsed. "
+      + "If another logit becomes the largest, the head attends to the wrong token: the circuit has collapsed. "
       + "QKV-Norm normalises q, k and v after their projections and removes this noise.",
-    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_t (w_* − w_t)/(|w_*| + |w_t|)",
-    question: "Turn up the noise. At which level does the head select another key in one draw of ten?",
+    formula: "collapse:  w_t(1 + κ_t) > w_*(1 + κ_*) for some t;   impossible while |κ| < min_{t} (w_* − w_t)/(|w_*| + |w_t|)",
+    question: "Turn up the noise beyond the margin and redraw it. At which RMS does another key win in one of ten draws?",
   },
 ];
 
@@ -171,7 +179,8 @@ export function createTour(host, { onGo }) {
   const next = button("Next →", () => onGo(current + 1 < STOPS.length ? current + 1 : null), { class: "main" });
   const stops = STOPS.map((stop, k) => button(String(k + 1), () => onGo(k), { "aria-label": `Stop ${k + 1}: ${stop.title}` }));
   const leave = button("End the tour", () => onGo(null)), ways = [back, ...stops, next, leave];
-  host.replaceChildren(title, text, formula, measured, question,
+  const beside = element("div", {}, formula, measured, question);
+  host.replaceChildren(title, element("div", { class: "tour-columns" }, text, beside),
     element("nav", { class: "tour-stops", "aria-label": "Stops of the tour" }, ...ways));
 
   return {
