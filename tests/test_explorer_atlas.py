@@ -28,6 +28,7 @@ from normscope.explorer.export import export_explorer
 from normscope.explorer.server import Settings, make_app
 from normscope.explorer.session import ModelSession
 from normscope.measures.noise import Disturbance, norm_noise
+from normscope.measures.probes import key_table, nearest_keys, reader
 from normscope.models import Model, Sample, open_model
 
 PROMPT = "the time of the world of the year"
@@ -167,11 +168,8 @@ def test_noise_on_input_norms_is_shared_by_all_heads(session: ModelSession, plai
 
 
 def test_heads_are_described_in_words(session: ModelSession, folder: str) -> None:
-    """The tokens with the largest q·k are those that the words experiment reports; common nouns come with the background."""
+    """The tokens with the largest q·k are those that the words experiment reports, and common nouns are there too."""
     token = session.reading(PROMPT).tokens[1].strip()
-    for step in session.background():
-        step(lambda: None)
-    assert session.background() == []
     shown = session.words(PROMPT, 1, 1, 1)["rows"]
     wanted = ns.words(folder, "queries", layer=1, head=1, word=token, nearest=6, progress=False).tables["nearest"]
     assert shown[0]["keys"] == list(wanted["nearest_text"])
@@ -289,7 +287,20 @@ def test_other_families_answer_every_question(family: str) -> None:
     if "k" in session.model.normalised_heads:
         assert noisy["lost"] == 0
         assert max(x for row in noisy["moved"] for x in row if x is not None) == 0
-    session.words("5 12 7 9 11", 0, 0, 0)
+    assert session.words("5 12 7 9 11", 0, 0, 0)["rows"]
+
+
+@pytest.mark.parametrize("family", ["bert", "gemma2", "gpt-neox", "qwen3"])
+def test_a_table_of_keys_gives_the_scores_of_the_model(family: str) -> None:
+    """For one head as for all of them, with biases and where keys are normalised: then no product has them."""
+    made = FAMILIES[family]
+    model, tokens = open_model(built(made.config, made.options, made.maker)), torch.tensor([5, 12])
+    table, wanted = key_table(model, 1), nearest_keys(model, 1, tokens, 4)
+    (q,) = model.heads_of(1, reader(model, 1)(model.embeddings[tokens])[1][None], None, "q")
+    for head in range(model.heads):
+        found = table.scores(head, q[0, head]).topk(4).values
+        torch.testing.assert_close(found, wanted.scores[head], rtol=1e-4, atol=1e-5)
+    assert (table.inputs is None) == ("k" in model.normalised_heads)
 
 
 def test_models_of_tasks_read_an_example() -> None:

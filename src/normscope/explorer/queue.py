@@ -114,16 +114,6 @@ class ModelQueue:
             self._drop(run)
             raise
 
-    @property
-    def closed(self) -> bool:
-        """Whether it takes no more runs."""
-        return self._closed
-
-    @property
-    def waiting(self) -> int:
-        """How many runs wait."""
-        return len(self._waiting)
-
     def cancel(self, page: str, purpose: str | None = None) -> bool:
         """Cancel the runs of a page, or those of one purpose; whether there were any."""
         with self._changed:

@@ -4,12 +4,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normscope.core.norms import length
@@ -24,11 +24,12 @@ from normscope.measures.collapse_probability import collapse_margin, collapse_pr
 from normscope.measures.journey import trajectory_of
 from normscope.measures.maps import places
 from normscope.measures.noise import Disturbance, norm_noise
-from normscope.measures.probes import Returned, nearest_keys, nearest_values, updates_of
-from normscope.measures.readout import identity, output_bias
+from normscope.measures.probes import KeyTable, key_table, moved_states, nearest_keys, reader, updates_of
+from normscope.measures.readout import identity, most_probable, output_bias
 from normscope.measures.sample import chosen_sample, reads_text
-from normscope.measures.vocabulary import probe_words, texts_of, tokens_of
-from normscope.models import Model, Observer, Sample, Softmax
+from normscope.measures.search import top_scores
+from normscope.measures.vocabulary import Word, probe_words, texts_of
+from normscope.models import HeadProjections, Model, Observer, Sample, Softmax
 from normscope.models.describe import scheme_text, why_missing
 from normscope.results.conventions import NEAR_ONE_HOT, NOISE
 
@@ -36,12 +37,14 @@ MOST_TOKENS = 128
 MOST_NOISE = 0.5  # RMS; uniform noise from 1/√3 on makes norms negative
 PARTS = "xqkm"  # of what norm noise is put on: the input of attention, queries, keys, value outputs
 _READINGS = 3  # prompts whose pass is kept
+_LAYERS = 4  # whose matrices of heads are kept
+_TEXTS = 1 << 14  # tokens whose text is kept
 _MOST_TABLE = 1 << 30  # bytes of a table of embeddings that is kept
 _SMALL = 1 << 28  # parameters of a model for whose short prompts one thread is enough: the page needs a core as well
 _NEXT = 10  # tokens of a next-token distribution
 _NEAREST = 6  # tokens that a head looks for
-_NOUNS = 6  # common nouns that heads are probed with in the background
-_AT_ONCE = ("growth", "rotation", "speed", "clustering", "first_token", "spread", "collapse", "sparsity")  # observe one pass
+_NOUNS = 6  # common nouns that heads are probed with
+_AT_ONCE = ("growth", "rotation", "speed", "clustering", "first_token", "spread", "collapse")  # observe one pass
 _LATER = ("interference", "spheres", "angles", "rank")  # need the matrices of heads, and seconds
 _FEW = "means leave out the first token, so that measures of heads and layers need a prompt of two tokens or more"
 
@@ -100,11 +103,12 @@ class Reading:
 
 
 class _Keeper(PassObserver):
-    """Keeps states, attention and logits of a pass, and the entropy of every head."""
+    """Keeps states, attention and logits of a pass, and of every head entropy and largest weights, as ``sparsity`` has them."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.entropy: list[dict[str, Any]] = []
+        self.largest: list[dict[str, Any]] = []
 
     def attention(self, attention: LayerAttention) -> None:
         weights = attention.weights[0]
@@ -114,6 +118,12 @@ class _Keeper(PassObserver):
         if bool(chosen.any()):
             entropy = torch.special.entr(weights).sum(-1)[:, chosen].double().mean(-1).tolist()
             self.entropy += [{"layer": attention.layer, "head": head, "entropy": value} for head, value in enumerate(entropy)]
+            largest = weights.amax(-1)[:, chosen].double()
+            shares, means = (largest >= NEAR_ONE_HOT).double().mean(-1).tolist(), largest.mean(-1).tolist()
+            self.largest += [
+                {"layer": attention.layer, "head": head, "share": share, "mean_max": mean}
+                for head, (share, mean) in enumerate(zip(shares, means, strict=True))
+            ]
 
     def state(self, layer: int, x: Tensor) -> None:
         self.reading.states.append(x[0].clone())
@@ -122,7 +132,8 @@ class _Keeper(PassObserver):
         self.reading.logits = logits[0].float()
 
     def tables(self) -> Tables:
-        return {"entropy": pd.DataFrame(self.entropy)} if self.entropy else {}
+        tables = {"entropy": self.entropy, "sparsity": self.largest}
+        return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
 
 
 class ModelSession:
@@ -135,12 +146,11 @@ class ModelSession:
     """
 
     def __init__(self, model: Model, seed: int = 0, most_tokens: int = MOST_TOKENS) -> None:
-        self.model, self.seed = _fixed(model), seed
+        (self.model, self._linear), self.seed = _fixed(model), seed
         self.most_tokens = min(most_tokens, model.context or most_tokens)
         self._small = model.parameters <= _SMALL
         self._readings: OrderedDict[str, Reading] = OrderedDict()
-        self._nouns: dict[int, list[dict[str, Any]]] = {}
-        self._probes: dict[tuple[int, int], dict[str, Any]] = {}
+        self._keys: tuple[int, KeyTable] | None = None  # of the layer whose heads were probed last
 
     @cached_property
     def lacking(self) -> dict[str, str]:
@@ -174,7 +184,7 @@ class ModelSession:
     def read(self, prompt: str, check: Check = _nothing) -> dict[str, Any]:
         """All heads and layers for a prompt, from one forward pass; see ``audits.audit_data`` for what it holds.
 
-        Measures that need the matrices of heads come later, from ``background``.
+        Measures that need the matrices of heads are those of ``later``.
         """
         reading = self.reading(prompt, check)
         layers = self.model.layers
@@ -296,7 +306,7 @@ class ModelSession:
     def words(self, prompt: str, layer: int, head: int, position: int, check: Check = _nothing) -> dict[str, Any]:
         """What a head looks for in words: tokens with the largest q·k for a token, and those that its value promotes.
 
-        Of the token at a position of the prompt, and of common nouns as far as the background has come.
+        Of the token at a position of the prompt, and of common nouns.
         """
         reading = self.reading(prompt, check)
         self._check_layer(layer)
@@ -305,8 +315,14 @@ class ModelSession:
             return {"rows": [], "missing": reason}
         _check_head(reading.attention[layer], layer, head)
         token = int(reading.subject.sample.tokens[0, self._position(reading, position)])
-        rows = [self._probe(layer, token, check), *self._nouns.get(layer, [])]
-        return {"rows": [_of_head(row, head) for row in rows], "missing": ""}
+        tokens = torch.tensor([token, *(word.token for word in self._common)], device=self.model.device)
+        names = [*self.model.words(tokens[:1]), *(word.name for word in self._common)]
+        keys, values = self._sought(layer, head, tokens, check), self._promoted(layer, head, tokens)
+        rows = [
+            {"word": name, "keys": sought, "values": values and values[word]}
+            for word, (name, sought) in enumerate(zip(names, keys, strict=True))
+        ]
+        return {"rows": rows, "missing": ""}
 
     def token(self, prompt: str, position: int, check: Check = _nothing) -> dict[str, Any]:
         """The journey of a token: a row for every hidden state, the scene, and what the model predicts after it."""
@@ -318,7 +334,7 @@ class ModelSession:
         stream = torch.stack([x[place] for x in reading.states])
         logits = stream.new_zeros(0) if reading.logits is None else reading.logits[place]
         with one_thread(self._small):
-            trajectory = trajectory_of(self.model, reading.subject.sample, place, stream, logits)
+            trajectory = trajectory_of(self.model, reading.subject.sample, place, stream, logits, self._linear)
             check()
             mapped = places(self.model, trajectory, "sphere", self.seed)
         return {
@@ -430,13 +446,7 @@ class ModelSession:
         ]
         return {"rows": rows, "distance": float((before - changed).abs().sum() / 2)}
 
-    # What is computed while nobody waits
-
-    def background(self) -> list[Callable[[Check], None]]:
-        """Steps that probe the weights without a prompt, a layer each; what a step that was not stopped computes is kept."""
-        if self._missing_parts().get("words"):
-            return []
-        return [partial(self._probe_nouns, layer) for layer in self.model.attention_layers if layer not in self._nouns]
+    # What is measured on request
 
     def later(self, prompt: str, check: Check = _nothing) -> dict[str, Any]:
         """``read`` with the measures that need the matrices of heads as well: interference, subspaces, ranks."""
@@ -447,42 +457,40 @@ class ModelSession:
             reading.whole = True
         return self.read(prompt, check)
 
-    def _probe_nouns(self, layer: int, check: Check) -> None:
-        """What the heads of a layer do with common nouns."""
+    @cached_property
+    def _common(self) -> list[Word]:
+        """Common nouns that heads are probed with; none in a vocabulary without English nouns."""
         try:
-            words = probe_words(self.model)[:_NOUNS]
-        except InputError:  # a vocabulary without English nouns
-            self._nouns[layer] = []
-            return
-        found = self._probed(layer, tokens_of(self.model, words), check)
-        self._nouns[layer] = [{**row, "word": word.name} for word, row in zip(words, found, strict=True)]
+            return probe_words(self.model)[:_NOUNS]
+        except InputError:
+            return []
 
-    def _probe(self, layer: int, token: int, check: Check) -> dict[str, Any]:
-        """What the heads of a layer do with one token; kept."""
-        if (layer, token) not in self._probes:
-            (found,) = self._probed(layer, torch.tensor([token], device=self.model.device), check)
-            self._probes[layer, token] = found
-        return self._probes[layer, token]
+    def _sought(self, layer: int, head: int, tokens: Int[Tensor, " words"], check: Check) -> list[list[str]]:
+        """The tokens whose keys have the largest q·k with every token in a head."""
+        model = self.model
+        if 4 * model.vocabulary * model.dim > _MOST_TABLE:
+            found = nearest_keys(model, layer, tokens, _NEAREST, progress=lambda share: check()).tokens[head]
+        else:
+            if self._keys is None or self._keys[0] != layer:
+                self._keys = layer, key_table(model, layer, lambda share: check())
+            (q,) = model.heads_of(layer, reader(model, layer)(model.embeddings[tokens])[1][None], None, "q")
+            found = top_scores(self._keys[1].scores(head, q[0, head]), _NEAREST)[1]
+        return self._named(found)
 
-    def _probed(self, layer: int, tokens: Tensor, check: Check) -> list[dict[str, Any]]:
-        """For every token: its text, and by head the tokens that it looks for and that its value promotes."""
-        keys = nearest_keys(self.model, layer, tokens, _NEAREST, progress=lambda share: check())
+    def _promoted(self, layer: int, head: int, tokens: Int[Tensor, " words"]) -> list[list[str]] | None:
+        """The tokens that a head makes most probable when a token attends to itself; None without updates by head."""
+        model = self.model
         try:
-            values: Returned | None = nearest_values(self.model, layer, updates_of(self.model, layer, tokens), _NEAREST)[0]
-        except InputError:  # a gate or norm between the heads and W_O: no updates by head
-            values = None
-        both = keys.tokens if values is None else torch.cat((keys.tokens, values.tokens))
-        texts = texts_of(self.model, both)
+            moved = moved_states(model, layer, updates_of(model, layer, tokens))[head]
+        except InputError:  # a gate or norm between the heads and W_O
+            return None
+        if model.predicts:
+            return self._named(top_scores(model.read_out(moved)[:, : model.vocabulary], _NEAREST)[1])
+        return self._named(most_probable(model, moved, _NEAREST)[1])
 
-        def named(returned: Returned | None, word: int) -> list[list[str]] | None:
-            if returned is None:
-                return None
-            return [[texts[token] for token in head] for head in returned.tokens[:, word].tolist()]
-
-        names = self.model.words(tokens)
-        return [
-            {"word": name, "keys": named(keys, number), "values": named(values, number)} for number, name in enumerate(names)
-        ]
+    def _named(self, tokens: Int[Tensor, "words count"]) -> list[list[str]]:
+        texts = texts_of(self.model, tokens)
+        return [[texts[token] for token in row] for row in tokens.tolist()]
 
     def _next(self, logits: Float[Tensor, " vocabulary"]) -> list[dict[str, Any]]:
         probabilities = logits[: self.model.vocabulary].softmax(-1)
@@ -511,10 +519,10 @@ class ModelSession:
 _NO_JOURNEY = "The journey of a token needs hidden states of one shape before every layer, finite and not 0; these are not."
 
 
-def _fixed(model: Model) -> Model:
+def _fixed(model: Model) -> tuple[Model, bool]:
     """The model as one whose weights no longer change: what it otherwise computes at every use is computed once.
 
-    Logits of states are a product where that was tested (``output_bias``), not a pass through all layers.
+    Also whether logits of states are a product, which is tested (``output_bias``), and not a pass through all layers.
     """
     kind, names = type(model), ["norms"]
     names += [] if 4 * model.vocabulary * model.dim > _MOST_TABLE else ["embeddings", "unembedding"]
@@ -531,9 +539,18 @@ def _fixed(model: Model) -> Model:
             return kind.read_out(self, states)
         return (self.final_norm or identity)(states) @ rows.T + bias
 
+    kept, texts = lru_cache(_LAYERS)(model.projections), lru_cache(_TEXTS)(lambda token: model.words(torch.tensor([token]))[0])
+
+    def projections(self: Model, layer: int) -> HeadProjections:
+        return kept(layer)
+
+    def words(self: Model, tokens: Int[Tensor, " tokens"]) -> list[str]:
+        return [texts(token) for token in tokens.tolist()]
+
+    methods = {"read_out": read_out, "projections": projections, "words": words, **{name: once(name) for name in names}}
     fixed = copy(model)
-    fixed.__class__ = type(kind.__name__, (kind,), {"read_out": read_out, **{name: once(name) for name in names}})
-    return fixed
+    fixed.__class__ = type(kind.__name__, (kind,), methods)
+    return fixed, bias is not None
 
 
 def _first_row(sample: Sample) -> Sample:
@@ -580,8 +597,3 @@ def _share(changed: Tensor, of: Tensor) -> float:
     """The share of some rows that changed; NaN without rows."""
     count = int(of.sum())
     return int((changed & of).sum()) / count if count else float("nan")
-
-
-def _of_head(row: dict[str, Any], head: int) -> dict[str, Any]:
-    """A row of ``_probed`` for one head."""
-    return {"word": row["word"], **{name: row[name] and row[name][head] for name in ("keys", "values")}}

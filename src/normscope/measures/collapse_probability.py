@@ -101,7 +101,7 @@ def collapse_probability(
     inverse = 1 / scores.new_tensor([sizes[i] for i in noisy])
     integrate = _uniform_probability if noise == "uniform" else _gaussian_probability
     width = scores.shape[1] if shift is None else max(scores.shape[1], _MIDPOINTS)
-    blocks = _slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // width)))
+    blocks = list(_slices(len(scores), min(_BLOCK_ROWS, max(1, _BLOCK // width))))
     # Threads that share every small operation wait for each other; threads with blocks of their own do not.
     workers = torch.get_num_threads() if scores.device.type == "cpu" else 1
 
@@ -111,8 +111,8 @@ def collapse_probability(
         values = scores[rows], shift[rows].to(scores)
         return rows, torch.stack([_probability_with_bias(*values, sizes[i], noise) for i in noisy])
 
-    with one_thread(True), ThreadPoolExecutor(workers) as pool:
-        for rows, probabilities in pool.map(part, blocks):
+    with one_thread(True), ThreadPoolExecutor(workers) as pool:  # which starts a thread at its first task
+        for rows, probabilities in pool.map(part, blocks) if len(blocks) > 1 else map(part, blocks):
             found[noisy, rows] = probabilities
     return found
 

@@ -190,11 +190,17 @@ def follow(model: Model, text: TextOrIds, token: int) -> Trajectory:
 
 @torch.no_grad()
 def trajectory_of(
-    model: Model, sample: Sample, place: int, stream: Float[Tensor, "states dim"], logits: Float[Tensor, " vocabulary"]
+    model: Model,
+    sample: Sample,
+    place: int,
+    stream: Float[Tensor, "states dim"],
+    logits: Float[Tensor, " vocabulary"],
+    linear: bool | None = None,
 ) -> Trajectory:
     """The trajectory of the token at a place of a sample's first row, of its hidden states and of the logits after them.
 
-    A model without a vocabulary has columns of angles and norms alone, and no landmarks; see ``follow``.
+    ``linear``: whether logits are a product of normalised states (``output_bias``); None to test it. A model without a
+    vocabulary has columns of angles and norms alone, and no landmarks; see ``follow``.
     """
     norm, known = OutputNorm.of(model), "vocabulary" in model.offers
     direction, followed = SphereNorm(norm.kind), sample.tokens[0, place]
@@ -212,7 +218,8 @@ def trajectory_of(
     following = _following(sample, place, last, model.causal)
     table |= _lens(model, stream, following)
     end = None
-    if model.unembedding is not None and output_bias(model) is not None and not norm.pointwise:
+    linear = output_bias(model) is not None if linear is None else linear
+    if model.unembedding is not None and linear and not norm.pointwise:
         end = _finite(direction(norm.gain * model.unembedding[last][None])[0])
     if end is not None:
         table["cosine_predicted"] = (path @ end).tolist()
@@ -240,7 +247,7 @@ def _nearest_tokens(
     model: Model, path: Float[Tensor, "states dim"], start: Float[Tensor, " dim"] | None, direction: SphereNorm
 ) -> dict[str, list[Any]]:
     """The nearest token of every state, and the cosine to the token's own embedding."""
-    embedded = direction(model.embeddings[: model.vocabulary]).nan_to_num(0.0)  # an embedding may be 0
+    embedded = direction(model.embeddings[: model.vocabulary]).nan_to_num_(0.0)  # an embedding may be 0
     cosines, tokens = nearest(path, embedded, 1)
     return {
         "nearest_token": tokens[:, 0].tolist(),

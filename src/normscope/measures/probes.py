@@ -12,10 +12,11 @@ from normscope.core.norms import length, visible_part
 from normscope.errors import InputError
 from normscope.measures.readout import identity, most_probable
 from normscope.measures.search import Nearest
-from normscope.models import BlockNorm, Model
+from normscope.models import BlockNorm, HeadProjections, Model
 from normscope.models.observe import Rotation
 
 _READ = 4096  # tokens of the vocabulary that are projected together
+_TESTED, _ROUNDING = 16, 1e-5  # tokens whose keys tell whether a product gives them, and by how much, relative to the largest
 Rotations = tuple[Float[Tensor, "dim dim"], Float[Tensor, "dim dim"]]
 
 
@@ -123,6 +124,45 @@ def nearest_keys(
     return Returned(*best.top)
 
 
+@dataclass(frozen=True)
+class KeyTable:
+    """The keys of the whole vocabulary in one layer, at distance 0; where k = x W_K + b_K to rounding, x stands for all heads.
+
+    Attributes:
+        weights: of the layer's heads.
+        inputs: x, what attention reads of every token; None where keys are computed in another way.
+        keys: of all heads, then.
+    """
+
+    weights: HeadProjections
+    inputs: Float[Tensor, "vocabulary dim"] | None
+    keys: Float[Tensor, "heads vocabulary head"] | None
+
+    def scores(self, head: int, q: Float[Tensor, "words head"]) -> Float[Tensor, "words vocabulary"]:
+        """q·k of queries of a head."""
+        if self.inputs is None:
+            assert self.keys is not None
+            return q @ self.keys[head].mT
+        return (q @ self.weights.W_K[head].mT) @ self.inputs.mT + (q @ self.weights.b_K[head])[:, None]
+
+
+@torch.no_grad()
+def key_table(model: Model, layer: int, progress: Callable[[float], None] = lambda share: None) -> KeyTable:
+    """The keys of a layer for every token; ``progress`` is called with the share of the vocabulary that is done."""
+    embeddings, read, weights = model.embeddings[: model.vocabulary], reader(model, layer), model.projections(layer)
+    some = read(embeddings[:_TESTED])[1]
+    (k,) = model.heads_of(layer, some[None], None, "k")
+    product = some @ weights.W_K + weights.b_K[:, None]
+    linear = k[0].shape == product.shape and torch.allclose(k[0], product, rtol=1e-4, atol=_ROUNDING * float(k.abs().max()))
+    pieces = []
+    for first in range(0, len(embeddings), _READ):
+        x = read(embeddings[first : first + _READ])[1]
+        pieces.append(x if linear else model.heads_of(layer, x[None], None, "k")[0][0])
+        progress(min(first + _READ, len(embeddings)) / len(embeddings))
+    table = torch.cat(pieces, -2)
+    return KeyTable(weights, table, None) if linear else KeyTable(weights, None, table)
+
+
 @torch.no_grad()
 def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated: Rotations | None = None) -> Updates:
     """What a layer's heads add to tokens that attend to themselves alone, with the model's realised step and carry.
@@ -145,6 +185,13 @@ def updates_of(model: Model, layer: int, tokens: Int[Tensor, " words"], rotated:
     return Updates(update.carry * states, by_head, rest)
 
 
+def moved_states(model: Model, layer: int, updates: Updates) -> Float[Tensor, "heads_and_sum words dim"]:
+    """The states x + update + b_O by head and, last, for the sum of all heads; normalised where the layer does it then."""
+    by_head = updates.states + updates.rest + updates.by_head
+    moved = torch.cat((by_head, (updates.states + updates.whole)[None]))
+    return model.update(layer, "attention").settle(moved.flatten(0, 1)).view_as(moved)
+
+
 def nearest_values(model: Model, layer: int, updates: Updates, count: int) -> tuple[Returned, Returned]:
     """The tokens with the largest logits at x + update + b_O, by head and for the sum of all heads.
 
@@ -152,9 +199,7 @@ def nearest_values(model: Model, layer: int, updates: Updates, count: int) -> tu
     stream is normalised after attention, that norm comes first. A model that predicts nothing is read with its embeddings.
     """
     heads, words = updates.by_head.shape[:2]
-    base = updates.states + updates.rest
-    moved = torch.cat((base + updates.by_head, (updates.states + updates.whole)[None])).flatten(0, 1)
-    moved = model.update(layer, "attention").settle(moved)
+    moved = moved_states(model, layer, updates).flatten(0, 1)
     scores, tokens = (x.view(heads + 1, words, -1) for x in most_probable(model, moved, count))
     return Returned(scores[:-1], tokens[:-1]), Returned(scores[-1:], tokens[-1:])
 

@@ -9,7 +9,6 @@ import { readState, stateChanges } from "./state.js";
 import { csvBlob, svgBlob } from "./save.js";
 
 const PAUSE = 350;  // milliseconds without a key until a prompt is read
-const POLL = 2500;  // milliseconds between two looks at how far the probes of the weights are
 const LEVELS = [0, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5];  // factors 1 + κ are positive below 1/√3
 const PARTS = { qkm: "queries, keys and values", x: "input norms", q: "queries", k: "keys", m: "values",
   qk: "queries and keys" };
@@ -35,7 +34,7 @@ export function createAtlas(host, app) {
   }
   const defaults = { ...DEFAULTS, a: sources[0].id };
   const sides = {}, pending = new Set(), missed = new Set();  // parts without an answer yet; those that no server answered
-  let state = { ...defaults }, run = 0, typing = 0, visible = false, polling = 0, stopped = () => {}, chart = null;
+  let state = { ...defaults }, run = 0, typing = 0, visible = false, stopped = () => {}, chart = null;
 
   // Controls
   const option = (value, text) => element("option", { value }, text);
@@ -49,12 +48,12 @@ export function createAtlas(host, app) {
   const curve = select("Curve", "curve", (value) => update({ curve: value }, true));
   const prompt = element("textarea", { name: "prompt", rows: 2, maxlength: 8000, spellcheck: "false" });
   const problem = element("p", { class: "problem", role: "alert", hidden: true });
-  const status = element("p", { class: "note", role: "status" }), probed = element("p", { class: "note" });
+  const status = element("p", { class: "note", role: "status" });
   const cancel = button("Cancel", () => app.request("/api/cancel", { method: "POST" }).catch(() => {}), { hidden: true });
   const tokens = element("div", { class: "atlas-tokens", role: "group", "aria-label": "Tokens: choose one to follow" });
   const later = button("Also measure interference and subspaces", () => readLater());
   const promptBox = element("div", {}, labelled("Prompt", prompt),
-    element("div", { class: "controls" }, status, cancel, probed));
+    element("div", { class: "controls" }, status, cancel));
   first.control.append(...sources.map(({ id, name, kind }) => option(id, `${name} (${kind})`)));
 
   // The dial
@@ -189,7 +188,6 @@ export function createAtlas(host, app) {
       if (all && !status.textContent) status.textContent = `Shown after ${since()} s.`;
     }
     host.dataset.settled = "true";
-    poll();
     return undefined;
   }
 
@@ -342,7 +340,7 @@ export function createAtlas(host, app) {
     return undefined;
   }
 
-  // Typing, events and the background
+  // Typing and events
 
   prompt.addEventListener("input", () => {
     clearTimeout(typing);
@@ -354,27 +352,6 @@ export function createAtlas(host, app) {
     clearTimeout(typing);
     update({ prompt: prompt.value, token: -1 }, true);
   });
-
-  /** How far the probes of the weights are; the words of the head are asked again as they come. */
-  function poll() {
-    clearTimeout(polling);
-    if (!visible || !models().length) return;
-    polling = setTimeout(async () => {
-      const known = await app.request("/api/models").catch(() => null);
-      if (!known || !visible) return;
-      const going = models().map(({ source }) => known[source.number])
-        .find(({ open, probed: [done, total] }) => open && done < total);
-      if (!going) {
-        if (host.dataset.probed !== "true") for (const side of models()) side.askWords(state);
-        host.dataset.probed = "true";
-        probed.textContent = "";
-        return;
-      }
-      const [done, total] = going.probed;
-      probed.textContent = `In the background heads are probed with common nouns: ${done} of ${total} layers.`;
-      poll();
-    }, POLL);
-  }
 
   function show(values) {
     visible = true;
@@ -399,7 +376,6 @@ export function createAtlas(host, app) {
 
   function hide() {
     visible = false;
-    clearTimeout(polling);
     clearTimeout(typing);
     stopped();
     stopped = () => {};
