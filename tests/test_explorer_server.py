@@ -552,3 +552,16 @@ def test_what_other_machines_reach_is_said() -> None:
             check_token(token)
     with pytest.raises(ns.InputError, match=r"host='no\.such\.host\.invalid' is no address"):
         serve(Settings(host="no.such.host.invalid"), lambda *_: None)
+
+
+def test_a_browser_is_opened_without_the_token_on_its_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from normscope.cli.explore import _open
+
+    opened: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    _open(f"http://127.0.0.1:8347/?token={TOKEN}", wanted=True)
+    page = tmp_path / "normscope" / "explorer" / "open.html"
+    assert opened == [page.as_uri()]
+    assert f"url=http://127.0.0.1:8347/?token={TOKEN}" in page.read_text(encoding="utf-8")
+    assert page.stat().st_mode & 0o777 == 0o600

@@ -12,6 +12,7 @@ from normscope.cli.command import translated
 from normscope.cli.output import echo, examples, say
 from normscope.errors import InputError, MissingExtraError
 from normscope.explorer import HOST, PORT
+from normscope.machine.files import cache_folder, write_private
 
 EXAMPLES = examples(
     "normscope explore                               (the sphere lab, with its tour)",
@@ -98,5 +99,15 @@ def _has_screen() -> bool:
 def _open(url: str, wanted: bool) -> None:
     import webbrowser
 
-    if wanted and not webbrowser.open(url):
+    if wanted and not webbrowser.open(_redirect(url)):
         say(f"no browser could be opened; open {url} in one")
+
+
+def _redirect(url: str) -> str:
+    """A page of this user alone that leads to the address: a browser's command line, which all users see, has no token."""
+    place = cache_folder("explorer") / "open.html"
+    try:
+        write_private(place, f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">\n')
+    except OSError:
+        return url
+    return place.as_uri()

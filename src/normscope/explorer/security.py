@@ -6,7 +6,6 @@ A page of another site can make a browser send requests to this machine, also un
 
 import ipaddress
 import json
-import os
 import re
 import secrets
 import socket
@@ -20,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from normscope.errors import InputError
+from normscope.machine.files import write_private
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -66,10 +66,7 @@ def remembered_token(folder: Path) -> str:
         pass
     token = new_token()
     with suppress(OSError):  # without a cache it is another one next time
-        folder.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(token)
+        write_private(place, token)
     return token
 
 

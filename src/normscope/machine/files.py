@@ -41,6 +41,14 @@ def cache_folder(name: str = "") -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "normscope" / name
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its user alone may read, in place of one that is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def size_text(count: float) -> str:
     """``22 GB`` for a number of bytes."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
