@@ -467,6 +467,7 @@ def test_a_prompt_is_typed_and_a_dial_is_turned(tab: Tab, server: str, session: 
     settle(tab)
     page.get_by_role("button", name="Another draw").click()
     settle(tab)
+    tab.wait("location.hash.includes('draw=1')")  # the address follows a moment later
     assert {name: hash_of(tab)[name] for name in ("noise", "parts", "draw")} == {"noise": "0.5", "parts": "x", "draw": "1"}
     prompt.fill("the" + " of" * 40)
     page.get_by_text("the prompt has 41 tokens, and at most 32 are read").wait_for()
