@@ -18,6 +18,9 @@ SHORT = {  # tests of each experiment run it in full
     "ns.audit(m)": "ns.audit(m, tokens=32)",
     'ns.train("tiny", scheme=mine)': 'ns.train("tiny", scheme=mine, set={"examples": 2560, "test_examples": 64})',
     "context=2048)": "context=2048, runs=2, tokens=32, simulated_width=128)",
+    "compare(m, ": 'compare("builtin:addition-small-pre", ',
+    'small-qkv")': 'small-qkv", examples=8)',
+    'ns.check("2:4.3ii")': 'ns.check("3:eq3")',
 }
 
 

@@ -330,7 +330,7 @@ def test_an_encoder_with_real_weights(here: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.slow
 def test_a_decoder_with_real_weights(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("normscope.models.open_model", lambda name, device, **how: opened_smollm2())
-    status, out, err = run(capsys, "stability", "package:smollm2", *CLEAN, "--tokens", "64", "--levels", "0.1,0.3")
+    status, out, err = run(capsys, "stability", "package:smollm2", *CLEAN, "--tokens", "24", "--levels", "0.3")
     assert status == 0, err
     assert "30 layers, 9 heads" in out
     assert "Near-one-hot attention" in out

@@ -399,8 +399,8 @@ from normscope.training import Training, read_recipe
 from normscope.training.batches import one_batch
 from normscope.training.tasks.addition.feeds import PaddedFeed, draw_batches
 from normscope.training.steps import _Step
-for name in ("pre", "mix", "qkv", "ngpt-lerp", "ln-scaling", "deepnorm"):
-    recipe = read_recipe("tiny", {"scheme": name, "layers": 4, "dim": 16, "frequencies": 4})
+for name in ("mix", "qkv", "ngpt-lerp", "ln-scaling", "deepnorm"):
+    recipe = read_recipe("tiny", {"scheme": name, "layers": 2, "dim": 16, "frequencies": 4})
     training = Training(recipe)
     step = _Step(training.model, PaddedFeed(), training.optimiser, recipe, torch.float32)
     batch = one_batch(draw_batches(recipe.data.train, PaddedFeed(), 1, 16, 50, 3, torch.device("cpu")), 0)
