@@ -6,15 +6,16 @@ A check costs more than a small function does, so each test checks the first cal
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import isclass
+from types import CodeType
 from typing import Any
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
 checker = beartype(conf=BeartypeConf(is_pep484_tower=True))
-FIRST, EVERY = 16, 64  # calls of a function in a test that are checked, and those of the later ones
+FIRST, EVERY = 4, 64  # calls of a function in a test that are checked, and those of the later ones
 _check_always = jaxtyping.jaxtyped
-_counts: list[list[int]] = []  # of calls in this test, one number for each function
+_counts: dict[CodeType, list[int]] = {}  # calls in this test, by the code of a function: closures share theirs
 
 
 def check_samples(fn: Any = None, *, typechecker: Callable[..., Any]) -> Any:
@@ -23,26 +24,29 @@ def check_samples(fn: Any = None, *, typechecker: Callable[..., Any]) -> Any:
 
     if fn is None:
         return partial(check_samples, typechecker=typechecker)
-    checked = _check_always(fn, typechecker=typechecker)
     if isclass(fn):
-        return checked
-    count = [0]
-    _counts.append(count)
+        return _check_always(fn, typechecker=typechecker)
+    count = _counts.setdefault(fn.__code__, [0])
+    checked = None  # made with the first call: a check takes a millisecond to make, and most functions are never called
 
     @wraps(fn)
     def sampled(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        nonlocal checked
         if is_compiling():
             return fn(*args, **kwargs)
         count[0] += 1
-        return (checked if count[0] <= FIRST or count[0] % EVERY == 0 else fn)(*args, **kwargs)
+        if count[0] > FIRST and count[0] % EVERY:
+            return fn(*args, **kwargs)
+        checked = checked or _check_always(fn, typechecker=typechecker)
+        return checked(*args, **kwargs)
 
     return sampled
 
 
 def begin_test() -> None:
     """Check the first calls of every function again."""
-    for count in _counts:
+    for count in _counts.values():
         count[0] = 0
 
 

@@ -1,13 +1,13 @@
 """Audits as users meet them: findings have the numbers of the tables, and what is unchanged is not measured again."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +195,23 @@ def test_what_is_unchanged_is_not_measured_again_and_is_the_same(view: Model, tm
         pd.testing.assert_frame_equal(again[name], table.reset_index(drop=True), check_dtype=False)
 
 
-@pytest.mark.parametrize("change", ["weights", "text", "seed", "damage"])
-def test_what_depends_on_a_change_is_measured_again(view: Model, tmp_path: Path, change: str) -> None:
-    saved, sample = KeptTables(tmp_path / "saved"), view.sample(None, 2, 0)
-    subject = Subject(view, sample)
+@pytest.fixture(scope="module")
+def measured(view: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The saved tables of an audit of two examples."""
+    saved, subject = KeptTables(tmp_path_factory.mktemp("measured") / "saved"), Subject(view, view.sample(None, 2, 0))
     audit_tables(subject, measures_of(subject), saved)
+    return saved.folder
+
+
+@pytest.fixture
+def saved(measured: Path, tmp_path: Path) -> KeptTables:
+    return KeptTables(shutil.copytree(measured, tmp_path / "saved"))
+
+
+@pytest.mark.parametrize("change", ["weights", "text", "seed", "damage"])
+def test_what_depends_on_a_change_is_measured_again(view: Model, saved: KeptTables, change: str) -> None:
+    sample = view.sample(None, 2, 0)
+    subject = Subject(view, sample)
     if change == "weights":
         other = open_model(OURS)
         with torch.no_grad():
@@ -220,9 +232,8 @@ def test_what_depends_on_a_change_is_measured_again(view: Model, tmp_path: Path,
 
 
 @pytest.mark.parametrize("damage", ["description", "one table", "all tables", "everything"])
-def test_damaged_tables_are_measured_and_saved_again(view: Model, tmp_path: Path, damage: str) -> None:
-    saved, subject = KeptTables(tmp_path / "saved"), Subject(view, view.sample(None, 2, 0))
-    audit_tables(subject, measures_of(subject), saved)
+def test_damaged_tables_are_measured_and_saved_again(view: Model, saved: KeptTables, damage: str) -> None:
+    subject = Subject(view, view.sample(None, 2, 0))
     files = {"description": "*/run.json", "one table": "*/writes.parquet", "all tables": "*/*.parquet", "everything": "*/*"}
     for path in saved.folder.glob(files[damage]):
         path.unlink()
@@ -230,21 +241,22 @@ def test_damaged_tables_are_measured_and_saved_again(view: Model, tmp_path: Path
     assert reused(subject, saved) == [measure.name for measure in measures_of(subject)]
 
 
-def _save_and_load(folder: Path) -> None:
-    saved, table = KeptTables(folder, most=2), pd.DataFrame({"x": [1]})
-    for turn in range(60):
-        key = {"key": turn % 4}
-        if saved.load(key) is None:
-            saved.save(key, {"t": table})
+SAVE_AND_LOAD = """
+import sys
+from pathlib import Path
+import pandas as pd
+from normscope.runs import KeptTables
+saved = KeptTables(Path(sys.argv[1]), most=2)
+for turn in range(60):
+    key = {"key": turn % 4}
+    if saved.load(key) is None:
+        saved.save(key, {"t": pd.DataFrame({"x": [1]})})
+"""
 
 
 def test_two_audits_at_the_same_time_do_not_stop_each_other(tmp_path: Path) -> None:
-    others = [get_context("spawn").Process(target=_save_and_load, args=(tmp_path,)) for _ in range(3)]
-    for other in others:
-        other.start()
-    for other in others:
-        other.join(60)
-    assert [other.exitcode for other in others] == [0, 0, 0]
+    others = [subprocess.Popen([sys.executable, "-c", SAVE_AND_LOAD, tmp_path]) for _ in range(3)]
+    assert [other.wait(60) for other in others] == [0, 0, 0]
     assert not list(tmp_path.glob(".*"))
 
 

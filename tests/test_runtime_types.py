@@ -1,5 +1,8 @@
 """Tests run under type checks: of each test the first calls of every function, and a sample of the others."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from jaxtyping import Float, TypeCheckError
@@ -27,6 +30,20 @@ def test_the_first_calls_of_a_test_are_checked_and_a_sample_of_the_others() -> N
     begin_test()
     assert is_checked()
     assert torch.equal(sampled(torch.ones(3, 2)), 2 * torch.ones(3, 2))
+
+
+def test_closures_of_one_function_are_counted_together() -> None:
+    def closure() -> Callable[[Any], Any]:
+        def double(x: Float[Tensor, "rows 2"]) -> Float[Tensor, "rows 2"]:
+            return 2 * x
+
+        sampled: Callable[[Any], Any] = check_samples(double, typechecker=checker)
+        return sampled
+
+    for _ in range(FIRST):
+        with pytest.raises(TypeCheckError):
+            closure()(torch.ones(2, 3))
+    assert closure()(torch.ones(2, 3)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("again", range(2))
