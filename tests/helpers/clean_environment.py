@@ -19,8 +19,8 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     (own,) = distributions(name="normscope", path=[str(site)])
     needed = _needed(own)
     files = [Path(str(file)) for each in needed for file in each.files or () if ".." not in Path(str(file)).parts]
-    shared = {top for top in {file.parts[0] for file in files} if top in _tops_of_others(needed)}
-    for part in {Path(*file.parts[:1]) if file.parts[0] not in shared else file for file in files}:
+    shared = _tops_of_others(needed)
+    for part in {file if file.parts[0] in shared else Path(file.parts[0]) for file in files}:
         (site / part).parent.mkdir(parents=True, exist_ok=True)
         (site / part).symlink_to(Path(str(needed[0].locate_file(part))))
     return folder / "bin"

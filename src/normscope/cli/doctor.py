@@ -1,4 +1,4 @@
-"""doctor: Show what is installed, which device is used, which extras are missing.
+"""doctor: Show what is installed, which device is used, what is missing.
 
 First steps: normscope doctor
 """
@@ -23,7 +23,7 @@ _FOLDERS = {
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Show what is installed, which device is used, which extras are missing.
+    """Show what is installed, which device is used, what is missing.
 
     Versions of Python and of the packages that normscope needs, the device of --device auto and why it is that one, the extras
     with the commands that install them, models of packages, and where caches and run folders are.
