@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normscope.schemes import Scheme, Slots
     from normscope.watch.watching import Watch as watch  # noqa: N813  # the module can be called as its class
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "Scheme": "normscope.schemes:Scheme",
