@@ -1,11 +1,19 @@
-"""What the project promises contributors: the examples of CONTRIBUTING.md work as printed."""
+"""What the project promises users and contributors: examples that work, one version, valid files, a public API that stays."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import normscope as ns
+from helpers import public_api
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"(?:^`(?P<path>[\w/.]+)`:\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -47,3 +55,85 @@ def test_the_examples_of_contributing_work(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_all_files_have_the_version() -> None:
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", read("CHANGELOG.md"), re.MULTILINE)
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert released[0] == (ns.__version__, citation["date-released"])
+    assert citation["version"] == ns.__version__
+    dates = [date.fromisoformat(day) for _, day in released]
+    assert dates == sorted(dates, reverse=True)
+
+
+def test_the_changelog_has_the_headings_of_keep_a_changelog() -> None:
+    headings = set(re.findall(r"^### (.+)$", read("CHANGELOG.md"), re.MULTILINE))
+    assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert "## [Unreleased]" in read("CHANGELOG.md")
+
+
+def test_the_citation_has_what_its_format_requires_and_the_papers_of_the_readme() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
+    assert citation["authors"]
+    for paper in citation["references"]:
+        assert {"type", "title", "authors", "year", "url"} <= paper.keys()
+        assert all("family-names" in author for author in paper["authors"])
+    cited = {paper["url"] for paper in citation["references"]}
+    assert cited <= set(re.findall(r"https://arxiv\.org/abs/[\d.]+", read("README.md")))
+    assert citation["license"] == re.search(r'^license = "(.+)"$', read("pyproject.toml"), re.MULTILINE)[1]  # type: ignore[index]
+
+
+def supported() -> list[str]:
+    """The Python versions of the package's classifiers."""
+    return re.findall(r"Python :: (3\.\d+)", read("pyproject.toml"))
+
+
+def test_the_workflow_runs_make_test_on_every_python() -> None:
+    workflow = yaml.safe_load(read(".github/workflows/test.yml"))
+    assert workflow[True].keys() >= {"push", "pull_request"}  # YAML reads the key on as true
+    job = workflow["jobs"]["test"]
+    assert job["strategy"]["matrix"]["python"] == supported()
+    assert workflow["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
+    for job in workflow["jobs"].values():
+        assert job["timeout-minutes"] <= 60
+        for target in re.findall(r"^make ([\w ]+)", "\n".join(step.get("run", "") for step in job["steps"]), re.MULTILINE):
+            for name in target.removesuffix(" PYTHON").split():
+                assert re.search(rf"^{name}:", read("Makefile"), re.MULTILINE), f"the Makefile has no target {name}"
+
+
+FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_are_forms(path: Path) -> None:
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= form.keys()
+    fields: list[dict[str, Any]] = form["body"]
+    assert {field["type"] for field in fields} <= {"textarea", "input", "dropdown", "checkboxes", "markdown"}
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert all(field["attributes"]["label"] for field in fields)
+    assert any(field.get("validations", {}).get("required") for field in fields)
+
+
+def test_hooks_are_tools_of_the_environment() -> None:
+    (repository,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]
+    entries = [hook["entry"].split()[0] for hook in repository["hooks"]]
+    assert entries == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]
+
+
+def test_nothing_public_is_gone() -> None:
+    protected = set(public_api.FILE.read_text(encoding="utf-8").split("\n")) - {""}
+    gone = protected - set(public_api.public_api())
+    assert not gone, f"removed without the steps of docs/deprecation.md: {sorted(gone)}"
+
+
+def test_the_docs_list_the_public_names() -> None:
+    page = read("docs/deprecation.md").split("## What is public")[1].split("\n- the settings")[0]
+    listed = set(re.findall(r"`(\w+)`", "\n".join(line.rsplit("|", 2)[0] for line in page.split("\n") if line[:1] == "|")))
+    assert listed == set(dir(ns))

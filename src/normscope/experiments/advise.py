@@ -63,7 +63,7 @@ class Criterion:
 
     Attributes:
         key: its name in tables and JSON.
-        name: how it is asked for.
+        name: its name in ``criteria``.
         title: what it is, for people.
         unit: of its values.
         low_is_better: whether small values are good.

@@ -185,7 +185,7 @@ class Verdicts:
 
     Attributes:
         evidence: of all runs.
-        depth: of the model that is asked about.
+        depth: of the model that advice is for.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
             90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast
             (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
