@@ -1,12 +1,15 @@
 """What the project promises users and contributors: examples that work, one version, valid files, a public API that stays."""
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -137,3 +140,32 @@ def test_the_docs_list_the_public_names() -> None:
     page = read("docs/deprecation.md").split("## What is public")[1].split("\n- the settings")[0]
     listed = set(re.findall(r"`(\w+)`", "\n".join(line.rsplit("|", 2)[0] for line in page.split("\n") if line[:1] == "|")))
     assert listed == set(dir(ns))
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("history")
+
+
+def test_the_page_of_benchmarks_is_that_of_its_data(history: ModuleType) -> None:
+    data = history.read()
+    assert history.page(data) == read("docs/results/benchmarks.md"), "run python benchmarks/history.py"
+    drawn = data.groupby(history.SERIES).size() >= history.DRAWN
+    figure = read("docs/results/figures/benchmarks-history.svg")
+    assert figure.count(">measurement</text>") == drawn.sum() > 0
+    scripts = set(re.findall(r"benchmarks/\w+\.py", " ".join(data["command"])))
+    assert all((ROOT / script).is_file() for script in scripts)
+
+
+def test_a_measurement_is_appended_and_judged(history: ModuleType) -> None:
+    data = history.read()
+    given = {"unit": None, "goal": None, "machine": None, "note": "", "high": None}
+    new = Namespace(command="make test", quantity="time of the tests", low=15.5, **given)
+    longer = history.add(data, new)
+    last = longer.iloc[-1]
+    assert (last["goal"], last["machine"], last["version"]) == ("≤ 15", "two CPU cores", ns.__version__)
+    assert history.is_met(last) is False
+    assert "15.5 min" in history.page(longer).split("## Over time")[0]  # among the goals that are missed
+    with pytest.raises(SystemExit, match="machine"):
+        history.add(data, Namespace(command="make test", quantity="another", low=1.0, **given))
