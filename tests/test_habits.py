@@ -92,6 +92,12 @@ def test_the_citation_has_what_its_format_requires_and_the_papers_of_the_readme(
     assert citation["license"] == re.search(r'^license = "(.+)"$', read("pyproject.toml"), re.MULTILINE)[1]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_of_the_files_beside_the_docs_lead_somewhere(name: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", read(name)):
+        assert "://" in link or (ROOT / link.partition("#")[0]).is_file(), f"{name} links to {link}"
+
+
 def supported() -> list[str]:
     """The Python versions of the package's classifiers."""
     return re.findall(r"Python :: (3\.\d+)", read("pyproject.toml"))
