@@ -28,9 +28,9 @@ DRAWN = 3  # measurements from which a quantity has a figure
 COLUMNS = 3
 INTRODUCTION = """# Benchmarks
 
-Every figure that was measured of speed, cost and coverage, oldest first. Goals were set before the measurement; a goal that is
-missed is reported as missed. Ranges are over runs. Two CPU cores and one NVIDIA H200 are those of shared machines: compare
-ratios that were taken in one run rather than times of different days.
+Every figure that was measured of speed, cost and coverage, oldest first. Goals are those of today, and a missed one is reported
+as missed. Ranges are over runs. Two CPU cores and one NVIDIA H200 are those of shared machines: compare ratios that were taken
+in one run rather than times of different days.
 
 The data are in [data/benchmarks-history.csv](data/benchmarks-history.csv), one row for each measurement, with version and,
 where it is known, commit. `python benchmarks/history.py add COMMAND QUANTITY VALUE` appends a row and writes this page."""
