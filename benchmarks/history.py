@@ -97,10 +97,11 @@ def _line(series: pd.DataFrame) -> str:
 def figure(data: pd.DataFrame) -> alt.ConcatChart:
     """A small chart for every quantity that was measured often enough."""
     charts = [_chart(series) for _, series in data.groupby(SERIES, sort=False) if len(series) >= DRAWN]
-    return alt.concat(*charts, columns=COLUMNS).configure(font="DejaVu Sans", background="white")
+    together: alt.ConcatChart = alt.concat(*charts, columns=COLUMNS).configure(font="DejaVu Sans", background="white")
+    return together
 
 
-def _chart(series: pd.DataFrame) -> alt.LayerChart:
+def _chart(series: pd.DataFrame) -> alt.LayerChart | alt.FacetChart:
     """Measurements in their order with their ranges, and the goal."""
     last = series.iloc[-1]
     rows = series[["low", "high"]].assign(number=range(1, len(series) + 1), middle=(series["low"] + series["high"]) / 2)
