@@ -24,7 +24,7 @@ REPLACED = {  # what to write → what it replaces; a word with another sense is
     "reported, measured, computed": r"(?:is|are|was|were|be|been|as|has|have|unless) (?:said|told)|told (?:from|by|that)"
     r"|found (?:that|to be)",
     "sample, batch, dataset, prompt; interpretation": r"(?:an?|the|this|that|each|every|one|two|to|clock's) readings?",
-    "settings, config, request": r"asked|\w+'s questions?|(?:newer|older|later|second|no) questions?|questions? (?:for|that|is|are)",
+    "settings, config, request": r"asked|\w+'s questions?|(?:newer|older|later|no) questions?|questions? (?:that|is|are)",
     "checkpoint, resume": r"(?:go|goes|went|gone|going) on(?! (?:an?|the)\b)|tak(?:en?|es|ing) up|what (?:it|was|is|were) kept",
     "published value": r"publication'?s?",
 }
@@ -104,7 +104,8 @@ def test_replaced_words_are_noticed(text: str) -> None:
     "text",
     [
         "the numbers behind a figure", "nothing is left behind", "the length of a step", "a longer warm-up",
-        "what a sublayer writes to the stream", "a command writes a folder", "the whole mask is a question mark", "one script for each question",
+        "what a sublayer writes to the stream", "a command writes a folder", "the whole mask is a question mark",
+        "one script for each question",
         "the time of a chunk goes on the products", "reading the corpus", "the table `reading`", "values are present",
     ],
 )  # fmt: skip
