@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Build the corpus, package after package, and print its size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("corpus"), help="folder of the result; run again to resume")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="names of packages, or name=version (default: %(default)s)")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="names, or name=version (default: %(default)s)")
     options = parser.parse_args(arguments)
     to = options.to.resolve()
     packages = sorted(set(options.packages))
