@@ -58,12 +58,13 @@ def with_lists(text: str) -> str:
             lines.append(line)
             empty = True
             continue
+        begins = not inside
         if not fence and (item or empty):  # any other line goes on with its paragraph
             while inside and indent < inside[-1]:
                 inside.pop()
-        if item and not inside and indent > 3:
+        if item and begins and indent > 3:
             item = None  # indented code
-        if item and not inside and not empty and not (lines and _ITEM.match(lines[-1])):
+        if item and begins and not empty:
             lines.append("")
         outer = inside[-1] if inside else 0
         kept = 0 if item else max(indent - outer, 0)

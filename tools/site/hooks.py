@@ -41,7 +41,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, content=content))
     for path in sorted(_linked(files)):
         files.append(File.generated(config, f"repository/{path}", abs_src_path=str(ROOT / path)))
-    config.nav = _expanded(config.nav, {file.src_uri for file in files.documentation_pages()}, config.extra["order"])
+    order = {**config.extra["order"], "reference/commands": list(commands()), "reference/functions": list(functions())}
+    config.nav = _expanded(config.nav, {file.src_uri for file in files.documentation_pages()}, order)
     return files
 
 

@@ -2,7 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import typer
@@ -24,12 +25,11 @@ def commands() -> dict[str, TyperCommand]:
 
 def functions() -> dict[str, str]:
     """The public functions of experiments, and the experiment of each."""
-    names = {command.replace("-", "_"): command for command in summaries()}
-    others = {name: command for name, command in normscope._EXPERIMENTS.items()}
-    return {name: command for name, command in (names | others).items() if callable(getattr(normscope, name)) and name != "watch"}
+    names = {command.replace("-", "_"): command for command in summaries()} | normscope._EXPERIMENTS
+    return {name: command for name, command in names.items() if name not in normscope._NAMES}
 
 
-def command_page(name: str, command: TyperCommand, pages: Iterable[str]) -> str:
+def command_page(name: str, command: TyperCommand, pages: Collection[str]) -> str:
     """The page of a command; ``pages`` are those that it may link to."""
     context = command.context_class(command, info_name=f"normscope {name}")
     usage = " ".join(["normscope", name, *command.collect_usage_pieces(context)])
@@ -55,7 +55,7 @@ def command_list() -> str:
     return _table(("command", "what it does"), rows)
 
 
-def function_page(name: str, pages: Iterable[str]) -> str:
+def function_page(name: str, pages: Collection[str]) -> str:
     """The page of the Python function of an experiment; ``pages`` are those that it may link to."""
     command = functions()[name]
     kind, function = kind_of(command), function_of(command)
@@ -63,7 +63,7 @@ def function_page(name: str, pages: Iterable[str]) -> str:
     example, attributes = (part.strip("\n") for part in (example.partition("\nAttributes:")[::2]))
     signature = inspect.signature(function)
     fields = kind.fields()
-    shown = "".join(f"    {_parameter(parameter)},\n" for parameter in signature.parameters.values())
+    shown = textwrap.fill(", ".join(map(_parameter, signature.parameters.values())), 88, initial_indent="    ", subsequent_indent="    ")
     rows = [[f"`{each}`", _type(about_field.annotation), _default(about_field), _cell(about_field.description or "")]
             for each, about_field in fields.items()]  # fmt: skip
     common = [
@@ -75,7 +75,7 @@ def function_page(name: str, pages: Iterable[str]) -> str:
     parts = [
         f"# ns.{name}",
         _prose(about),
-        f"```python\nns.{name}(\n{shown}) -> Result\n```",
+        f"```python\nns.{name}(\n{shown}\n) -> Result\n```",
         *_see_also(pages, f"{command}.md", f"reference/commands/{command}.md"),
     ]
     if example:
@@ -94,22 +94,20 @@ def function_list() -> str:
     return _table(("function", "what it does"), rows)
 
 
-def _see_also(pages: Iterable[str], *wanted: str) -> Iterator[str]:
-    """A line with those of the wanted pages that there are, linked from two folders below."""
-    names = {"functions": "in Python", "commands": "as a command"}
-    there = [path for path in wanted if path in set(pages)]
-    links = [
-        f"[{names.get(path.split('/')[-2], 'in depth') if '/' in path else 'in depth'}](../../{path})".replace("../../reference", "..")
-        for path in there
-    ]
-    if links:
-        yield f"The same {', '.join(links)}." if "in depth" not in links[0] else f"Read on: {', '.join(links)}."
+def _see_also(pages: Collection[str], *wanted: str) -> Iterator[str]:
+    """A line with those of the wanted pages that there are, for a page two folders below them."""
+    names = {"functions": "the Python function", "commands": "the command", "": "in depth"}
+    there = [(names[path.rpartition("/")[0].rpartition("/")[2]], path) for path in wanted if path in pages]
+    if there:
+        yield f"See also: {', '.join(f'[{name}](../../{path})' for name, path in there)}."
 
 
 def _examples(epilog: str) -> Iterator[str]:
+    """The examples at the end of a help text; what stands in brackets behind one becomes a comment."""
     lines = inspect.cleandoc(epilog.replace("\b", "")).partition("Examples:\n")[2]
     if lines:
-        yield f"## Examples\n\n```bash\n{inspect.cleandoc(lines)}\n```"
+        commented = re.sub(r"\s{2,}\((.*)\)$", r"  # \1", inspect.cleandoc(lines), flags=re.MULTILINE)
+        yield f"## Examples\n\n```bash\n{commented}\n```"
 
 
 def _option_row(param: Any, context: typer.Context) -> list[str]:
