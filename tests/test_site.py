@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, shows what the code says, loads nothing from elsewhere, and can be searched from disk."""
+"""The site: it builds without a warning, shows what the code says, loads nothing from elsewhere, can be searched from disk."""
 
 import os
 import re
@@ -20,8 +20,8 @@ from normscope.experiments import kind_of, summaries
 pytest.importorskip("mkdocs", reason="the site needs normscope[docs]")
 sys.path.insert(0, str(ROOT / "tools" / "site"))
 
-from dialect import slug, with_links, with_lists  # noqa: E402
-from notebooks import notebook_page  # noqa: E402
+from dialect import slug, with_links, with_lists
+from notebooks import notebook_page
 
 
 @pytest.fixture(scope="session")
@@ -133,9 +133,9 @@ def test_what_leads_nowhere_ends_the_build(tmp_path: Path, text: str, problem: s
     (docs / "index.md").write_text(f"# One\n\n{text}\n", encoding="utf-8")
     (docs / "schemes.md").write_text("# Schemes\n", encoding="utf-8")
     nav = ["index.md", "schemes.md"] if text else ["index.md"]
-    plain = {"hooks": [], "docs_dir": str(docs), "nav": nav, "theme": {"name": "mkdocs"}, "extra_css": [], "plugins": ["autorefs"]}
+    plain = {"hooks": [], "theme": {"name": "mkdocs"}, "extra_css": [], "plugins": ["autorefs"]}
     with pytest.raises(Abort):
-        build(tmp_path / "site", **plain)
+        build(tmp_path / "site", docs_dir=str(docs), nav=nav, **plain)
     assert problem in caplog.text
 
 
@@ -173,10 +173,10 @@ def test_pages_fit_a_phone(site: Path, tab: Tab, name: str) -> None:
 
 
 def test_links_lead_to_where_files_are_in_the_site() -> None:
-    places = {"docs/a.md": "a.md", "docs/t/n.ipynb": "t/n.md", "src/x.py": "repository/src/x.py", "LICENSE": "repository/LICENSE"}
-    text = "[a](docs/a.md#b), [n](docs/t/n.ipynb), [x](src/x.py), [all](src), [web](https://a.b), [here](#c)\n```\n[a](docs/a.md)\n```\n"
+    places = {"docs/a.md": "a.md", "docs/t/n.ipynb": "t/n.md", "src/x.py": "repository/src/x.py"}
+    text = "[a](docs/a.md#b), [n](docs/t/n.ipynb), [x](src/x.py), [all](src), [web](https://a.b), [c](#c)\n```\n[a](docs/a.md)\n```\n"
     assert with_links(text, "CONTRIBUTING.md", "project/contributing.md", places.get) == (
-        "[a](../a.md#b), [n](../t/n.md), [x](../repository/src/x.py), all, [web](https://a.b), [here](#c)\n```\n[a](docs/a.md)\n```\n"
+        "[a](../a.md#b), [n](../t/n.md), [x](../repository/src/x.py), all, [web](https://a.b), [c](#c)\n```\n[a](docs/a.md)\n```\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Commands that the documentation prints: parsed by the real command line, and their settings validated, without running them."""
+"""Commands that the documentation prints: parsed by the command line, and their settings validated, without running them."""
 
 import re
 import shlex

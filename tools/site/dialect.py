@@ -47,7 +47,7 @@ def with_captions(text: str) -> str:
 
 
 def with_lists(text: str) -> str:
-    """Lists that need no empty line before them and nest by the width of their marker, indented by four as they must be here."""
+    """Lists that need no empty line before them and nest by the width of their marker, indented by four as here."""
     lines: list[str] = []
     inside: list[int] = []  # the columns at which the text of the open items begins
     fence, empty = "", True

@@ -13,9 +13,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebooks import notebook_page
-from reference import command_list, command_page, commands, function_list, function_page, functions
 
 from normscope.explorer.export import export_explorer
+from reference import command_list, command_page, commands, function_list, function_page, functions
 
 ROOT = Path(__file__).parent.parent.parent
 ROOT_PAGES = {
@@ -133,7 +133,8 @@ def _expanded(nav: Any, pages: set[str], order: dict[str, list[str]]) -> Any:
 
     def expand(entry: Any) -> list[Any]:
         if isinstance(entry, dict):
-            return [{title: below[0] if isinstance(inside, str) else below} for title, inside in entry.items() if (below := expand(inside))]
+            below = {title: (expand(inside), isinstance(inside, str)) for title, inside in entry.items()}
+            return [{title: pages[0] if alone else pages} for title, (pages, alone) in below.items() if pages]
         if isinstance(entry, list):
             return [found for each in entry for found in expand(each)]
         if not entry.endswith("/*"):
