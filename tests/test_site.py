@@ -174,9 +174,9 @@ def test_pages_fit_a_phone(site: Path, tab: Tab, name: str) -> None:
 
 def test_links_lead_to_where_files_are_in_the_site() -> None:
     places = {"docs/a.md": "a.md", "docs/t/n.ipynb": "t/n.md", "src/x.py": "repository/src/x.py"}
-    text = "[a](docs/a.md#b), [n](docs/t/n.ipynb), [x](src/x.py), [all](src), [web](https://a.b), [c](#c)\n```\n[a](docs/a.md)\n```\n"
+    text = "[a](docs/a.md#b), [n](docs/t/n.ipynb), [x](src/x.py), [all](src), [w](https://a.b), [c](#c)\n```\n[a](a.md)\n```\n"
     assert with_links(text, "CONTRIBUTING.md", "project/contributing.md", places.get) == (
-        "[a](../a.md#b), [n](../t/n.md), [x](../repository/src/x.py), all, [web](https://a.b), [c](#c)\n```\n[a](docs/a.md)\n```\n"
+        "[a](../a.md#b), [n](../t/n.md), [x](../repository/src/x.py), all, [w](https://a.b), [c](#c)\n```\n[a](a.md)\n```\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reference pages made from the code: one for every command, from what --help prints, and for every function of an experiment."""
+"""Reference pages made from the code: of every command, from what --help prints, and of every function of an experiment."""
 
 import inspect
 import re
@@ -107,7 +107,9 @@ def _settings(kind: "type[Experiment]") -> str:
 def _figures(kind: "type[Experiment]") -> str:
     """The tables and figures that an experiment declares for comparisons."""
     rows = [(_code(one.table), _code(one.name), _cell(one.caption or one.title)) for one in kind.quantities]
-    text = 'What [comparisons](../../compare.md) use: a table of the [Result](../results.md), and its figure, `result.plot("NAME")`.'
+    text = (
+        "What [comparisons](../../compare.md) use: a table of the [Result](../results.md) and its figure, `result.plot(NAME)`."
+    )
     return f"## Tables and figures\n\n{text}\n\n{_table(('table', 'figure', 'shows'), rows)}" if rows else ""
 
 
