@@ -128,7 +128,7 @@ def _linked(files: Files) -> set[str]:
 
 
 def _expanded(nav: Any, pages: set[str], order: dict[str, list[str]]) -> Any:
-    """Nav with ``folder/*`` replaced by the pages of that folder that it does not name."""
+    """Nav with patterns such as ``folder/*`` replaced by the pages of that folder that it does not name."""
     named = set(_leaves(nav))
 
     def expand(entry: Any) -> list[Any]:
@@ -137,9 +137,9 @@ def _expanded(nav: Any, pages: set[str], order: dict[str, list[str]]) -> Any:
             return [{title: pages[0] if alone else pages} for title, (pages, alone) in below.items() if pages]
         if isinstance(entry, list):
             return [found for each in entry for found in expand(each)]
-        if not entry.endswith("/*"):
+        if "*" not in entry:
             return [entry]
-        folder = entry.removesuffix("/*")
+        folder = entry.rpartition("/")[0]
         first = [f"{folder}/{name}.md" for name in order.get(folder, ())]
         here = [page for page in pages - named if fnmatch(page, entry) and page.count("/") == entry.count("/")]
         return sorted(here, key=lambda page: (first.index(page) if page in first else len(first), page))
