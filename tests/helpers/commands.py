@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from helpers.docs import ROOT
-from normscope.cli import app
+from normscope.cli.commands import app
 from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 from normscope.report.write import chosen_formats

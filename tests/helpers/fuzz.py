@@ -30,6 +30,7 @@ import typer
 from helpers.hostile import FILES, NUMBERS, OUTS, PLACES, SCHEMES, SYSTEM, TEXTS, VALUES
 from normscope.cli import main
 from normscope.cli.command import command_of
+from normscope.cli.doctor import doctor
 from normscope.cli.explore import explore
 from normscope.cli.schemes import schemes
 from normscope.experiments import kind_of, summaries
@@ -185,7 +186,9 @@ class Case:
 @cache
 def options() -> dict[str, list[Option]]:
     """All options of all commands, from what makes the commands."""
-    functions = {"schemes": schemes, "explore": explore} | {name: command_of(kind_of(name)) for name in summaries()}
+    functions = {"schemes": schemes, "explore": explore, "doctor": doctor} | {
+        name: command_of(kind_of(name)) for name in summaries()
+    }
     return {command: list(_options(command, function)) for command, function in functions.items()}
 
 

@@ -10,7 +10,8 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 import normscope
-from normscope.cli import app
+from normscope.cli import overview
+from normscope.cli.commands import app
 from normscope.experiments import function_of, kind_of, summaries
 
 if TYPE_CHECKING:
@@ -63,11 +64,18 @@ def command_page(name: str, command: TyperCommand, pages: Collection[str]) -> st
 
 
 def command_list() -> str:
-    """A table of all commands with their summaries."""
-    summary = {name: command.get_short_help_str(200) for name, command in commands().items()}
-    return _table(
-        ("command", "what it does"), ((f"[`normscope {name}`](commands/{name}.md)", summary[name]) for name in summary)
-    )
+    """Tables of all commands by purpose, each with its most used example."""
+    listed = overview.commands().items()
+    heads = ("command", "what it does", "example")
+    rows = {
+        purpose: [
+            (f"[`{name}`](commands/{name}.md)", _cell(entry.summary), _code(entry.example))
+            for name, entry in listed
+            if entry.purpose == purpose
+        ]
+        for purpose in overview.PURPOSES
+    }
+    return _joined(*(f"### {purpose}\n\n{_table(heads, lines)}" for purpose, lines in rows.items()))
 
 
 def function_page(name: str, pages: Collection[str]) -> str:

@@ -1,4 +1,7 @@
-"""advise: Rank schemes for a new model of a given shape."""
+"""advise: Rank schemes for a new model of a given shape.
+
+Schemes and theory: normscope advise --depth 48 --width 2048 --heads 16
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +20,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Schemes, as_list, one_of, setting
+from normscope.experiments.settings import Accepts, Schemes, as_list, one_of, setting
 from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts, evidence_tables, packaged, shown, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
@@ -203,7 +206,9 @@ class Advise(Seeded):
         "Comma-separated schemes: names, or paths of TOML files.",
         shown="all named schemes but those whose step starts near 0",
     )
-    rank_by: Annotated[dict[str, float] | None, BeforeValidator(as_weights)] = setting(
+    rank_by: Annotated[
+        dict[str, float] | None, BeforeValidator(as_weights), Accepts("str | Sequence[str] | Mapping[str, float] | None")
+    ] = setting(
         None,
         f"Comma-separated criteria, optionally weighted: late,noise=2. There are {', '.join(c.name for c in CRITERIA)}.",
         shown="weights fitted to trained language models",

@@ -1,4 +1,7 @@
-"""demo: Audit, simulate, train and verify: one report page."""
+"""demo: Audit, simulate, train and verify: one report page.
+
+First steps: normscope demo
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
