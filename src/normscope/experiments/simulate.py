@@ -376,7 +376,7 @@ class _Particles:
 
 
 def _simulated(settings: Simulate, advance: Callable[[float], None]) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
-    """The trajectory of every scheme, and gradients by depth where they are asked for."""
+    """The trajectory of every scheme, and gradients by depth where the settings have them."""
     from normscope.core.threads import one_thread
 
     alpha = named_schedule(settings.alpha)

@@ -44,7 +44,7 @@ class Section:
         tables: tables that the page shows.
         figures: figures by name; a finding refers to its figure by this name.
         findings: what the section comes to.
-        name: how a result is asked for it, ``result["collapse"]``; made of the title unless given.
+        name: its name in a result, ``result["collapse"]``; made of the title unless given.
         data: the numbers behind it, by table name.
         folded: whether the page shows it closed.
     """

@@ -206,7 +206,7 @@ STATEMENTS = (
         id="2:layers",
         title="Layers are Euler steps",
         claim="Residual layers are Euler steps of an ODE, with the table's layer and flow for each scheme.",
-        tested="The printed layer with its write multiplied by h = 10⁻⁶: (x(h) − x)/h beside the library's flow.",
+        tested="The printed layer with its update multiplied by h = 10⁻⁶: (x(h) − x)/h beside the library's flow.",
         space=_SIZES | _RADII | {"time": Range(0, 6), "alpha": Range(0.01, 10, log=True), "scheme": choice(*SIX)},
         conclusion=_euler,
         by="scheme",
