@@ -12,7 +12,8 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 import normscope
 from normscope.cli import overview
 from normscope.cli.commands import app
-from normscope.experiments import function_of, kind_of, summaries
+from normscope.experiments import kind_of, summaries
+from normscope.experiments.functions import function_of
 
 if TYPE_CHECKING:
     from normscope.experiments.experiment import Experiment
