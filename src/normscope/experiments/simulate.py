@@ -340,6 +340,10 @@ _CURVES = {
         "time", "cosine", "Clustering over time", "mean cosine γ",
         "At 1 all tokens point one way: rank collapse.", False,
     ),
+    "speed": (
+        "time", "speed", "Rotation over time", "mean |θ̇|, in radians per unit of time",
+        "How far a token rotates in one unit of time, which stands for one layer.", True,
+    ),
     "rate": (
         "time", "cosine_rate", "Speed of clustering over time", "γ̇",
         "A straight line is exponential decay; a curve that flattens keeps moving late.", True,
