@@ -270,6 +270,22 @@ def test_a_figure_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_scenes_stand_side_by_side_with_one_bar_and_no_names_of_thin_trails() -> None:
+    ways = [[(1.0, 0.0, 0.0), (0.0, 1.0, 0.0)], [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0)]]
+    scenes = [
+        Scene(name, (), tuple(Trail(f"token {i}", way, thin=True) for i, way in enumerate(ways)), f"of {name}", radius=1.0)
+        for name in ("post", "pre")
+    ]
+    svg = figure_svg(Scenes("Spheres", scenes, "Together."))
+    texts = {words: (float(x), float(y)) for x, y, words in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', svg)}
+    assert texts["pre"][0] > texts["post"][0]
+    assert texts["pre"][1] == texts["post"][1]
+    assert {"of post", "of pre", "Together.", "step"} <= set(texts)
+    assert "token" not in svg
+    assert svg.count("<linearGradient") == 1
+    assert svg.count("<circle") == 4  # one for each token, where its way ends
+
+
 # Pages
 
 
