@@ -22,7 +22,7 @@ _ALLOWED = 0.003  # rms in γ: the published curves come from a loose solver, wh
 _ALLOWED_SPEED = 0.01  # rms in γ̇, as a share of the curve's maximum
 _PEAK = {"2b": 0.01, "3b": 0.01}  # share by which the height of a maximum may differ
 _ALPHAS = {"const": "constant", "sqrt": "root", "lin": "linear", "pow": "power", "sin-sqrt": "mixed"}  # read → ours
-_TIMES = [TIME * i / 2000 for i in range(2001)]
+_TIMES = [TIME * i / 1000 for i in range(1001)]
 _LABELS = {"gamma": "cosine γ", "time": "time t"}
 
 
@@ -59,7 +59,7 @@ def _compare(
             quantity = f"{part}: {names[y]} over {_LABELS[x]}"
             residuals.append(residual(name, quantity, rows, own, (x, theirs, y), allowed=share, between=True))
             dots = rows[rows["how"].isin(READ)] if "how" in rows else rows
-            curves.append(Curve(name, own[x][::10], own[y][::10]))
+            curves.append(Curve(name, own[x][::5], own[y][::5]))
             curves.append(Curve(name, *spaced(dots[x], dots[theirs]), published=True))
         title = f"{figure.capitalize().replace('Fig', 'Figure ')}{part}"
         panels.append(Panel(title, _LABELS[x], f"{names[y]}", tuple(curves)))
