@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types browser tests fuzz kills ledger clean
+.PHONY: demo test lint types browser tests fuzz kills ledger papers clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -31,6 +31,10 @@ kills: $(INSTALLED) # 108 commands killed at random moments; `make test` kills a
 ledger: $(INSTALLED) # the packaged run of the ledger, which the explorer shows without one of its own
 	$(BIN)/normscope verify --out runs/ledger --overwrite
 	$(BIN)/python -m normscope.explorer.ledger runs/ledger
+
+papers: $(INSTALLED) # the gallery of docs/results/papers.md; half an hour on two cores, and it resumes
+	$(BIN)/normscope reproduce --all --out runs/papers --format html,md
+	$(BIN)/python -m normscope.papers.publish runs/papers docs/results
 
 SEED ?= 0
 fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values

@@ -28,7 +28,7 @@ def mixed(t: float) -> float:
 
 def power(t: float) -> float:
     """α_t = (1 + t)^(−3/2): its integral is at most 2, so that tokens never meet."""
-    return (1 + t) ** -1.5
+    return 1 / math.sqrt(1 + t) ** 3
 
 
 SCHEDULES: dict[str, Schedule] = {f.__name__: f for f in (constant, root, linear, mixed, power)}

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.papers.entry import THIS_RUN, Residual
+from normscope.results.tables import plain_rows
 
 SCHEMES = {"ngpt": "ngpt", "peri": "peri", "post": "post", "mix": "mix", "pre": "pre", "sqrt": "sqrt-scaling"}  # read → ours
 READ = ("m", "e", "k")  # readings of the stroke itself; others are those of a covering curve, or interpolated
@@ -89,4 +90,4 @@ def verdicts() -> dict[str, dict[str, str]]:
     if not file.is_file():
         return {}
     with file.open(encoding="utf-8") as lines:
-        return {row["entry"]: row for row in pd.read_csv(lines, dtype=str, keep_default_na=False).to_dict("records")}
+        return {row["entry"]: row for row in plain_rows(pd.read_csv(lines, dtype=str, keep_default_na=False))}

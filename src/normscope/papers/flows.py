@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 
@@ -12,8 +13,10 @@ from normscope.core import Attention
 from normscope.dynamics import SCHEDULES, Motion, SymmetricFlow, measure
 from normscope.papers.curves import READ, SCHEMES, published, residual, spaced
 from normscope.papers.entry import Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+from normscope.results.tables import plain_rows
 from normscope.schemes import NAMED, Scheme
 
+Numbers = npt.NDArray[np.float64]
 TOKENS, BETA, TIME = 256, 5.0, 20.0
 _SETTING = "n = 256, β = 5, orthogonal start, t from 0 to 20"
 _GRID = 999  # steps of the published grid of 1,000 points; γ̇ of Figure 2 is per step of it
@@ -72,10 +75,10 @@ def _peaks(figure: str, ours: dict[str, pd.DataFrame], read_as: dict[str, str]) 
     rows = published("2-fig2-fig3-speed-peaks")
     for row in rows[rows["figure"] == figure].itertuples(index=False):
         name = read_as[str(row.curve)]
-        top = ours[name].loc[ours[name]["speed"].idxmax()]
+        top = plain_rows(ours[name].nlargest(1, "speed"))[0]
         height, time = float(row.gamma_dot_as_plotted), float(row.time_of_peak)
-        values.append(Value(f"{name}: largest γ̇", height, float(top["speed"]), allowed=_PEAK[figure] * height))
-        values.append(Value(f"{name}: time of the largest γ̇", time, float(top["time"]), allowed=0.04))
+        values.append(Value(f"{name}: largest γ̇", height, top["speed"], allowed=_PEAK[figure] * height))
+        values.append(Value(f"{name}: time of the largest γ̇", time, top["time"], allowed=0.04))
     return values
 
 
@@ -105,8 +108,9 @@ def figure_2(request: Request) -> Reproduction:
     )
     values = _peaks("2b", ours, SCHEMES)
     settings = f"{_SETTING}; six schemes, nGPT α = 1; the reduction to γ and r, Runge-Kutta 4 in ln(1 + t)"
-    checks = (*residuals, *values)
-    return Reproduction(judge(checks, remark=True), remark, settings, tuple(values), tuple(residuals), tuple(panels))
+    return Reproduction(
+        judge([*residuals, *values], remark=True), remark, settings, tuple(values), tuple(residuals), tuple(panels)
+    )
 
 
 def figure_3(request: Request) -> Reproduction:
@@ -123,8 +127,9 @@ def figure_3(request: Request) -> Reproduction:
         "of the mixed schedule are too narrow to be read, and are not compared."
     )
     settings = f"{_SETTING}; nGPT with five schedules α_t (normscope simulate --scheme ngpt --alpha NAME --symmetric)"
-    checks = (*residuals, *values)
-    return Reproduction(judge(checks, remark=True), remark, settings, tuple(values), tuple(residuals), tuple(panels))
+    return Reproduction(
+        judge([*residuals, *values], remark=True), remark, settings, tuple(values), tuple(residuals), tuple(panels)
+    )
 
 
 def first_speeds(request: Request) -> Reproduction:
@@ -141,20 +146,24 @@ def first_speeds(request: Request) -> Reproduction:
     return Reproduction(judge(values), remark, f"{_SETTING}, r_0 = 1, α_0 = 1; float64", tuple(values))
 
 
-def _slope(scheme: str, times: np.ndarray, x: Callable[..., np.ndarray], y: Callable[..., np.ndarray]) -> tuple[float, float]:
+def _slope(scheme: str, times: Numbers, x: Callable[..., Numbers], y: Callable[..., Numbers]) -> tuple[float, float]:
     """Slope of y(t, γ̇) on x(t), with its standard error."""
     rates = np.array(SymmetricFlow(NAMED[scheme], TOKENS, BETA, TIME).solve(times.tolist()).table["cosine_rate"])
     (slope, _), covariance = np.polyfit(x(times), y(times, rates), 1, cov=True)
     return float(slope), math.sqrt(covariance[0, 0])
 
 
+def _log_rate(times: Numbers, rates: Numbers) -> Numbers:
+    return np.log(rates)
+
+
 def terminal_rates(request: Request) -> Reproduction:
     """Exponents of γ̇ at late times, by regression, beside the table of Theorem 4.1."""
     powers, exponents, roots = np.geomspace(1e4, 1e6, 41), np.linspace(20, 60, 41), np.linspace(400, 2000, 41)
-    log, powers_of_t = lambda t, v: np.log(v), "ln γ̇ on ln t, t from 10⁴ to 10⁶"
-    cases = [
-        *((name, powers_of_t, -3.0, powers, np.log, log) for name in ("pre", "mix", "peri")),
-        *((name, "ln γ̇ on t, t from 20 to 60", -2.0, exponents, np.asarray, log) for name in ("post", "ngpt")),
+    powers_of_t = "ln γ̇ on ln t, t from 10⁴ to 10⁶"
+    cases: list[tuple[str, str, float, Numbers, Callable[..., Numbers], Callable[..., Numbers]]] = [
+        *((name, powers_of_t, -3.0, powers, np.log, _log_rate) for name in ("pre", "mix", "peri")),
+        *((name, "ln γ̇ on t, t from 20 to 60", -2.0, exponents, np.asarray, _log_rate) for name in ("post", "ngpt")),
         ("sqrt-scaling", "ln(γ̇√t) on √t, t from 400 to 2,000", -4.0, roots, np.sqrt, lambda t, v: np.log(v * np.sqrt(t))),
     ]
     values, advance = [], request.progress.stage("integrating", len(cases))

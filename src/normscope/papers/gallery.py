@@ -148,8 +148,8 @@ def _strokes(curves: pd.DataFrame) -> Any:
 
 def _line(name: str, published: bool, rows: pd.DataFrame) -> Line:
     banded = bool(rows["low"].notna().all() and len(rows))
-    edges = {"low": list(rows["low"]), "high": list(rows["high"])} if banded else {}
-    return Line(name, list(rows["x"]), list(rows["y"]), **edges, dots=published)
+    low, high = (list(rows[edge]) if banded else None for edge in ("low", "high"))
+    return Line(name, list(rows["x"]), list(rows["y"]), low, high, dots=published)
 
 
 def _with_error(value: str, error: float) -> str:

@@ -152,7 +152,7 @@ def collapse(entry: str, figure: str, model: str, definition: str, request: Requ
     readings = readings[readings["figure"].astype(str) == figure]
     everywhere = readings[readings["layer"] == "all"].sort_values("noise_rms_percent")
     level = _level(everywhere["noise_rms_percent"], everywhere["collapse_percent"])
-    values, residuals, panels = [], [], []
+    values, panels = [], []
     for one in models:
         table = one.result.tables["collapse"]
         table = table[(table["definition"] == definition) & table["head"].isna()]
@@ -173,7 +173,7 @@ def collapse(entry: str, figure: str, model: str, definition: str, request: Requ
             for layer, rows in readings.groupby("layer", sort=False)
         ]  # fmt: skip
         panels.append(Panel(one.strategy, "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True))
-    return _outcome(entry, model, models, residuals, values, panels)
+    return _outcome(entry, model, models, [], values, panels)
 
 
 def _level(noise: pd.Series, share: pd.Series) -> float:
