@@ -45,11 +45,10 @@ class Request:
     progress: Progress = SILENT
     reused: list[float] = field(default_factory=list)
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """What the outcome depends on."""
-        given = {"full": self.full, "runs": self.runs, "models": list(self.models), "seed": self.seed}
-        return {**given, "device": self.device.partition(":")[0]}
+    def record(self, takes: Iterable[str] = ("full", "runs", "model")) -> dict[str, Any]:
+        """What the outcome of an entry depends on that takes these settings."""
+        given = {"full": self.full, "runs": self.runs, "model": list(self.models)}
+        return {**{name: given[name] for name in takes}, "seed": self.seed, "device": self.device.partition(":")[0]}
 
     def run(self, experiment: Experiment) -> Result:
         """The result of an experiment; one that is complete in the folder is not run again."""
@@ -194,9 +193,9 @@ class Entry:
     def command(self, request: Mapping[str, Any]) -> str:
         """The command line of this entry with the settings of a request."""
         options = [
-            *(["--full"] if request["full"] else []),
-            *(["--runs", str(request["runs"])] if request["runs"] else []),
-            *(["--model", ",".join(request["models"])] if request["models"] else []),
+            *(["--full"] if request.get("full") else []),
+            *(["--runs", str(request["runs"])] if request.get("runs") else []),
+            *(["--model", ",".join(request["model"])] if request.get("model") else []),
             *(["--seed", str(request["seed"])] if request["seed"] else []),
         ]
         return shlex.join(["normscope", "reproduce", self.id, *options])

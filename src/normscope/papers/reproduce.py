@@ -155,19 +155,20 @@ class Reproduce(Seeded):
     def _made(self, entry: Entry, progress: Progress, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""
         request = self.request
+        record = request.record(entry.takes)
         path = None if folder is None else run_path(folder) / _ENTRIES / entry.name
         if self.everything and path is not None and is_run(path):
             saved = open_run(path)
-            if saved.description["configuration"] == request.record:
+            if saved.description["configuration"] == record:
                 progress.message(f"complete already: {entry.id}")
                 return {name: saved.table(name) for name in _TABLES}
         progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
         request, began = replace(request, folder=_work(folder), progress=progress), time.monotonic()
         found = entry.make(request)
         seconds = time.monotonic() - began + sum(request.reused)
-        tables = Made(entry, found, request.record, seconds, datetime.now(UTC).date().isoformat()).tables
+        tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat()).tables
         if path is not None:
-            with new_run(path, self.command, request.record, seed=self.seed, device=self.device, overwrite=True) as run:
+            with new_run(path, self.command, record, seed=self.seed, device=self.device, overwrite=True) as run:
                 for name, table in tables.items():
                     run.write_table(name, table)
         return tables
@@ -244,7 +245,7 @@ def listing(folder: Path) -> pd.DataFrame:
         rows.append(
             {"entry": entry.id, "title": entry.title, "needs": entry.needs, "full": entry.full, "published": entry.published,
              "verdict": last.get("verdict", NOT_RUN), "date": last.get("date", ""),
-             "command": entry.command(json.loads(last["request"]) if last else Request().record),
+             "command": entry.command(json.loads(last["request"]) if last else {"seed": 0}),
              "commands": "\n".join(entry.commands)}
         )  # fmt: skip
     return pd.DataFrame(rows)
