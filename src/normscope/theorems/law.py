@@ -123,7 +123,7 @@ def _gradient(case: Case, corrected: bool) -> Comparison:
 
 def _quadrature(rate: Callable[[float], float], end: float, smooth: float) -> float:
     """∫ of a rate from 0, by Gauss's rule on pieces between the multiples of ``smooth``, where it may have corners."""
-    nodes, weights = np.polynomial.legendre.leggauss(12)
+    nodes, weights = np.polynomial.legendre.leggauss(32)
     ends = [*(i * smooth for i in range(math.ceil(end / smooth))), end]
     pieces = ((low, (high - low) / 2) for low, high in itertools.pairwise(ends))
     return float(sum(half * weights @ [rate(low + half * (1 + node)) for node in nodes] for low, half in pieces))
