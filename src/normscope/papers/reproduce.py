@@ -1,6 +1,6 @@
 """reproduce: Make a paper's figure or table, beside what was published.
 
-Theory: normscope reproduce 2:fig2
+Schemes and theory: normscope reproduce 2:fig2
 """
 
 import json
