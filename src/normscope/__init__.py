@@ -9,7 +9,7 @@ Everything here is imported when it is first used, so that ``import normscope`` 
 from the settings of the experiments (``make generated``), has the types of all names.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "Scheme": "normscope.schemes:Scheme",

@@ -66,7 +66,7 @@ class Criterion:
 
     Attributes:
         key: its name in tables and JSON.
-        name: how it is asked for.
+        name: its name in ``criteria``.
         title: what it is, for people.
         unit: of its values.
         low_is_better: whether small values are good.
@@ -593,8 +593,9 @@ def _trusted(advise: Advise) -> str:
         for depth, each in zip(depths, trust.tested, strict=True)
         if math.isfinite(each.value)
     ]
-    seen = [str(depth) for depth in depths if depth in CHOSEN_ON]
-    chosen = f", though what is simulated was chosen after the models of {_listed(seen)} layers were trained"
+    seen, fresh = ([str(depth) for depth in depths if (depth in CHOSEN_ON) == known] for known in (True, False))
+    chosen = f"; what is simulated was chosen after the models of {_listed(seen)} layers were trained"
+    chosen += f" and before those of {_listed(fresh)}, which are the fair test" * bool(fresh)
     return (
         f"The simulation ranks by {_listed(names)}; with weights fitted to the other depths, its rank correlation with the "
         f"loss is {_listed(tested) or 'not known'}{chosen * bool(seen)}."
