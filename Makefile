@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types browser tests docs fuzz kills ledger generated clean
+.PHONY: demo test lint types browser tests docs fuzz kills ledger papers generated clean
 
 demo: $(INSTALLED)
 	$(BIN)/normscope demo --overwrite
@@ -38,6 +38,10 @@ ledger: $(INSTALLED) # the packaged run of the ledger, which the explorer shows 
 
 generated: $(INSTALLED) # the types of the public API and the completions of options, from the settings of the experiments
 	cd tests && ../$(BIN)/python -m helpers.generated
+
+papers: $(INSTALLED) # the gallery of docs/results/papers.md; half an hour on two cores, and it resumes
+	$(BIN)/normscope reproduce --all --out runs/papers --format html,md
+	$(BIN)/python -m normscope.papers.publish runs/papers docs/results
 
 SEED ?= 0
 fuzz: $(INSTALLED) # every case of the fuzzer; `make test` runs a sample of them, another SEED draws other values

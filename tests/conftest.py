@@ -1,5 +1,6 @@
 """What all tests share: one thread each, signals as a terminal gives them, and the cases of the fuzzer."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ import runtime_types
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
 
+gc.disable()  # until all tests are collected
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts in the background
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 
@@ -21,6 +24,11 @@ with suppress(ImportError):  # property tests draw the same cases every time
 
     settings.register_profile("repeatable", derandomize=True)
     settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay to the end: a collection that visits them costs a third of a second
+    gc.enable()
 
 
 def pytest_runtest_setup() -> None:

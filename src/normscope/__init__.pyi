@@ -504,6 +504,42 @@ def verify(
         overwrite: whether to replace that folder.
     """
 
+def reproduce(
+    *entries: str | Sequence[str],
+    everything: bool = False,
+    full: bool = False,
+    runs: int | None = None,
+    model: str | Sequence[str] | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool | Progress = True,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+) -> Result:
+    r"""Make a paper's figure or table, beside what was published.
+
+    Without arguments: all figures and tables of the three papers, what each needs, and its last verdict.
+    The short form of an entry takes about a minute on two cores; --full is the published scale. The folder is a gallery that
+    grows: it keeps every entry that was made, and its page shows all of them. Stopped at any moment, --all resumes.
+
+    Example:
+        >>> import normscope as ns
+        >>> ns.reproduce("2:speeds", progress=False).tables["entries"][["entry", "verdict"]].values.tolist()
+        [['2:speeds', 'reproduced']]
+
+    Args:
+        entries: Figures and tables to make: 2:fig5a, or 2 for all of a paper. Without any: a list.
+        everything: Make all of them; those that are complete in the folder are not made again.
+        full: At the published scale: minutes on a GPU, hours on a CPU.
+        runs: Number of runs of an ensemble.
+        model: Comma-separated models to measure, for papers 1 and 3.
+        seed: Seed of everything random.
+        device: cpu, cuda, or auto: a GPU if there is one.
+        progress: whether to show progress.
+        out: a run folder to save the result in; a resumable experiment resumes there.
+        overwrite: whether to replace that folder.
+    """
+
 def audit(
     model: str | Path | Model | Module | SavedModel | None = None,
     text: str | Path | None = None,

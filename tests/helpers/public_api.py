@@ -3,13 +3,12 @@
 ``python tests/helpers/public_api.py`` writes ``tests/public_api.txt``, which a release renews.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
 import normscope as ns
+from normscope.cli.commands import app
 
 FILE = Path(__file__).parent.parent / "public_api.txt"
 MEMBERS = {  # those that the docs describe; the others may change
@@ -26,8 +25,7 @@ def public_api() -> list[str]:
     """All of it, sorted."""
     names = [f"ns.{name}" for name in dir(ns)]
     members = [f"ns.{kind}.{name}" for kind, wanted in MEMBERS.items() for name in wanted.split() if _has(kind, name)]
-    module = "normscope.cli.commands" if find_spec("normscope.cli.commands") else "normscope.cli"
-    group = typer.main.get_command(import_module(module).app())
+    group = typer.main.get_command(app())
     given = [
         f"normscope {name} {max(parameter.opts, key=len)}"
         for name, command in getattr(group, "commands", {}).items()

@@ -24,13 +24,14 @@ _FIRST = (
     "subspaces",
     "words",
     "verify",
+    "reproduce",
     "audit",
     "check-scheme",
     "compare",
     "advise",
     "sweep",
 )
-_PACKAGES = ("experiments", "sweeps")  # whose files are searched: a sweep runs other experiments, so it is defined after them
+_PACKAGES = ("experiments", "sweeps", "papers")  # whose files are searched: those that run others are defined after them
 
 
 @cache
@@ -88,3 +89,18 @@ def execute(
         result.save(out, formats=formats, overwrite=overwrite)
         advance(1)
         return result
+
+
+def completed(experiment: "Experiment", path: "Path | None", progress: "Progress") -> "Result":
+    """The result of an experiment that is part of another: the one under ``path`` if it is of the same inputs, or run now."""
+    from normscope.experiments.result import load
+    from normscope.runs import is_run
+
+    if path is None:
+        return experiment.run(progress)
+    if is_run(path):
+        saved = load(path)
+        if experiment.fits(saved.configuration):
+            progress.message(f"complete already: {path.name}")
+            return saved
+    return execute(experiment, path, overwrite=True, formats=(), progress=progress)

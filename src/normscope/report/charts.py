@@ -44,16 +44,20 @@ def draw_chart(chart: Chart, *, interactive: bool = False, width: float = WIDTH)
     height = min(_HIGHEST, width * _ratio(rows)) if chart.equal else width * _HEIGHT / WIDTH
     width = height / _ratio(rows) if chart.equal else width
     look = _Look(names, {row[0] for row in rows if row[2] == _LINE}, dots=all(row[2] == _DOT for row in rows), width=width)
-    base = alt.Chart().encode(x=_axis(chart, "x", rows), y=_axis(chart, "y", rows), color=look.colour, detail="g:N")
+    base = alt.Chart().encode(x=_axis(chart, "x", rows), y=_axis(chart, "y", rows), color=look.colour, detail=alt.Detail("g:N"))
     layers = _marks(base, look, rows, interactive, _edge(chart, rows))
     if interactive:
         layers.append(_hover(base, chart, rows))
-    drawn: Any = alt.layer(*layers, data=_csv(_COLUMNS, rows)).properties(width=width, height=height)
-    drawn = drawn.transform_calculate(n=f"{json.dumps(names)}[datum.i]").transform_window(o="row_number()")
-    if interactive:
-        meta = {"names": names, "dashes": look.dashes, "dots": look.dots, "ratio": height / width if chart.equal else 0}
-        drawn = drawn.add_params(alt.param(name="only", value=None)).properties(usermeta=meta)
-    return cast("alt.LayerChart", drawn)
+    meta = {"names": names, "dashes": look.dashes, "dots": look.dots, "ratio": height / width if chart.equal else 0}
+    return alt.LayerChart(
+        layer=layers,
+        data=_csv(_COLUMNS, rows),
+        width=width,
+        height=height,
+        transform=[_calculated("n", f"{json.dumps(names)}[datum.i]"), {"window": [{"op": "row_number", "as": "o"}]}],
+        params=[alt.VariableParameter(name="only", value=None)] if interactive else alt.Undefined,
+        usermeta=meta if interactive else alt.Undefined,
+    )
 
 
 def draw_heat_map(heat: HeatMap, *, interactive: bool = False, width: float = WIDTH) -> "alt.LayerChart":
@@ -65,17 +69,23 @@ def draw_heat_map(heat: HeatMap, *, interactive: bool = False, width: float = WI
     cells = [(x, y, value) for y, row in enumerate(heat.cells) for x, value in enumerate(row) if not math.isnan(value)]
     across = min(_LARGE_CELL if few else max(_CELL, 0.6 * width / columns), width / columns)
     up = min(_LARGE_CELL if few else _CELL, _HIGHEST / rows)
-    drawn: Any = alt.layer(*_heat_layers(heat, few, interactive), data=_csv(("x", "y", "v"), cells))
-    drawn = drawn.transform_calculate(
-        xn=f"{json.dumps(list(heat.x_names))}[datum.x]", yn=f"{json.dumps(list(heat.y_names))}[datum.y]"
-    ).properties(
+    return alt.LayerChart(
+        layer=_heat_layers(heat, few, interactive),
+        data=_csv(("x", "y", "v"), cells),
         width=max(_SMALLEST, min(across, 2 * up) * columns),
         height=max(_SMALLEST, up * rows),
         view=alt.ViewBackground(fill="#8c959f", fillOpacity=0.2),
+        transform=[
+            _calculated(f"{way}n", f"{json.dumps(list(names))}[datum.{way}]")
+            for way, names in (("x", heat.x_names), ("y", heat.y_names))
+        ],
+        params=[alt.VariableParameter(name="chosen", value="")] if interactive else alt.Undefined,
+        usermeta=_meta(heat) if interactive else alt.Undefined,
     )
-    if interactive:
-        drawn = drawn.add_params(alt.param(name="chosen", value="")).properties(usermeta=_meta(heat))
-    return cast("alt.LayerChart", drawn)
+
+
+def _calculated(name: str, expression: str) -> dict[str, str]:
+    return {"calculate": expression, "as": name}
 
 
 def _heat_layers(heat: HeatMap, few: bool, interactive: bool) -> "list[alt.Chart]":
@@ -97,7 +107,7 @@ def _heat_layers(heat: HeatMap, few: bool, interactive: bool) -> "list[alt.Chart
     layers: list[Any] = [base.mark_rect().encode(color=alt.Color("v:Q", scale=scale, legend=legend))]
     if few:
         middle = math.sqrt(low * high) if heat.log else (low + high) / 2
-        ink = alt.condition(f"datum.v > {middle!r}", alt.value("#1f2328"), alt.value("#ffffff"))
+        ink = alt.ColorValue("#ffffff", condition={"test": f"datum.v > {middle!r}", "value": "#1f2328"})
         layers.append(base.mark_text(fontSize=12).encode(text=alt.Text("v:Q", format=".3~g"), color=ink))
     if interactive:
         frame: Any = base.mark_rect(filled=False, stroke="#e2007a", strokeWidth=3, tooltip=False)
@@ -272,12 +282,12 @@ def _marks(base: "alt.Chart", look: _Look, rows: Sequence[Row], interactive: boo
     import altair as alt
 
     def shown(test: str, opacity: float) -> alt.Chart:
-        faint = alt.condition("only === null || datum.n === only", alt.value(opacity), alt.value(0.15 * opacity))
-        return base.transform_filter(test).encode(opacity=faint if interactive else alt.value(opacity))
+        faint = alt.OpacityValue(0.15 * opacity, condition={"test": "only === null || datum.n === only", "value": opacity})
+        return base.transform_filter(test).encode(opacity=faint if interactive else alt.OpacityValue(opacity))
 
     kinds = {row[2] for row in rows}
     edged = {row[2] == _DOT for row in rows if math.isfinite(row[5])}
-    edges = {"y": base.encoding.y.copy(), "y2": "h:Q"} if edged else {}
+    edges = {"y": base.encoding.y.copy(), "y2": alt.Y2("h:Q")} if edged else {}
     if edged:
         edges["y"].shorthand = "l:Q" if edge is None else "e:Q"
 
@@ -293,11 +303,13 @@ def _marks(base: "alt.Chart", look: _Look, rows: Sequence[Row], interactive: boo
     if True in edged:
         layers.append(between(f"datum.k == {_DOT}", 0.6).mark_rule(strokeWidth=1, clip=True, aria=edge is None).encode(**edges))
     if _THIN in kinds:
-        layers.append(shown(f"datum.k == {_THIN}", 0.6).mark_line(strokeWidth=0.8).encode(order="o:Q"))
+        layers.append(shown(f"datum.k == {_THIN}", 0.6).mark_line(strokeWidth=0.8).encode(order=alt.Order("o:Q")))
     if _LINE in kinds:
-        layers.append(shown(f"datum.k == {_LINE}", 1.0).mark_line(strokeWidth=2).encode(strokeDash=look.dash, order="o:Q"))
+        layers.append(
+            shown(f"datum.k == {_LINE}", 1.0).mark_line(strokeWidth=2).encode(strokeDash=look.dash, order=alt.Order("o:Q"))
+        )
     if _ARROW in kinds:
-        layers.append(shown(f"datum.k == {_ARROW}", 1.0).mark_line(strokeWidth=2).encode(order="o:Q"))
+        layers.append(shown(f"datum.k == {_ARROW}", 1.0).mark_line(strokeWidth=2).encode(order=alt.Order("o:Q")))
         layers.append(_arrow_heads(shown(f"datum.k == {_ARROW}", 1.0)))
     if _DOT in kinds:
         layers.append(shown(f"datum.k == {_DOT}", 1.0).mark_circle(size=45))
@@ -326,7 +338,7 @@ def _hover(base: Any, chart: Chart, rows: Sequence[Row]) -> Any:
     edges = (("l", "low"), ("h", "high")) if any(math.isfinite(row[5]) for row in rows) else ()
     numbers = [("x", chart.x_label), ("y", chart.y_label), *edges]
     tooltip = [alt.Tooltip("n:N", title="line"), *(alt.Tooltip(f"{key}:Q", title=text, format=".5~g") for key, text in numbers)]
-    seen = alt.condition(near, alt.value(1.0), alt.value(0.0), empty=False)
+    seen = alt.OpacityValue(0.0, condition={"param": "near", "empty": False, "value": 1.0})
     return base.mark_point(size=60, filled=True).encode(opacity=seen, tooltip=tooltip).add_params(near, zoom)
 
 
