@@ -199,10 +199,11 @@ def test_a_notebook_becomes_a_page(tmp_path: Path) -> None:
     assert pictures == {"1-one-1.png": b"picture"}
     assert '<div class="output"><table>\n<tr></tr></table></div>' in text
     assert "noise" not in text
+    assert re.search(r"Text with <math.*<msub>.*</math>, and 5\$", text)
 
 
 NOTEBOOK = """{"cells": [
- {"cell_type": "markdown", "source": ["# One\\n", "\\n", "Text."]},
+ {"cell_type": "markdown", "source": ["# One\\n", "\\n", "Text with $x_1$, and 5$."]},
  {"cell_type": "code", "source": "x = 1\\nx", "outputs": [
   {"output_type": "stream", "name": "stderr", "text": "noise"},
   {"output_type": "execute_result", "data": {"text/plain": ["1"]}},

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<![\\$\w])\$([^\s$][^$\n]*)\$(?!\w)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -16,7 +19,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = _joined(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
-            parts.append(text)
+            parts.append(_FORMULA.sub(_math, text))
         elif cell["cell_type"] == "code" and text:
             parts.append(f"```python\n{text}\n```")
             for output in cell["outputs"]:
@@ -40,6 +43,12 @@ def _output(output: dict[str, Any], pictures: dict[str, bytes], stem: str) -> st
     if "text/html" in data:
         return _html(_joined(data["text/html"]))
     return _text(_joined(data.get("text/plain", "")))
+
+
+def _math(found: re.Match[str]) -> str:
+    """A formula as MathML, which browsers draw by themselves."""
+    block, line = found.groups()
+    return convert(block, display="block") if block else convert(line)
 
 
 def _joined(text: str | list[str]) -> str:

@@ -35,8 +35,8 @@ def commands() -> dict[str, TyperCommand]:
 
 def functions() -> dict[str, str]:
     """The public functions of experiments, and the experiment of each."""
-    names = {command.replace("-", "_"): command for command in summaries()} | normscope._EXPERIMENTS
-    return {name: command for name, command in names.items() if name not in normscope._NAMES}
+    named = {name: getattr(getattr(normscope, name), "__name__", "") for name in dir(normscope)}
+    return {name: one for one in summaries() for name, other in named.items() if other == one}
 
 
 def command_page(name: str, command: TyperCommand, pages: Collection[str]) -> str:
@@ -45,7 +45,7 @@ def command_page(name: str, command: TyperCommand, pages: Collection[str]) -> st
     usage = " ".join(["normscope", name, *command.collect_usage_pieces(context)])
     own = [f"reference/functions/{function}.md" for function, other in functions().items() if other == name]
     params = command.get_params(context)
-    groups = {
+    groups: dict[str, list[Any]] = {
         "Arguments": [param for param in params if isinstance(param, TyperArgument)],
         "Options": [param for param in params if not isinstance(param, TyperArgument)],
     }

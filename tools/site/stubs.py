@@ -1,4 +1,4 @@
-"""How mkdocstrings reads the types of the public API: ``normscope.watch`` stays the package, which its stub shows as an object."""
+"""How mkdocstrings reads the types of the public API: ``normscope.watch`` stays the package; its stub shows it as an object."""
 
 from typing import Any
 
