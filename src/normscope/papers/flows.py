@@ -73,10 +73,10 @@ def _peaks(figure: str, ours: dict[str, pd.DataFrame], read_as: dict[str, str]) 
     """Time and height of the maximum of γ̇."""
     values = []
     rows = published("2-fig2-fig3-speed-peaks")
-    for row in rows[rows["figure"] == figure].itertuples(index=False):
-        name = read_as[str(row.curve)]
+    for row in plain_rows(rows[rows["figure"] == figure]):
+        name = read_as[row["curve"]]
         top = plain_rows(ours[name].nlargest(1, "speed"))[0]
-        height, time = float(row.gamma_dot_as_plotted), float(row.time_of_peak)
+        height, time = row["gamma_dot_as_plotted"], row["time_of_peak"]
         values.append(Value(f"{name}: largest γ̇", height, top["speed"], allowed=_PEAK[figure] * height))
         values.append(Value(f"{name}: time of the largest γ̇", time, top["time"], allowed=0.04))
     return values
