@@ -137,6 +137,7 @@ def test_findings_are_cards() -> None:
     )
     assert str(findings[0]) == "WARNING  Growth\n  It grows <20 times.\n  Advice: Clip."
     assert repr(findings) == f"{findings[0]}\n\n{findings[1]}"
+    assert repr(findings[:1]) == str(findings[0])
     cards = findings._repr_html_()
     assert all(finding._repr_html_() in cards for finding in findings)
     assert "It grows &lt;20 times." in cards

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from html import escape
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsIndex, get_args, overload
 
 Severity = Literal["ok", "notice", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -63,6 +63,14 @@ class Finding:
 
 class Findings(tuple[Finding, ...]):
     """Findings in order; a terminal shows them as paragraphs, a notebook as cards."""
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Finding: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Findings": ...
+    def __getitem__(self, key: SupportsIndex | slice) -> "Finding | Findings":
+        """One of them, or some of them in the same form."""
+        return Findings(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
 
     def __repr__(self) -> str:
         return "\n\n".join(map(str, self)) or "()"
