@@ -13,6 +13,7 @@ import pytest
 import runtime_types
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
+os.environ["NUMBA_OPT"] = "0"  # UMAP compiles for longer than it runs
 
 gc.disable()  # until all tests are collected
 

@@ -736,8 +736,10 @@ def test_umap_lays_points_among_their_neighbours() -> None:
     words, others = (
         torch.nn.functional.normalize(centres.repeat_interleave(n, 0) + drawn(3 * n, 8, seed=n), dim=-1) for n in (50, 4)
     )
+    threads = torch.get_num_threads()
     project = MAPS["umap"](words, others, others, 3)
     known, new = project(words), project(others)
+    assert torch.get_num_threads() == threads  # small products of more threads take ten times as long
     middles = known.view(3, 50, 3).mean(1)
     assert torch.cdist(new, middles).argmin(-1).tolist() == [0] * 4 + [1] * 4 + [2] * 4
 

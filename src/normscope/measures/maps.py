@@ -1,6 +1,7 @@
 """A logit-lens trajectory in three dimensions: projections, and the share of the squared norm that each of them shows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,8 +86,24 @@ def _umap(tokens: Tensor, marks: Tensor, path: Tensor, seed: int) -> Callable[[T
     except ImportError as error:
         raise MissingExtraError("map=umap needs umap-learn; pip install 'normscope[words]', or choose map=sphere") from error
     fitted = UMAP(n_components=3, metric="cosine", init="spectral", random_state=seed % 2**32, n_jobs=1)
-    fitted = fitted.fit(tokens.cpu().numpy())
-    return lambda points: torch.from_numpy(np.array(fitted.transform(points.cpu().numpy())))
+    with _same_threads():
+        fitted = fitted.fit(tokens.cpu().numpy())
+
+    def place(points: Tensor) -> Tensor:
+        with _same_threads():
+            return torch.from_numpy(np.array(fitted.transform(points.cpu().numpy())))
+
+    return place
+
+
+@contextmanager
+def _same_threads() -> Iterator[None]:
+    """PyTorch's number of threads is restored: UMAP's compiler sets that of all libraries in the process."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 MAPS: dict[str, Map] = {"sphere": _sphere, "umap": _umap, "pca": _pca}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.papers.entry import NOT_REPRODUCED, NOT_RUN, REPRODUCED, VERDICTS, WITH_REMARK
+from normscope.papers.entry import NOT_REPRODUCED, REPRODUCED, VERDICTS, WITH_REMARK
 from normscope.results.figures import Chart, Figure, Line, Panels
 from normscope.results.findings import Finding, Severity
 from normscope.results.sections import PageTable, Section
@@ -134,16 +134,13 @@ def _figure(row: Row, own: Tables) -> Figure | None:
 
 
 def _chart(row: Row, panel: Row, curves: pd.DataFrame) -> Chart:
-    lines = tuple(_line(str(name), bool(published), rows) for (name, published), rows in _strokes(curves))
+    strokes = curves.groupby(["curve", "published"], sort=False)
+    lines = tuple(_line(str(name), bool(published), rows) for (name, published), rows in strokes)
     caption = _CAPTION + _BANDS * bool(curves["low"].notna().any())
     return Chart(
         panel["panel"], panel["x_label"], panel["y_label"], lines, caption, row["settings"],
         log_x=bool(panel["log_x"]), log_y=bool(panel["log_y"]),
     )  # fmt: skip
-
-
-def _strokes(curves: pd.DataFrame) -> Any:
-    return curves.groupby(["curve", "published"], sort=False)
 
 
 def _line(name: str, published: bool, rows: pd.DataFrame) -> Line:
@@ -158,6 +155,3 @@ def _with_error(value: str, error: float) -> str:
 
 def _agrees(value: bool | None) -> str:
     return "–" if value is None else "yes" if value else "no"
-
-
-__all__ = ["NOT_RUN", "gallery_sections", "overview", "with_worst"]

@@ -52,8 +52,9 @@ def panel(name: str, request: Request) -> Reproduction:
     stored = measured(f"panel-{key}")
     if stored is not None:
         tables[f"stored, {int(stored['runs'].max()):,} runs on an H200"] = stored
-    decisive = max(tables, key=lambda label: int(tables[label]["runs"].max()))
-    residuals = [found for label, table in tables.items() for found in _residuals(key, label, table)]
+    ordered = sorted(tables, key=lambda label: (int(tables[label]["runs"].max()), label.startswith(THIS_RUN)))
+    decisive = ordered[-1]
+    residuals = [found for label in ordered for found in _residuals(key, label, tables[label])]
     values = _agreement(tables)
     flow = None
     if request.full or key not in _WITHOUT_FLOW:
