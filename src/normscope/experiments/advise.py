@@ -817,7 +817,7 @@ def _training(trained: pd.DataFrame) -> Iterator[Finding]:
         if row["what"] != NOT_TRAINED:
             yield Finding(f"{row['scheme']}: {row['what']}: {row['value']} ({row['source']}).")
     if unknown := [row for row in rows if row["what"] == NOT_TRAINED]:
-        yield Finding(f"Not trained in this project, so nothing is measured of what they learn: {_named(unknown)}.")
+        yield Finding(f"Not trained on integer addition here: {_named(unknown)}.")
 
 
 def _setting(advise: Advise) -> Iterator[Finding]:
