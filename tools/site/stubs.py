@@ -1,4 +1,4 @@
-"""How mkdocstrings reads the types of the public API: ``normscope.watch`` stays the package; its stub shows it as an object."""
+"""How mkdocstrings reads the types of the public API: ``normscope.watch`` stays a package, which the stub has as an object."""
 
 from typing import Any
 

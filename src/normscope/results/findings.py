@@ -76,7 +76,7 @@ class Findings(tuple[Finding, ...]):
         return "\n\n".join(map(str, self)) or "()"
 
     def _repr_html_(self) -> str:
-        return "".join(map(card_html, self)) or "no findings"
+        return "".join(map(card_html, self)) or "<p>no findings</p>"
 
 
 def most_important(findings: Iterable[Finding], count: int = 5) -> list[Finding]:
