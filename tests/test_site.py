@@ -71,9 +71,15 @@ class Page(HTMLParser):
         self._inside -= tag == "article" or (self._inside > 0 and tag == "aside")
 
 
+def built(page: Path) -> Path:
+    """Where a page of docs/ is in the site."""
+    path = page.relative_to(ROOT / "docs")
+    return path.with_name("index.html") if path.name == "README.md" else path.with_suffix(".html")
+
+
 def test_every_page_and_every_command_is_there(site: Path) -> None:
     docs = [page for page in pages() if page.is_relative_to(ROOT / "docs")]
-    expected = {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in docs}
+    expected = {str(built(page)) for page in docs}
     expected |= {f"reference/commands/{name}.html" for name in commands()}
     expected |= {f"reference/functions/{name}.html" for name in ("simulate", "audit", "check", "follow", "check_scheme")}
     expected |= {f"tutorials/{notebook.stem}.html" for notebook in ROOT.glob("docs/tutorials/*.ipynb")}
@@ -108,7 +114,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_pages_look_as_on_github(site: Path, page: Path) -> None:
     """As many lists, tables, blocks of code and pictures as where CommonMark is read."""
-    path = site / page.relative_to(ROOT / "docs").with_suffix(".html") if page.is_relative_to(ROOT / "docs") else None
+    path = site / built(page) if page.is_relative_to(ROOT / "docs") else None
     text = page.read_text(encoding="utf-8")
     if path is None or ":::" in text or "<!-- generated" in text:
         pytest.skip("not a page of the site, or not from this text alone")
