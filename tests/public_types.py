@@ -19,7 +19,7 @@ assert_type(ns.find_scheme("peri"), ns.Scheme)
 runs = ns.simulate(["pre", mine, Path("mine.toml")], tokens=64, dim=64, time=20, times=[1, 5.5])
 assert_type(runs, ns.Result)
 assert_type(runs.tables, dict[str, pd.DataFrame])
-assert_type(runs.findings, tuple[ns.Finding, ...])
+assert_type(runs.findings[0], ns.Finding)
 
 model = ns.open("package:smollm2", dtype="bfloat16")
 assert_type(model, ns.Model)

@@ -37,7 +37,7 @@ from normscope.experiments.experiment import Experiment
 from normscope.sweeps.estimate import TIMED, Estimate
 from normscope.training import Recipe
 
-SECONDS, WAITING = 20.0, 60.0  # of a processor that a case may take, and on the clock: other processes run here too
+SECONDS, WAITING = 20.0, 240.0  # of a processor that a case may take, and on the clock: other processes run here too
 BYTES = 1 << 30  # of memory that a case may take
 LONGEST_LINE = 2000
 PER_OPTION, PER_COMMAND, PER_FIELD = 8, 30, 2  # values of an option, pairs of a command, values of a field

@@ -13,9 +13,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebooks import notebook_page
+from reference_pages import command_list, command_page, commands, function_list, function_page, functions
 
 from normscope.explorer.export import export_explorer
-from reference import command_list, command_page, commands, function_list, function_page, functions
 
 ROOT = Path(__file__).parent.parent.parent
 ROOT_PAGES = {

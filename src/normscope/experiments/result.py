@@ -35,7 +35,7 @@ class Result:
         >>> import normscope as ns
         >>> run = ns.simulate("pre", tokens=8, dim=8, time=1, progress=False)
         >>> list(run.tables), list(run.figures)
-        (['trajectories', 'milestones'], ['cosine', 'rate', 'phase', 'radius'])
+        (['trajectories', 'milestones'], ['cosine', 'speed', 'rate', 'phase', 'radius'])
         >>> run.plot("cosine").name
         'cosine'
 

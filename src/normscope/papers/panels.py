@@ -62,6 +62,7 @@ def panel(name: str, request: Request) -> Reproduction:
         flow = _ensemble(key, count, request, solver="midpoint", step=0.1)
         same = layers if count == runs else _ensemble(key, count, request)
         values += _differences(same, flow)
+        flow = _resolved(tables[decisive], same, flow)
     remark = " ".join(filter(None, (_REMARKS.get(key, ""), _SIGMA if key == "5g" else _INFERRED, _verdict_of(decisive))))
     verdict = judge([found for found in residuals if found.source == decisive], remark=True)
     figure = Panel(f"Figure {name}", "time t", "mean cosine", tuple(_curves(key, tables[decisive], flow)))
@@ -123,6 +124,13 @@ def _differences(layers: pd.DataFrame, flow: pd.DataFrame) -> list[Value]:
         values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, rms", None, rms, allowed=None))
         values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, largest", None, most, allowed=None))
     return values
+
+
+def _resolved(decisive: pd.DataFrame, layers: pd.DataFrame, flow: pd.DataFrame) -> pd.DataFrame:
+    """The flow of the larger run: its curves plus the difference of flow and layers, which has little noise by itself."""
+    apart = flow.merge(layers, on=["scheme", "time"], suffixes=("", "_layers"))
+    both = decisive[["scheme", "time", "mean"]].merge(apart, on=["scheme", "time"], suffixes=("", "_flow"))
+    return both.assign(mean=both["mean"] + both["mean_flow"] - both["mean_layers"])[["scheme", "time", "mean"]]
 
 
 def _curves(name: str, table: pd.DataFrame, flow: pd.DataFrame | None) -> list[Curve]:
