@@ -20,13 +20,7 @@ from normscope.models.open import _open_name
 
 PAGES = [pytest.param(page, id=name_of(page)) for page in pages()]
 CHANGES = "CONTRIBUTING.md"  # its code changes the sources: tests/test_habits.py applies it to a copy of them and runs that
-<<<<<<< HEAD
-CODE = {
-    page: [block for block in blocks(page) if block.kind in ("python", "shell")] for page in pages() if page.name != CHANGES
-}
-=======
 CODE = {page: [code for code in blocks(page) if code.kind in ("python", "shell")] for page in pages() if page.name != CHANGES}
->>>>>>> main
 RUNNING = [page for page, code in CODE.items() if any(not block.reason for block in code)]
 NOT_RUN = 0.2  # the share of blocks that may be left out, each with its reason
 
