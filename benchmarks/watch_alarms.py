@@ -540,7 +540,7 @@ def main() -> None:
     training.add_argument("--every", type=int, default=10)
     training.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     training.add_argument("--gpu-processes", type=int, default=8, help="processes that use the GPU, if there is one")
-    training.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which no run goes on")
+    training.add_argument("--time-limit", type=float, default=math.inf, help="seconds after which runs are stopped")
     training.add_argument("--fresh", action="store_true", help="other runs of the same families")
     training.add_argument("--only", default="", help="only runs whose name contains this")
     training.add_argument("--small", action="store_true", help="a few runs of 60 steps")

@@ -4,13 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from helpers.cli import run
+from normscope.cli.commands import app
 from normscope.cli.output import print_table
-from normscope.experiments import summaries
+from normscope.cli.overview import commands, overview
+from normscope.experiments import kind_of, summaries
 from normscope.schemes import NAMED
 
 FIELDS = {"name", "input", "heads", "output", "step", "carry", "stream", "speed", "radial"}
@@ -150,12 +154,12 @@ def test_help_has_examples_and_needs_neither_torch_nor_transformers() -> None:
     code = (
         "import sys\nfrom normscope.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'pydantic', 'rich', 'typer'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for text in ("schemes", "demo", "--debug", "Examples:"):
+    for text in ("schemes", "demo", "--debug"):
         assert text in result.stdout
     assert normscope().stdout == normscope("--help").stdout
 
@@ -174,6 +178,31 @@ def test_a_closed_pipe_is_no_error() -> None:
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert result.stdout == "[\n"
     assert "Traceback" not in result.stderr
+
+
+def test_help_groups_commands_by_purpose_with_an_example_of_each() -> None:
+    text = overview()
+    groups = {block.partition(":\n")[0]: block for block in text.split("\n\n")}
+    for name, entry in commands().items():
+        assert f"  {name} " in groups[entry.purpose]
+        assert f"{entry.summary}\n" in groups[entry.purpose]
+        assert f" {entry.example}\n" in f"{groups[entry.purpose]}\n"
+        assert entry.example.split()[:2] == ["normscope", name]
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", list(commands()))
+def test_the_example_of_a_command_is_one_of_those_in_its_help(name: str) -> None:
+    entry = commands()[name]
+    usage = kind_of(name).usage if name in summaries() else import_module(entry.module).EXAMPLES.splitlines()
+    assert any(line.strip().startswith(entry.example) for line in usage)
+
+
+def test_help_names_every_option_that_comes_before_a_command() -> None:
+    options = get_command(app("")).params
+    assert options
+    for option in options:
+        assert option.opts[0] in overview()
 
 
 def test_help_lists_every_command_and_imports_none() -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import normscope as ns
 from helpers.cli import run
+from normscope.results import Scenes
 from normscope.runs import open_run
 
 SMALL = ("--tokens", "6", "--dim", "8", "--samples", "5", "--step", "0.2")
@@ -59,6 +61,41 @@ def test_layers_weights_feedforward_gradients_and_states(here: Path, capsys: pyt
     states = load_file(folder.path / "states.safetensors")
     assert states["pre/t=4"].shape == (6, 8)
     assert (folder.path / "report.html").is_file()
+
+
+def test_tokens_in_three_dimensions_are_drawn_on_spheres(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--start", "uniform", "--tokens", "5", "--dim", "3", "--time", "2", "--samples", "5", "--step", "0.2")
+    status, _, err = run(
+        capsys,
+        "simulate",
+        *common,
+        "--scheme",
+        "post,pre",
+        "--times",
+        "0,1,2",
+        "--save-states",
+        "--format",
+        "html,png",
+        "--out",
+        "r",
+    )
+    assert status == 0, err
+    tokens = open_run(here / "r").table("tokens")
+    assert tokens["time"].unique().tolist() == [0, 0.5, 1, 1.5, 2]
+    states = load_file(here / "r" / "states.safetensors")
+    assert set(states) == {f"{scheme}/t={t}" for scheme in ("post", "pre") for t in (0, 1, 2)}
+    end = tokens[(tokens["scheme"] == "pre") & (tokens["time"] == 2)]
+    assert np.allclose(end[["x", "y", "z"]].to_numpy(), states["pre/t=2"])
+    assert (here / "r" / "figures" / "spheres.png").is_file()
+    drawn = ns.load(here / "r").figures["spheres"]
+    assert isinstance(drawn, Scenes)
+    assert [scene.title for scene in drawn.scenes] == ["post", "pre"]
+    for scene in drawn.scenes:
+        ways = np.array([trail.points for trail in scene.trails])
+        assert ways.shape == (5, 5, 3)
+        assert np.allclose((ways**2).sum(-1), 1)  # directions, also where norms have grown
+    starts = [[trail.points[0] for trail in scene.trails] for scene in drawn.scenes]
+    assert np.allclose(*starts)
 
 
 def test_a_run_that_leaves_the_finite_numbers_keeps_what_came_before(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

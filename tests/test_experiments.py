@@ -91,7 +91,7 @@ def test_function_command_and_folder_give_the_same_numbers(capsys: pytest.Captur
     loaded = ns.load("run")
     assert loaded.summary == result.summary
     pd.testing.assert_frame_equal(loaded.tables["trajectories"], result.tables["trajectories"])
-    assert list(loaded.figures) == list(result.figures) == ["cosine", "rate", "phase", "radius"]
+    assert list(loaded.figures) == list(result.figures) == ["cosine", "speed", "rate", "phase", "radius"]
     assert loaded["particles"].title == "Tokens as particles"
     with pytest.raises(ns.InputError, match="did you mean 'radius'"):
         loaded.plot("radus")

@@ -48,7 +48,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """A run of each kind, as small as it can be."""
     folder = tmp_path_factory.mktemp("runs")
     gpt2 = save_gpt2(tmp_path_factory.mktemp("gpt2"))
-    _command("simulate", "--scheme", "post,pre", "--tokens", "6", "--layers", "--gradient", "--out", str(folder / "simulate"))
+    tokens = ("--tokens", "6", "--dim", "3", "--start", "uniform", "--layers", "--gradient")  # in three dimensions: spheres
+    _command("simulate", "--scheme", "post,pre", *tokens, "--out", str(folder / "simulate"))
     _command("words", gpt2, "journey", SENTENCE, "--out", str(folder / "words"))
     (folder / "cache").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -155,6 +156,16 @@ def test_a_head_that_is_chosen_in_one_map_is_chosen_in_all(runs: dict[str, RunFo
     assert tab.run("document.querySelector('#head h2').textContent") == f"Layer {layer}, head {max(0, head - 1)}"
     tab.page.keyboard.press("Escape")
     assert tab.run("document.getElementById('head').hidden")
+
+
+def test_spheres_side_by_side_turn_together(runs: dict[str, RunFolder], tab: Tab) -> None:
+    tab.open(runs["simulate"].path / "report.html")
+    tab.run(DRAW)
+    one, other = tab.page.locator("#figure-spheres .scene").all()
+    before = other.screenshot()
+    one.press("ArrowLeft")
+    tab.settle()
+    assert other.screenshot() != before
 
 
 def test_a_scene_turns_by_keys_and_names_what_the_pointer_is_over(runs: dict[str, RunFolder], tab: Tab) -> None:

@@ -23,7 +23,7 @@ from normscope.report.charts import draw_chart
 from normscope.report.files import figure_svg
 from normscope.report.theme import DARK, DASHES, LIGHT, LINE_COLOURS, text_width
 from normscope.report.write import Report
-from normscope.results import Blocks, Chart, Figure, Finding, HeatMap, Line, PageTable, Panels, Scene, Section, Trail
+from normscope.results import Blocks, Chart, Figure, Finding, HeatMap, Line, PageTable, Panels, Scene, Scenes, Section, Trail
 from normscope.schemes import NAMED, block_records
 
 LAYERS = [float(layer) for layer in range(20)]
@@ -53,6 +53,7 @@ def every_figure() -> dict[str, Figure]:
         "chart": chart(line("pre", band=True), line("peri", 0.3)),
         "map": heat_map(),
         "scene": scene(),
+        "scenes": Scenes("Spheres", [scene(), scene()], "Two of them."),
         "blocks": Blocks("Blocks", block_records(NAMED["peri"]), "Norms are yellow."),
         "panels": Panels("Both", [chart(line("pre")), heat_map()], "Side by side.", columns=2),
     }
@@ -269,6 +270,22 @@ def test_a_figure_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_scenes_stand_side_by_side_with_one_bar_and_no_names_of_thin_trails() -> None:
+    ways = [[(1.0, 0.0, 0.0), (0.0, 1.0, 0.0)], [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0)]]
+    scenes = [
+        Scene(name, (), tuple(Trail(f"token {i}", way, thin=True) for i, way in enumerate(ways)), f"of {name}", radius=1.0)
+        for name in ("post", "pre")
+    ]
+    svg = figure_svg(Scenes("Spheres", scenes, "Together."))
+    texts = {words: (float(x), float(y)) for x, y, words in re.findall(r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', svg)}
+    assert texts["pre"][0] > texts["post"][0]
+    assert texts["pre"][1] == texts["post"][1]
+    assert {"of post", "of pre", "Together.", "step"} <= set(texts)
+    assert "token" not in svg
+    assert svg.count("<linearGradient") == 1
+    assert svg.count("<circle") == 4  # one for each token, where its way ends
+
+
 # Pages
 
 
@@ -278,7 +295,7 @@ def test_a_page_holds_its_figures_and_loads_nothing() -> None:
     reader = Reader(page)
     assert reader.figures == list(figures)
     assert all(source.startswith("data:") for source in reader.sources())
-    assert [plot["name"] for plot in reader.plots] == ["chart", "map", "scene", "panels", "panels"]
+    assert [plot["name"] for plot in reader.plots] == ["chart", "map", "scene", "scenes", "scenes", "panels", "panels"]
     for figure in figures.values():
         assert figure.title in reader.text
         assert figure.caption in reader.text

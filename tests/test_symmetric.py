@@ -78,7 +78,7 @@ def test_post_ends_exponentially() -> None:
         (lambda t: t, lambda t: t**2 / 2, (10, 20)),
         (lambda t: (t + 1) ** -0.5, lambda t: 2 * np.sqrt(t + 1), (200, 800)),
     ],
-    ids=["constant", "linear", "power"],
+    ids=["constant", "rising", "root"],
 )
 def test_ngpt_ends_with_the_integral_of_its_schedule(
     alpha: Callable[[float], float], integral: Callable[..., object], window: tuple[float, float]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from helpers.cli import run
-from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence
+from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence, row
 from normscope.experiments import advise as advising
 from normscope.experiments.advise import Advise
 from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SLOW, SOME, Evidence, Verdicts, failed, packaged
@@ -45,6 +45,17 @@ def test_outcomes_are_those_of_the_best_rate() -> None:
     assert failed(KNOWN.runs).sum() == 3
 
 
+def test_a_rate_that_only_some_schemes_were_tried_at_is_not_compared() -> None:
+    runs = pd.concat([KNOWN.runs, pd.DataFrame([row("mix", 24, 1e-2, 2.0), row("peri", 24, 1e-2, math.nan, diverged=9)])])
+    outcomes = replace(KNOWN, runs=runs.reset_index(drop=True)).outcomes.set_index(["depth", "scheme"])
+    before = KNOWN.outcomes.set_index(["depth", "scheme"])
+    pd.testing.assert_series_equal(outcomes["loss"], before["loss"])
+    pd.testing.assert_series_equal(outcomes["rate"], before["rate"])
+    assert outcomes.loc[(24, "peri"), "failed"] == 1  # a failure counts at any rate
+    alone = KNOWN.runs[(KNOWN.runs["rate"] < 2e-3) == (KNOWN.runs["scheme"] == "pre")]  # no rate in common
+    assert np.isfinite(replace(KNOWN, runs=alone).outcomes.set_index("scheme").loc["pre", "loss"]).all()
+
+
 def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
     names = ("pre", "sqrt-scaling", "ngpt", "none")
     for depth, expected in (
@@ -59,7 +70,7 @@ def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
 
 def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     safe, fast, fails = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
-    assert safe == "Safe: pre, peri at 24 layers. Every run learned, at learning rates 0.001 and 0.003."
+    assert safe == "Safe: pre, peri at 24 layers. Every run learned, with learning rates 0.001 and 0.003."
     assert fast.startswith("Fast at 24 layers: pre 3.760 (the lowest held-out loss is 3.760")
     assert fails.startswith("Fails: none; at some learning rates sqrt-scaling at 24 layers. How sure: 63 language models (")
     assert "20 of them with 24 layers" in fails

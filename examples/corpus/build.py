@@ -183,17 +183,17 @@ def command(*arguments: str, folder: Path, hint: str) -> str:
     return done.stdout.strip()
 
 
-def package_file(package: str, folder: Path) -> Path:
-    """The .deb file of ``package`` in ``folder``, downloaded if it is not there."""
+def package_file(package: str, version: str, folder: Path) -> Path:
+    """The .deb file of ``package`` in ``folder``, of any version if that is empty, downloaded if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (there := sorted(folder.glob(f"{package}_*.deb"))):
+    if not (there := sorted(folder.glob(f"{package}_{version or '*'}_*.deb"))):
         with tempfile.TemporaryDirectory(dir=folder) as empty:  # an interrupted download leaves no half of a file
             print(f"{package}: downloading", flush=True)
             hint = (
                 f"run `apt-get update`, or choose packages that this Debian has with --packages (`apt-cache search -n doc`), "
                 f"or put {package}_VERSION_all.deb from https://packages.debian.org into {folder}"
             )
-            command("apt-get", "download", package, folder=Path(empty), hint=hint)
+            command("apt-get", "download", f"{package}={version}" if version else package, folder=Path(empty), hint=hint)
             for path in Path(empty).glob("*.deb"):
                 there.append(path.rename(folder / path.name))
     return there[-1]
@@ -202,9 +202,11 @@ def package_file(package: str, folder: Path) -> Path:
 def build(package: str, to: Path, before: str, seen: set[bytes]) -> dict[str, str | int]:
     """Write ``to/text/PACKAGE.parquet`` (columns package, page, text) unless it is there, and describe it.
 
-    ``before`` names the packages that came before it, which decide what counts as a duplicate.
+    ``package`` is a name, or a name with a version: ``linux-doc-6.1=6.1.190-1``. ``before`` names the packages that came before
+    it, which decide what counts as a duplicate.
     """
-    deb = package_file(package, to / "packages")
+    package, _, version = package.partition("=")
+    deb = package_file(package, version, to / "packages")
     hint = f"delete {deb} to download it again"
     version = command("dpkg-deb", "--field", str(deb), "Version", folder=to, hint=hint)
     identity = f"rules={RULES} {before}{package}={version}"
@@ -240,7 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Build the corpus, package after package, and print its size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("corpus"), help="folder of the result; run again to resume")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="names of packages (default: %(default)s)")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="names, or name=version (default: %(default)s)")
     options = parser.parse_args(arguments)
     to = options.to.resolve()
     packages = sorted(set(options.packages))
@@ -249,11 +251,11 @@ def main(arguments: list[str] | None = None) -> None:
     before, seen, results = "", set[bytes](), []
     for package in packages:
         results.append(build(package, to, before, seen))
-        before += f"{package}={results[-1]['version']} "
+        before += "{package}={version} ".format_map(results[-1])
         line = "{package} {version}: {documents:,} documents, {bytes:,} bytes"
         print(line.format_map(results[-1]), flush=True)
     for file in (to / "text").glob("*.parquet"):
-        if file.stem not in packages:
+        if file.stem not in {result["package"] for result in results}:
             print(f"note: {file} is of an earlier run with other packages; delete it, or training reads it as well")
     documents, size = (sum(int(result[key]) for result in results) for key in ("documents", "bytes"))
     (to / "summary.json").write_text(json.dumps({"documents": documents, "bytes": size, "packages": results}, indent=2) + "\n")

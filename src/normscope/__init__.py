@@ -5,21 +5,11 @@
 >>> print(mine.law.speed)
 r_j·√(t+1)·|A_j|
 
-Everything here is imported when it is first used, so that ``import normscope`` is fast.
+Everything here is imported when it is first used, so that ``import normscope`` is fast. ``__init__.pyi``, which is generated
+from the settings of the experiments (``make generated``), has the types of all names.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from normscope.errors import InputError
-
-if TYPE_CHECKING:
-    from normscope.experiments.result import Result, load
-    from normscope.models import Model
-    from normscope.models import open_model as open
-    from normscope.schemes import Scheme, Slots
-    from normscope.watch.watching import Watch as watch  # noqa: N813  # the module can be called as its class
-
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "Scheme": "normscope.schemes:Scheme",
@@ -30,6 +20,7 @@ _NAMES = {
     "Result": "normscope.experiments.result:Result",
     "load": "normscope.experiments.result:load",
     "Finding": "normscope.results.findings:Finding",
+    "InputError": "normscope.errors:InputError",
     "watch": "normscope.watch:",
 }  # name → where it is defined; a module itself ends with a colon
 _EXPERIMENTS = {"check": "verify", "follow": "watch"}  # name of the function → experiment, where they differ
@@ -37,7 +28,7 @@ _EXPERIMENTS = {"check": "verify", "follow": "watch"}  # name of the function �
 __all__ = ["Finding", "InputError", "Model", "Result", "Scheme", "Slots", "__version__", "load", "open", "watch"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """A public name, imported now: a class, or the function of an experiment."""
     from importlib import import_module
 
@@ -45,17 +36,19 @@ def __getattr__(name: str) -> Any:
         module, _, attribute = _NAMES[name].partition(":")
         value = getattr(import_module(module), attribute) if attribute else import_module(module)
     else:
-        from normscope.experiments import function_of, summaries
+        from normscope.experiments import catalog
 
         command = _EXPERIMENTS.get(name, name.replace("_", "-"))
-        if command not in summaries():
+        if command not in catalog():
             raise AttributeError(f"module 'normscope' has no attribute {name!r}")
+        from normscope.experiments.functions import function_of
+
         value = function_of(command)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    from normscope.experiments import summaries
+    from normscope.experiments import catalog
 
-    return sorted({*__all__, *_NAMES, *(command.replace("-", "_") for command in summaries()), *_EXPERIMENTS})
+    return sorted({*__all__, *_NAMES, *(command.replace("-", "_") for command in catalog()), *_EXPERIMENTS})

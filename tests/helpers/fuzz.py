@@ -57,6 +57,7 @@ BASES: dict[str, Arguments] = {
     "export": {"model": _MODEL},  # no family has its slots
     "stability": {"model": _MODEL, "--examples": "2", "--levels": "0.1", "--noise-levels": "0.1", "--layer-noise": "none"},
     "subspaces": {"model": _MODEL, "--examples": "2"},
+    "reproduce": {"entries": "2:speeds"},
     "words": {"model": _GPT2, "probe": "queries", "--word": "time"},
     "verify": {"statements": "3:eq3"},
     "audit": {"model": _GPT2, "--tokens": "4", "--sentence": "the time of"},
@@ -89,6 +90,8 @@ UNWANTED = {
     ("train", "--processes"): ("2", "7", "a"),  # starts processes
     ("sweep", "--ray"): ("local", "auto"),  # starts a cluster
     ("verify", "--thorough"): ("",),
+    ("reproduce", "--all"): ("",),  # minutes
+    ("reproduce", "entries"): ("2", "1", "3"),
     ("verify", "statements"): ("2", "2:4.3", "2:4.3ii"),  # many seconds
     **{(command, "--trust-remote-code"): ("",) for command in BASES},  # runs what a hostile model brings
 }

@@ -1,4 +1,7 @@
-"""normscope explore: the browser application, served or as one file."""
+"""explore: Explore schemes, models and runs in a browser.
+
+Look into a model: normscope explore package:smollm2
+"""
 
 import os
 import sys
@@ -10,6 +13,7 @@ import typer
 
 from normscope.cli.command import translated
 from normscope.cli.output import echo, examples, say
+from normscope.cli.values import completing
 from normscope.errors import InputError, MissingExtraError
 from normscope.explorer import HOST, PORT
 from normscope.machine.files import cache_folder, write_private
@@ -32,6 +36,7 @@ def explore(
             help="Run folders (of audits and watched trainings) and models, as audit takes them. Without any: the sphere lab, "
             "its tour and the ledger.",
             show_default=False,
+            autocompletion=completing("runs,models"),
         ),
     ] = None,
     export: Annotated[

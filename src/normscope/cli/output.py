@@ -1,4 +1,4 @@
-"""How commands speak: tables and text on stdout, JSON alone on stdout when asked for, everything else on stderr."""
+"""How commands speak: tables and text on stdout, JSON alone on stdout with ``--json``, everything else on stderr."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""normscope schemes: the table of schemes, or one in full."""
+"""schemes: Show all schemes (norm placements), or some of them in full.
+
+Schemes and theory: normscope schemes peri
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from normscope.cli.output import JsonOption, console, examples, print_json, print_table, say
+from normscope.cli.values import completing
 
 if TYPE_CHECKING:
     from normscope.schemes import Scheme
@@ -34,10 +38,16 @@ def schemes(
             help="Schemes to show in full: a name, a name with further slots (peri+qk, pre+sink), or the path of a TOML file. "
             "Without any: the table of all.",
             show_default=False,
+            autocompletion=completing("schemes"),
         ),
     ] = None,
     norm: Annotated[
-        str | None, typer.Option(help="The norm in every slot: rms, layer, tanh or erf.", show_default="rms")
+        str | None,
+        typer.Option(
+            help="The norm in every slot: rms, layer, tanh or erf.",
+            show_default="rms",
+            autocompletion=completing(("rms", "layer", "tanh", "erf")),
+        ),
     ] = None,
     draw: Annotated[
         Path | None,

@@ -77,7 +77,7 @@ def centre(x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
 def unit(x: Float[Tensor, "*batch dim"], dim: int = -1, kind: str = "rms", quick: bool = False) -> Float[Tensor, "*batch dim"]:
     """The norm with radius 1 that theory uses: x/|x| along a dimension, of the centred x for ``layer``; NaN where that is 0.
 
-    ``quick`` spares a GPU the question whether squares are representable: the result is NaN where they are not.
+    ``quick`` spares a GPU the check whether squares are representable: the result is NaN where they are not.
     """
     seen = visible_part(x, kind)
     norm = _plain_length(seen, dim)
@@ -93,7 +93,7 @@ def unit(x: Float[Tensor, "*batch dim"], dim: int = -1, kind: str = "rms", quick
 def length(x: Float[Tensor, "*shape"], dim: int = -1, quick: bool = False) -> Float[Tensor, "..."]:
     """|x| along a dimension, which is kept so that it divides x.
 
-    ``quick`` spares a GPU the question whether squares are representable: for numbers of which that is known.
+    ``quick`` spares a GPU the check whether squares are representable: for numbers of which that is known.
     """
     norm = _plain_length(x, dim)
     if not quick and not _ordinary(norm, _ORDINARY[x.dtype]):
@@ -297,7 +297,7 @@ def _plain_length(x: Tensor, dim: int) -> Tensor:
 
 
 def _ordinary(sizes: Tensor, bound: float) -> bool:
-    """Whether all sizes lie between 1/bound and bound; not asked of a graph, which must hold for all values."""
+    """Whether all sizes lie between 1/bound and bound; not checked in a graph, which must hold for all values."""
     if torch.compiler.is_compiling() or (sizes.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
     if sizes.numel() == 0:

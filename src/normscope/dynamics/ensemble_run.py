@@ -1,4 +1,4 @@
-"""An ensemble as a job in chunks: what is done is kept, what is kept is not done again."""
+"""An ensemble as a job in chunks: finished chunks are saved, and not computed again."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -53,7 +53,7 @@ class Stage:
         to_end: h·b, its weight in the step's end; None for 0.
         first: whether a step begins here.
         last: whether the step ends after it.
-        wanted: whether the state here was asked for.
+        wanted: whether the state here is one of the requested.
     """
 
     t: float

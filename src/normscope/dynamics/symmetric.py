@@ -200,7 +200,7 @@ class SymmetricFlow:
         return [clock.reading(stage.end(self.depth)) for stage in self.scheme.stages if stage.then]
 
     def _begun(self, state: State, within: float, clock: "_Clock") -> "tuple[State, Moving]":
-        """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's reading."""
+        """The state as the stage that holds ``within`` a step takes it, and its derivative by the clock's time."""
         stage = self.scheme.at(within, self.depth)
         if stage.law_of(stage.attention).radius_fixed:
             state = np.array([state[0], 0.0])

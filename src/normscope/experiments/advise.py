@@ -1,4 +1,7 @@
-"""advise: Rank schemes for a new model of a given shape."""
+"""advise: Rank schemes for a new model of a given shape.
+
+Schemes and theory: normscope advise --depth 48 --width 2048 --heads 16
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +20,7 @@ from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Schemes, as_list, one_of, setting
+from normscope.experiments.settings import Accepts, Schemes, as_list, one_of, setting
 from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts, evidence_tables, packaged, shown, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
@@ -63,7 +66,7 @@ class Criterion:
 
     Attributes:
         key: its name in tables and JSON.
-        name: how it is asked for.
+        name: its name in ``criteria``.
         title: what it is, for people.
         unit: of its values.
         low_is_better: whether small values are good.
@@ -203,7 +206,9 @@ class Advise(Seeded):
         "Comma-separated schemes: names, or paths of TOML files.",
         shown="all named schemes but those whose step starts near 0",
     )
-    rank_by: Annotated[dict[str, float] | None, BeforeValidator(as_weights)] = setting(
+    rank_by: Annotated[
+        dict[str, float] | None, BeforeValidator(as_weights), Accepts("str | Sequence[str] | Mapping[str, float] | None")
+    ] = setting(
         None,
         f"Comma-separated criteria, optionally weighted: late,noise=2. There are {', '.join(c.name for c in CRITERIA)}.",
         shown="weights fitted to trained language models",
@@ -588,8 +593,9 @@ def _trusted(advise: Advise) -> str:
         for depth, each in zip(depths, trust.tested, strict=True)
         if math.isfinite(each.value)
     ]
-    seen = [str(depth) for depth in depths if depth in CHOSEN_ON]
-    chosen = f", though what is simulated was chosen after the models of {_listed(seen)} layers were trained"
+    seen, fresh = ([str(depth) for depth in depths if (depth in CHOSEN_ON) == known] for known in (True, False))
+    chosen = f"; what is simulated was chosen after the models of {_listed(seen)} layers were trained"
+    chosen += f" and before those of {_listed(fresh)}, which are the fair test" * bool(fresh)
     return (
         f"The simulation ranks by {_listed(names)}; with weights fitted to the other depths, its rank correlation with the "
         f"loss is {_listed(tested) or 'not known'}{chosen * bool(seen)}."
@@ -811,7 +817,7 @@ def _training(trained: pd.DataFrame) -> Iterator[Finding]:
         if row["what"] != NOT_TRAINED:
             yield Finding(f"{row['scheme']}: {row['what']}: {row['value']} ({row['source']}).")
     if unknown := [row for row in rows if row["what"] == NOT_TRAINED]:
-        yield Finding(f"Not trained in this project, so nothing is measured of what they learn: {_named(unknown)}.")
+        yield Finding(f"Not trained on integer addition here: {_named(unknown)}.")
 
 
 def _setting(advise: Advise) -> Iterator[Finding]:

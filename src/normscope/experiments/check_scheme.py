@@ -1,4 +1,7 @@
-"""check-scheme: compare the declared scheme of a model with what it does."""
+"""check-scheme: Compare the declared scheme of a model with what it does.
+
+Look into a model: normscope check-scheme ./my-model --scheme ln-scaling
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import WithModel
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import setting
+from normscope.experiments.settings import SCHEME, setting
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.schemes import Scheme, find_scheme
@@ -23,7 +26,7 @@ def _as_scheme(value: Any) -> Any:
     return find_scheme(value) if isinstance(value, str | Path) else value
 
 
-DeclaredScheme = Annotated[Scheme, BeforeValidator(_as_scheme)]
+DeclaredScheme = Annotated[Scheme, BeforeValidator(_as_scheme), SCHEME]
 
 
 class CheckScheme(WithModel):

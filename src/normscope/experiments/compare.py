@@ -1,4 +1,7 @@
-"""compare: Compare models or runs side by side."""
+"""compare: Compare models or runs side by side.
+
+Many runs: normscope compare runs/audit runs/audit-2
+"""
 
 import math
 import re
@@ -16,10 +19,10 @@ from normscope.errors import InputError
 from normscope.experiments import kind_of, summaries
 from normscope.experiments.audit import Audit
 from normscope.experiments.experiment import Seeded, Shown
-from normscope.experiments.on_model import Dtype, ModelDevice, as_source
+from normscope.experiments.on_model import MODEL, Dtype, ModelDevice, as_source
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
-from normscope.experiments.settings import Images, TokenIds, as_list, setting
+from normscope.experiments.settings import Accepts, Images, TokenIds, as_list, setting
 from normscope.machine.files import user_path
 from normscope.measures import all_measures
 from normscope.measures.base import LAYER, Quantity, quantities_of
@@ -129,7 +132,11 @@ class Compare(Seeded):
     )
     variadic: ClassVar[str] = "subjects"
 
-    subjects: Annotated[tuple[Any, ...], BeforeValidator(lambda value: _distinct(as_list(value)))] = setting(
+    subjects: Annotated[
+        tuple[Any, ...],
+        BeforeValidator(lambda value: _distinct(as_list(value))),
+        Accepts(f"{MODEL.type} | Result", "runs,models"),
+    ] = setting(
         help="Two or more: models (as for audit) or run folders of audit, train, evaluate, stability, subspaces, words "
         "(journey), ensemble, simulate or advise, or of watched trainings.",
         argument=True,

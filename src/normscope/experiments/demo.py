@@ -1,4 +1,7 @@
-"""demo: Audit, simulate, train and verify: one report page."""
+"""demo: Audit, simulate, train and verify: one report page.
+
+First steps: normscope demo
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -7,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from normscope.experiments import execute, kind_of
+from normscope.experiments import completed, kind_of
 from normscope.experiments.audit import Audit
 from normscope.experiments.ensemble import Ensemble
 from normscope.experiments.experiment import Experiment, Shown
 from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
-from normscope.experiments.result import Result, load
+from normscope.experiments.result import Result
 from normscope.experiments.settings import SIX_SCHEMES, Seed, setting
 from normscope.experiments.simulate import Simulate
 from normscope.experiments.train import Train, training_section
@@ -21,7 +24,7 @@ from normscope.experiments.verify import Verify
 from normscope.results.figures import Blocks
 from normscope.results.findings import Finding, cards_text
 from normscope.results.sections import PageTable, Section
-from normscope.runs import is_run, unfinished_folder
+from normscope.runs import unfinished_folder
 from normscope.schemes import Scheme, block_records, find_scheme, scheme_record
 
 _TRAINED = ("pre", "qkv")
@@ -81,7 +84,10 @@ class Demo(Experiment):
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """Run the members one after the other; each is saved beside ``folder`` until all are complete."""
         unfinished = None if folder is None else unfinished_folder(folder, self.record)
-        results = {name: _complete(member, unfinished, name, progress) for name, member in self.members.items()}
+        results = {
+            name: completed(member, None if unfinished is None else unfinished / name, progress)
+            for name, member in self.members.items()
+        }
         about = {
             name: {
                 "command": result.kind.command,
@@ -134,19 +140,6 @@ class Demo(Experiment):
         trained = training_section(metrics, f"the tiny recipe, stopped early: {members[_TRAINED[0]].summary}")
         yield from _within("training", [replace(trained, title="Training, scheme by scheme")])
         yield from _within("claims", members["claims"].sections)
-
-
-def _complete(member: Experiment, unfinished: Path | None, name: str, progress: Progress) -> Result:
-    """The result of a member: that of an earlier, interrupted demo, or computed now."""
-    if unfinished is None:
-        return member.run(progress)
-    path = unfinished / name
-    if is_run(path):
-        saved = load(path)
-        if member.fits(saved.configuration):
-            progress.message(f"complete already: {name}")
-            return saved
-    return execute(member, path, overwrite=True, formats=(), progress=progress)
 
 
 def members_of(result: Result) -> dict[str, Result]:

@@ -1,9 +1,12 @@
-"""evaluate: Test a trained model in distribution and out of it."""
+"""evaluate: Test a trained model in distribution and out of it.
+
+Train: normscope evaluate builtin:addition-small-pre
+"""
 
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -14,7 +17,7 @@ from normscope.errors import require_known
 from normscope.experiments.experiment import Seeded, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Names, setting
+from normscope.experiments.settings import Accepts, Names, setting
 from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
@@ -61,7 +64,9 @@ class Evaluate(Seeded):
         ),
     )  # fmt: skip
 
-    model: str | Path = setting(help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True)
+    model: Annotated[str | Path, Accepts(complete="models")] = setting(
+        help="A folder that normscope train wrote, or builtin:addition-small-pre.", argument=True
+    )
     split: Names | None = setting(
         None,
         "Comma-separated: in-distribution, ood-interpolation, ood-extrapolation; of text: held-out, training.",

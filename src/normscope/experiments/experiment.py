@@ -143,7 +143,7 @@ class Experiment(BaseModel):
         return nullcontext()
 
     def default_folder(self) -> Path:
-        """Where the command puts the run unless told otherwise: a free name, or where the same run was interrupted."""
+        """Where the command puts the run by default: a free name, or where the same run was interrupted."""
         name = f"runs/{self.folder_name}"
         return Path(resumable_path(name, self.record) if self.resumable else fresh_path(name))
 

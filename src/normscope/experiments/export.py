@@ -1,10 +1,13 @@
-"""export: Write a trained language model as a Hugging Face folder."""
+"""export: Write a trained language model as a Hugging Face folder.
+
+Train: normscope export runs/train-text-tiny-pre
+"""
 
 import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
 from pydantic import model_validator
@@ -12,7 +15,7 @@ from pydantic import model_validator
 from normscope.experiments.experiment import Experiment, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import setting
+from normscope.experiments.settings import Accepts, setting
 from normscope.machine.memory import require_memory
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -50,7 +53,9 @@ class Export(Experiment):
         "normscope export runs/train-text-small-peri --out models/peri",
     )
 
-    model: str | Path = setting(help="A folder that normscope train --task text wrote.", argument=True)
+    model: Annotated[str | Path, Accepts(complete="models")] = setting(
+        help="A folder that normscope train --task text wrote.", argument=True
+    )
 
     @model_validator(mode="after")
     def _has_family(self) -> "Export":

@@ -16,7 +16,7 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Outcome, Seeded
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Images, TextFile, TokenIds, ids_of, setting, text_of
+from normscope.experiments.settings import Accepts, Images, TextFile, TokenIds, ids_of, setting, text_of
 from normscope.machine.memory import require_memory
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
@@ -57,8 +57,13 @@ DTYPE_HELP = "Precision of the weights: bfloat16, float16, float32, or auto: as 
 DEVICE_HELP = "cpu, cuda, disk (read the weights of every layer when it runs), or auto: a GPU if there is one."
 BOS_HELP = "Whether texts begin with the BOS token."
 TRUST_HELP = "Run code that comes with a transformers model. It can do everything that you can: only for authors you trust."
-ModelSource = Annotated[Any, AfterValidator(as_model)]
-ModelDevice = Annotated[str, AfterValidator(lambda name: name if name == "disk" else chosen_device(name))]
+MODEL = Accepts("str | Path | Model | Module | SavedModel", complete="models")
+ModelSource = Annotated[Any, AfterValidator(as_model), MODEL]
+ModelDevice = Annotated[
+    str,
+    AfterValidator(lambda name: name if name == "disk" else chosen_device(name)),
+    Accepts(complete=("auto", "cpu", "cuda", "disk")),
+]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 

@@ -1,5 +1,6 @@
 """A result: tables, findings and figures of an experiment; saved, loaded and rendered in one way for all of them."""
 
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import pandas as pd
 from normscope.errors import InputError, did_you_mean
 from normscope.machine.files import full_disk_explained, read_text
 from normscope.results.figures import Figure
-from normscope.results.findings import Finding
+from normscope.results.findings import Finding, Findings
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.runs import grown_run, has_segments, new_run, open_run, run_path
@@ -34,7 +35,7 @@ class Result:
         >>> import normscope as ns
         >>> run = ns.simulate("pre", tokens=8, dim=8, time=1, progress=False)
         >>> list(run.tables), list(run.figures)
-        (['trajectories', 'milestones'], ['cosine', 'rate', 'phase', 'radius'])
+        (['trajectories', 'milestones'], ['cosine', 'speed', 'rate', 'phase', 'radius'])
         >>> run.plot("cosine").name
         'cosine'
 
@@ -81,11 +82,11 @@ class Result:
             ) from missing
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Findings:
         """What the tables come to, the most important first within each section."""
         if "findings" in self.tables:
-            return tuple(Finding.of(row) for row in plain_rows(self.tables["findings"]))
-        return tuple(finding for section in self.sections for finding in section.findings)
+            return Findings(Finding.of(row) for row in plain_rows(self.tables["findings"]))
+        return Findings(finding for section in self.sections for finding in section.findings)
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
@@ -196,7 +197,7 @@ class Result:
         yield f"figures: {', '.join(self.figures)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plot:
     """A figure that a notebook shows and that can be saved as PNG, SVG, HTML or CSV."""
 
@@ -216,10 +217,15 @@ class Plot:
 
         return chart_of(self.figure)
 
-    def _repr_html_(self) -> str:
-        from normscope.report.files import figure_svg
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, str], dict[str, Any]]:
+        """A PNG, which every viewer of notebooks shows, and how wide; and the title as text."""
+        from normscope.report.notebook import render_picture
 
-        return figure_svg(self.figure)
+        picture, width = render_picture(self.figure)
+        return {"image/png": b64encode(picture).decode(), "text/plain": repr(self)}, {"image/png": {"width": width}}
+
+    def __repr__(self) -> str:
+        return f"<figure {self.name}: {self.figure.title}>"
 
 
 def load(path: Path | str) -> Result:

@@ -1,10 +1,14 @@
 """Settings fields: types that accept what Python, TOML and the command line hand over, and what a help text shows of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
 from normscope.core.devices import chosen_device
 from normscope.errors import InputError, require_known
@@ -12,6 +16,20 @@ from normscope.machine.files import image_files, read_text, read_token_ids
 from normscope.schemes import Scheme, find_scheme
 
 SIX_SCHEMES = "post,pre,mix,peri,ngpt,sqrt-scaling"  # those of the published comparison
+_TEXTS = {Path: "str | Path", Any: "Any", NoneType: "None"}
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """What a setting takes, where its validator takes more than its type.
+
+    Attributes:
+        type: for type checkers, as it is written in Python; empty for the type of the field.
+        complete: for shells: ``schemes``, ``models``, ``runs``, several of them with commas, or the allowed values.
+    """
+
+    type: str = ""
+    complete: str | tuple[str, ...] = ""
 
 
 def setting(
@@ -67,13 +85,64 @@ def as_numbers(value: Any) -> tuple[float, ...]:
 
 def one_of(*allowed: str) -> AfterValidator:
     """Validates a name, or names, against those that are allowed."""
+    return AfterValidator(partial(_require_allowed, allowed))
 
-    def check(value: Any) -> Any:
-        for name in (value,) if isinstance(value, str) else value or ():
-            require_known("name", name, allowed)
-        return value
 
-    return AfterValidator(check)
+def _require_allowed(allowed: tuple[str, ...], value: Any) -> Any:
+    for name in (value,) if isinstance(value, str) else value or ():
+        require_known("name", name, allowed)
+    return value
+
+
+def accepted(field: FieldInfo) -> str:
+    """The type of what a caller may give for a setting, as it is written in Python."""
+    return _accepted(_annotation(field))
+
+
+def completed(field: FieldInfo) -> str | tuple[str, ...]:
+    """How a shell completes a setting, as ``Accepts.complete`` says; empty for files."""
+    for about in _metadata(_annotation(field)):
+        if isinstance(about, Accepts) and about.complete:
+            return about.complete
+        if isinstance(about, AfterValidator) and isinstance(about.func, partial) and about.func.func is _require_allowed:
+            return tuple(about.func.args[0])
+        if isinstance(about, tuple):
+            return about
+    return ""
+
+
+def _annotation(field: FieldInfo) -> Any:
+    """The annotation of a field as it was written; pydantic keeps what stands in its outer brackets apart."""
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+def _accepted(annotation: Any) -> str:
+    kind, inside = get_origin(annotation), get_args(annotation)
+    if kind is Annotated:
+        return next((about.type for about in inside[1:] if isinstance(about, Accepts) and about.type), _accepted(inside[0]))
+    if kind in (Union, UnionType):
+        texts = dict.fromkeys(map(_accepted, inside))
+        return " | ".join(text for text in texts if text != "str" or _TEXTS[Path] not in texts)
+    if kind is Literal:
+        return f"Literal[{', '.join(map(repr, inside))}]"
+    if kind is tuple:
+        return f"Sequence[{_accepted(inside[0])}]"
+    if kind is dict:
+        return f"Mapping[{', '.join(map(_accepted, inside))}]"
+    return _TEXTS.get(annotation) or annotation.__name__
+
+
+def _metadata(annotation: Any) -> Iterator[Any]:
+    """What is said of a type anywhere in it, and the values of a ``Literal``."""
+    kind, inside = get_origin(annotation), get_args(annotation)
+    if kind is Literal:
+        yield inside
+    elif kind is Annotated:
+        yield from inside[1:]
+        yield from _metadata(inside[0])
+    elif kind in (Union, UnionType):
+        for item in inside:
+            yield from _metadata(item)
 
 
 def text_of(path: Path | None) -> str | None:
@@ -122,11 +191,20 @@ def _image_paths(value: Any) -> tuple[str, ...]:
     return places
 
 
-Images = Annotated[tuple[str, ...], BeforeValidator(_image_paths)]
-TokenIds = Annotated[Any, AfterValidator(_token_ids)]
+SCHEME = Accepts("str | Path | Scheme", complete="schemes")
+Images = Annotated[tuple[str, ...], BeforeValidator(_image_paths), Accepts("str | Path | Sequence[str | Path]")]
+TokenIds = Annotated[
+    Any, AfterValidator(_token_ids), Accepts("str | Path | Sequence[int] | Sequence[Sequence[int]] | NDArray[Any] | Tensor")
+]
 TextFile = Annotated[Path, AfterValidator(_readable)]
-Schemes = Annotated[tuple[Scheme, ...], BeforeValidator(as_schemes)]
-Numbers = Annotated[tuple[float, ...], BeforeValidator(as_numbers)]
-Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: tuple(dict.fromkeys(map(str, as_list(value)))))]
-Device = Annotated[str, AfterValidator(chosen_device)]
+Schemes = Annotated[
+    tuple[Scheme, ...], BeforeValidator(as_schemes), Accepts(f"{SCHEME.type} | Sequence[{SCHEME.type}]", complete="schemes")
+]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(as_numbers), Accepts("str | float | Sequence[float]")]
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: tuple(dict.fromkeys(map(str, as_list(value))))),
+    Accepts("str | Sequence[str]"),
+]
+Device = Annotated[str, AfterValidator(chosen_device), Accepts(complete=("auto", "cpu", "cuda"))]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]

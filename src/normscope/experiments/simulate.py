@@ -1,4 +1,7 @@
-"""simulate: Simulate schemes: how tokens cluster, grow and slow down."""
+"""simulate: Simulate schemes: how tokens cluster, grow and slow down.
+
+Schemes and theory: normscope simulate --tokens 256 --dim 512 --beta 5 --time 20
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +22,7 @@ from normscope.machine.files import regular_file
 from normscope.machine.memory import MOST_STEPS, require_steps
 from normscope.measures.base import Quantity
 from normscope.measures.curves import by_scheme, last
-from normscope.results.figures import Chart, Line
+from normscope.results.figures import Chart, Figure, Line, Scene, Scenes, Trail
 from normscope.results.sections import PageTable, Section
 from normscope.schemes import Scheme
 
@@ -36,6 +39,7 @@ _WORTH_THREADS = 4_000_000
 _PROBES = 32
 _ROW = 1100  # bytes of the measures of a scheme at one time, as they come and in the table
 _EXACT_UP_TO = 64
+_FRAMES, _MOST_DRAWN = 49, 512  # times and tokens of the spheres
 
 
 class Simulate(Seeded):
@@ -229,6 +233,13 @@ class Simulate(Seeded):
         return sorted({*report, *(t for t in even if not any(math.isclose(t, other, rel_tol=1e-9) for other in report))})
 
     @property
+    def frames(self) -> list[float]:
+        """The times at which spheres show their tokens."""
+        last = len(self.grid) - 1
+        count = min(last, _FRAMES - 1)
+        return [self.grid[round(last * k / count)] for k in range(count + 1)]
+
+    @property
     def summary(self) -> str:
         """One line for people."""
         step = f"step {self.stride:g}" if math.isfinite(self.stride) else "steps by its error"
@@ -256,10 +267,15 @@ class Simulate(Seeded):
         }
         if gradients:
             tables["gradients"] = pd.concat(gradients, ignore_index=True)
+        drawn = [_token_table(path, self.frames) for path in paths if path.states and _has_sphere(path.states[0])]
+        if drawn:
+            tables["tokens"] = pd.concat(drawn, ignore_index=True)
+        reported = self.report_times if self.save_states else []
         states = {
             f"{path.scheme}/t={t:.12g}": state.detach().cpu().clone()
             for path in paths
             for t, state in zip(path.kept, path.states, strict=True)
+            if t in reported
         }
         return Result(
             type(self),
@@ -302,7 +318,10 @@ class Simulate(Seeded):
     def sections(cls, result: Result) -> Iterator[Section]:
         """Mean cosine, its rate, the phase plot, and radius and gradients where the run has them."""
         table, settings = result.tables["trajectories"], result.summary
-        figures = {
+        figures: dict[str, Figure] = {}
+        if "tokens" in result.tables:
+            figures["spheres"] = _spheres(result.tables["tokens"], table, settings)
+        figures |= {
             name: _chart(table, x, y, title, label, caption, settings, log_y=log)
             for name, (x, y, title, label, caption, log) in _CURVES.items()
         }
@@ -323,6 +342,10 @@ _CURVES = {
     "cosine": (
         "time", "cosine", "Clustering over time", "mean cosine γ",
         "At 1 all tokens point one way: rank collapse.", False,
+    ),
+    "speed": (
+        "time", "speed", "Rotation over time", "mean |θ̇|, in radians per unit of time",
+        "How far a token rotates in one unit of time, which stands for one layer.", True,
     ),
     "rate": (
         "time", "cosine_rate", "Speed of clustering over time", "γ̇",
@@ -345,6 +368,47 @@ def _chart(
     lines = tuple(Line(str(name), list(rows[x]), list(rows[y])) for name, rows in table.groupby("scheme", sort=False))
     x_label = {"time": "time t", "cosine": "mean cosine γ", "layer": "layer"}[x]
     return Chart(title, x_label, label, lines, caption, settings, log_y=log_y)
+
+
+def _has_sphere(tokens: "Tensor") -> bool:
+    """Whether tokens × dim can be drawn on a sphere."""
+    return tokens.shape[-1] == 3 and len(tokens) <= _MOST_DRAWN
+
+
+def _token_table(path: "Trajectory", frames: list[float]) -> pd.DataFrame:
+    """A row for each token at each frame: scheme, time, token, x, y, z."""
+    rows = [
+        (path.scheme, t, token, *place)
+        for t, state in zip(path.kept, path.states, strict=True)
+        if t in frames
+        for token, place in enumerate(state.tolist())
+    ]
+    return pd.DataFrame(rows, columns=["scheme", "time", "token", "x", "y", "z"])
+
+
+def _spheres(tokens: pd.DataFrame, measures: pd.DataFrame, settings: str) -> Scenes:
+    """The directions of the tokens over time, a sphere for each scheme; most tokens go to the front."""
+    axes = ("x", "y", "z")
+    directions = tokens[list(axes)].div((tokens[list(axes)] ** 2).sum(axis=1) ** 0.5, axis=0)
+    x, y, z = directions.mean()
+    elevation, azimuth = math.degrees(math.atan2(z, math.hypot(x, y))), math.degrees(math.atan2(y, x))
+    view = (max(-50.0, min(50.0, elevation + 20)), azimuth - 25)  # aside, so that ways to the front are not seen end on
+    tokens = tokens.assign(**{axis: directions[axis] for axis in axes})
+    scenes = []
+    for scheme, rows in tokens.groupby("scheme", sort=False):
+        trails = tuple(
+            Trail(
+                f"token {token}", list(way[list(axes)].itertuples(index=False, name=None)), steps=list(way["time"]), thin=True
+            )
+            for token, way in rows.groupby("token")
+        )
+        end = measures[measures["scheme"] == scheme].iloc[-1]
+        about = f"mean cosine {end['cosine']:.2f}, norm {end['radius']:.3g}"
+        scenes.append(Scene(str(scheme), (), trails, about, radius=1.0, axes=axes, order="time", view=view))
+    caption = (
+        "Each line is the path of one token's direction, the dot is its end. All schemes have the same start and the same time."
+    )
+    return Scenes("Tokens on the sphere", scenes, caption, settings)
 
 
 def _milestones(table: pd.DataFrame) -> PageTable:
@@ -373,7 +437,7 @@ class _Particles:
 
 
 def _simulated(settings: Simulate, advance: Callable[[float], None]) -> "tuple[list[Trajectory], list[pd.DataFrame]]":
-    """The trajectory of every scheme, and gradients by depth where they are asked for."""
+    """The trajectory of every scheme, and gradients by depth where the settings have them."""
     from normscope.core.threads import one_thread
 
     alpha = named_schedule(settings.alpha)
@@ -405,6 +469,10 @@ def _integrated(
     from normscope.dynamics.trajectory import NotFiniteError
 
     done, paths, gradients = 0, [], []
+    keep = [
+        *(settings.frames if _has_sphere(particles.start) else []),
+        *(settings.report_times if settings.save_states else []),
+    ]
 
     def count(t: float, numbers: dict[str, float]) -> None:
         nonlocal done
@@ -416,7 +484,7 @@ def _integrated(
             simulate(
                 particles.start, scheme, particles.attention, settings.grid, solver=settings.method, step=settings.step,
                 depth=settings.end, feedforward=particles.feedforward, alpha=particles.alpha,
-                keep_states=settings.report_times if settings.save_states else False, on_measures=count,
+                keep_states=keep, on_measures=count,
             )
         )  # fmt: skip
         if settings.gradient and not paths[-1].stopped:

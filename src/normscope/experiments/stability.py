@@ -1,4 +1,7 @@
-"""stability: Measure what norm noise does to a model's attention."""
+"""stability: Measure what norm noise does to a model's attention.
+
+Look into a model: normscope stability builtin:addition-small-pre
+"""
 
 import math
 import time

@@ -1,4 +1,7 @@
-"""subspaces: What each head reads, and how the rest changes its attention."""
+"""subspaces: What each head reads, and how the rest changes its attention.
+
+Look into a model: normscope subspaces builtin:addition-small-pre
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +16,7 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import (
     ALWAYS,
+    MODEL,
     MODEL_HELP,
     OnModel,
     as_model,
@@ -90,7 +94,7 @@ class Subspaces(OnModel):
         "normscope subspaces world --schemes none,pre,peri,qkv --types 20 --json",
     )
 
-    model: Annotated[Any, AfterValidator(_source)] = setting(
+    model: Annotated[Any, AfterValidator(_source), MODEL] = setting(
         ..., f"{MODEL_HELP[:-1]}; or 'world' for constructed worlds and the induction circuit, where theory gives the numbers.",
         argument=True,
     )  # fmt: skip

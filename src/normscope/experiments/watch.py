@@ -1,10 +1,13 @@
-"""watch: Follow a training that is being watched, as a page."""
+"""watch: Follow a training that is being watched, as a page.
+
+Train: normscope watch runs/gpt
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import model_validator
 
@@ -12,7 +15,7 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result, load
-from normscope.experiments.settings import setting
+from normscope.experiments.settings import Accepts, setting
 from normscope.machine.files import replace_text
 from normscope.measures.base import Quantity
 from normscope.results.findings import cards_text, most_important
@@ -65,7 +68,7 @@ class WatchedRun(Experiment):
     )
     quantities: ClassVar[tuple[Quantity, ...]] = QUANTITIES
 
-    folder: Path = setting(help="The run folder of a watched training.", argument=True)
+    folder: Annotated[Path, Accepts(complete="runs")] = setting(help="The run folder of a watched training.", argument=True)
     once: bool = setting(False, "Write the page once, also while the training runs.")
     serve: bool = setting(False, "Serve the page over HTTP, for browsers on this machine, until Ctrl-C; write nothing.")
     port: int = setting(_PORT, "With serve=True: the port; 0 for any that is free.", ge=0, le=65535)

@@ -1,4 +1,7 @@
-"""words: Embeddings, what heads do to tokens, logit-lens trajectories."""
+"""words: Embeddings, what heads do to tokens, logit-lens trajectories.
+
+Look into a model: normscope words package:smollm2 embeddings
+"""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -13,7 +16,7 @@ from normscope.experiments.experiment import Shown
 from normscope.experiments.on_model import WithModel, measure_sections
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import Names, TokenIds, as_list, ids_of, setting
+from normscope.experiments.settings import Accepts, Names, TokenIds, as_list, ids_of, setting
 from normscope.results.sections import Section
 from normscope.results.tables import plain_rows
 
@@ -34,7 +37,7 @@ def as_places(value: Any) -> Any:
         raise InputError(f"a number, several with commas such as 0,5,11, or all is needed, not '{value}'") from None
 
 
-Places = Annotated[Any, BeforeValidator(as_places)]
+Places = Annotated[Any, BeforeValidator(as_places), Accepts("int | str | Sequence[int] | None")]
 
 
 class Words(WithModel):

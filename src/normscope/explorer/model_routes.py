@@ -35,7 +35,7 @@ class Asked(BaseModel):
 
 
 class OpenModels:
-    """The models that a server was given, each opened when it is first asked."""
+    """The models that a server was given, each opened at the first request."""
 
     def __init__(self, names: Sequence[str], queue: ModelQueue) -> None:
         self.names, self.queue = tuple(names), queue

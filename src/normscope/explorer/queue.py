@@ -26,7 +26,7 @@ class BusyError(InputError):
 
 
 class Request(Protocol):
-    """What is asked of an HTTP request."""
+    """What is used of an HTTP request."""
 
     async def is_disconnected(self) -> bool:
         """Whether nobody waits for the answer any more."""

@@ -72,7 +72,7 @@ class LayerWeights:
 
 @dataclass
 class Reading:
-    """One pass of a prompt, with what later questions are answered from.
+    """One pass of a prompt, with what later requests are answered from.
 
     Attributes:
         subject: model and sample.
@@ -246,7 +246,7 @@ class ModelSession:
         return [measure for measure in chosen if not measure.missing(subject)]
 
     def _observe(self, reading: Reading, measures: Sequence[Measure], check: Check, keep: bool) -> None:
-        """One pass; the tables of the measures, and with ``keep`` states and attention, go to the reading."""
+        """One pass; the tables of the measures, and with ``keep`` states and attention, are stored for later requests."""
         observers: list[PassObserver] = [_Keeper(reading)] if keep else []
         for measure in measures:
             observer = measure.observer(reading.subject)

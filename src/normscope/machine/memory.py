@@ -19,6 +19,14 @@ def available(device: str = "cpu") -> float:
     return _free_on_gpu(device) if device.startswith("cuda") else min(_free(), *_free_in_groups(), _free_in_limits())
 
 
+def installed_memory() -> float:
+    """Bytes of memory that the machine has; infinite where the system does not report it."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError):
+        return float("inf")
+
+
 def require_memory(needs: Mapping[str, float], device: str = "cpu") -> None:
     """Refuse a computation that does not fit: ``needs`` are bytes by the settings that they follow from."""
     total = sum(needs.values())
@@ -63,10 +71,7 @@ def _free() -> float:
             return 1024.0 * int(found[1])
     except OSError:
         pass
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (OSError, ValueError):
-        return float("inf")
+    return installed_memory()
 
 
 def _free_in_groups() -> Iterator[float]:

@@ -34,7 +34,13 @@ def packaged(name: str, kind: str) -> Path:
     if name not in known:
         raise InputError(f"no package is known for '{name}'; known: {', '.join(known)}{did_you_mean(name, known)}")
     _, package, inside, install = PACKAGES[name]
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
+    found = installed_in(package)
+    if found is None:
         raise MissingExtraError(f"the package of '{name}' is not installed: {install}")
-    return Path(spec.submodule_search_locations[0]) / inside
+    return found / inside
+
+
+def installed_in(package: str) -> Path | None:
+    """The folder of an installed package, which is not imported; None where it is not installed."""
+    spec = find_spec(package)
+    return Path(spec.submodule_search_locations[0]) if spec is not None and spec.submodule_search_locations else None

@@ -126,7 +126,7 @@ class Subject:
 
     @cached_property
     def counted(self) -> "Tensor":
-        """Tokens (rows, tokens) that means are taken over: the present ones but the first of every row, a sink or not."""
+        """Tokens (rows, tokens) that means are taken over: ``present`` without the first of every row, a sink or not."""
         counted = self.present.clone()
         counted[:, 0] = False
         return counted
@@ -239,7 +239,7 @@ class Measure(ABC):
     the pass. Any other measure implements ``measure``.
 
     Attributes:
-        name: how it is asked for; also the name of its section.
+        name: its name in settings; also the name of its section.
         title: the heading of its section.
         needs: the capabilities that a model must offer: ``stream``, ``sublayers``, ``attention``, ``matrices``,
             ``vocabulary``, ``predictions``.

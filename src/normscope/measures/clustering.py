@@ -45,7 +45,7 @@ class Clustering(Measure):
             "motion", columns("layer", "cosine"), "mean cosine after the last layer", last, ratio=False,
         ),
         Quantity(
-            "rank", "Effective rank of the tokens", LAYER, "directions", "How many directions the tokens take up.",
+            "rank", "Effective rank of the tokens", LAYER, "directions", "How many directions the tokens occupy.",
             "motion", columns("layer", "rank"), "effective rank after the last layer", last,
         ),
     )  # fmt: skip
@@ -100,7 +100,7 @@ class Clustering(Measure):
             return None
         words = {
             "cosine": ("Mean cosine between tokens", "cosine", "Near 1 all tokens point one way; near 0 they are unrelated."),
-            "rank": ("Effective rank of the tokens", "directions", "How many directions the tokens take up; low is clustered."),
+            "rank": ("Effective rank of the tokens", "directions", "How many directions the tokens occupy; low is clustered."),
         }
         figures = {}
         for column, (title, unit_name, caption) in words.items():

@@ -62,7 +62,7 @@ class _Accuracy:
         normal_nodes: of a panel of Gaussian noise.
         negligible: a product of F_t below this counts as 0.
         tail: a standard normal variable counts as never beyond it.
-        smallest: of Gaussian factors 1 + κ that are told from 0.
+        smallest: of Gaussian factors 1 + κ that differ from 0.
     """
 
     exact: int

@@ -83,7 +83,7 @@ class Growth(Measure):
             "layer",
             "|x|",
             (Line("this model, 90 % of tokens", layers, radii, low, high),),
-            "A growing norm slows late layers down: the same update rotates a longer token less.",
+            "A growing norm slows late layers down: the same update rotates a token with a larger norm less.",
             settings,
             log_y=spans_decades(radii),
         )

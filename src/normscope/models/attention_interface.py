@@ -67,7 +67,7 @@ _biased: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # whether t
 def observing(observer: AttentionObserver, thorough: bool = True) -> Iterator[None]:
     """Until the block ends, the observer computes all attention.
 
-    ``thorough=False``: what earlier passes of the same modules have shown is not asked of the device again.
+    ``thorough=False``: what earlier passes of the same modules have shown is not read from the device again.
     """
     tokens = _observer.set(observer), _thorough.set(thorough)
     try:

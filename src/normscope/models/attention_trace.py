@@ -227,7 +227,7 @@ def observing_attention(
     Rows of a call are not always rows of the batch: window attention counts windows as rows. Compare ``call.q.shape`` with the
     stream's before using it for a stream.
 
-    ``thorough=False`` leaves out the checks of what an earlier pass has shown, for which a device must be asked: that the
+    ``thorough=False`` leaves out the checks of what an earlier pass has shown, which must be read from a device: that the
     values are mixed by a softmax of q·k, and which heads are alike.
 
     Yields:
@@ -387,7 +387,7 @@ def _with_sink(state: _Scores, x: Tensor, args: list[Any], kwargs: dict[str, Any
 
 
 def _call(module: nn.Module, shape: tuple[int, ...], weights: _Weights, v: Tensor, mixed: Tensor) -> AttentionCall | str:
-    """One attention from its operations; a reason if it is not understood."""
+    """One attention from its operations; a reason if they are unsupported."""
     scores, logits = weights.scores, weights.logits
     keys = scores.raw.shape[-1]
     rows, heads = _grid(scores, logits, shape)

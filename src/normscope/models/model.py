@@ -124,7 +124,7 @@ class Model(ABC):
         tokenizer: as those of the ``transformers`` library; None where there is none.
         bos: whether texts begin with BOS; None where that is left to the tokenizer.
         reads_examples: whether it reads examples of the task that it was trained on, and no texts.
-        thorough: whether every pass checks again that attention is what it was recognised as; a GPU is asked for that.
+        thorough: whether every pass checks again that attention is what it was recognised as; which waits for a GPU.
     """
 
     name: str

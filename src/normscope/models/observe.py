@@ -37,7 +37,7 @@ class Sample:
 
     @cached_property
     def padded(self) -> bool:
-        """Whether some rows are padded; asked once, since it is on the device."""
+        """Whether some rows are padded; read once, since it is on the device."""
         return not bool(self.attention_mask.all())
 
     def mapped(self, change: Callable[[str, Tensor], Tensor]) -> "Sample":

@@ -162,7 +162,7 @@ def check_model(name: str | Path) -> Path:
 
 
 def check_found(name: str) -> None:
-    """Refuse also a name that is neither here nor on the hub, which is asked for its configuration; nothing is opened."""
+    """Refuse also a name that is neither here nor on the hub, from which its configuration is requested; nothing is opened."""
     if not check_model(name).exists():
         _configuration(name, name, False)
 

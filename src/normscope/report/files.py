@@ -10,10 +10,10 @@ import pandas as pd
 from normscope.errors import InputError, did_you_mean
 from normscope.report.blocks import blocks_svg
 from normscope.report.charts import WIDTH, draw, draw_panels
-from normscope.report.sphere import scene_svg
+from normscope.report.sphere import scene_svg, scenes_svg
 from normscope.report.theme import LIGHT, vega_config, wrapped
 from normscope.results.data import figure_data
-from normscope.results.figures import Blocks, Figure, Panels, Scene
+from normscope.results.figures import Blocks, Figure, Panels, Scene, Scenes
 
 _SCALE = 2  # pixels of a PNG for each of the figure
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # ASCII, and as wide letters
@@ -77,6 +77,8 @@ def figure_svg(figure: Figure) -> str:
         return blocks_svg(figure.records)
     if isinstance(figure, Scene):
         return scene_svg(figure)
+    if isinstance(figure, Scenes):
+        return scenes_svg(figure)
     import vl_convert
 
     svg: str = vl_convert.vegalite_to_svg(static_spec(figure))
@@ -88,7 +90,7 @@ def figure_svg(figure: Figure) -> str:
 
 def static_spec(figure: Figure) -> dict[str, Any]:
     """The Vega-Lite document of a chart, a heat map or panels, with their texts."""
-    if isinstance(figure, Blocks | Scene):
+    if isinstance(figure, Blocks | Scene | Scenes):
         raise InputError(f"'{figure.title}' is drawn as SVG and has no Vega-Lite document")
     drawn = draw_panels(figure) if isinstance(figure, Panels) else draw(figure)
     spec: dict[str, Any] = drawn.to_dict(validate=False)

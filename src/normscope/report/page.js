@@ -1,6 +1,6 @@
 // The page's figures: drawn when they come into view, again when colours or widths change; heads linked across maps.
 import { createTip, element, svg } from "./dom.js";
-import { createSphere } from "./sphere.js";
+import { createSphere, shareCamera } from "./sphere.js";
 
 const page = JSON.parse(document.getElementById("figures-data").textContent), root = document.documentElement;
 const screenDark = matchMedia("(prefers-color-scheme: dark)"), paper = matchMedia("print");
@@ -54,11 +54,13 @@ async function drawChart(figure) {
 
 function drawScene(figure) {
   const theme = page[isDark() ? "dark" : "light"], { plot } = figure;
-  plot.parentElement.querySelector(".bar")?.style.setProperty("background", `linear-gradient(to right, ${theme.colours.steps.join()})`);
+  plot.closest("figure").querySelector(".bar")?.style.setProperty("background", `linear-gradient(to right, ${theme.colours.steps.join()})`);
   if (figure.scene) figure.scene.colours = theme.colours;
   else {
     figure.scene = createSphere(plot, { label: plot.ariaLabel, colours: theme.colours, tip });
     figure.scene.setScene(figure.data);
+    const beside = [...plot.closest("figure").querySelectorAll(".plot")].map(other => plots.get(other)?.scene);
+    shareCamera(beside.filter(Boolean));
   }
 }
 

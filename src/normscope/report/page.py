@@ -12,10 +12,11 @@ from normscope.machine.files import cache_folder
 from normscope.report.blocks import blocks_svg
 from normscope.report.bundle import bundle
 from normscope.report.charts import draw
+from normscope.report.files import figure_svg
 from normscope.report.outline import Outline, Target
-from normscope.report.sphere import scene_data, scene_svg
+from normscope.report.sphere import scene_data
 from normscope.report.theme import DARK, FONT, LIGHT, STEPS_ON_DARK, STEPS_ON_LIGHT, theme_css, vega_config
-from normscope.results.figures import Blocks, Chart, HeatMap, Panels, Scene
+from normscope.results.figures import Blocks, Chart, HeatMap, Panels, Scene, Scenes
 from normscope.results.findings import Finding, most_important
 from normscope.results.sections import PageTable, Section
 
@@ -138,7 +139,7 @@ def _figure(target: Target, plots: list[dict[str, Any]], lead: str) -> dict[str,
         "alt": ". ".join(text.rstrip(".") for text in (figure.title, figure.caption) if text) + ".",
         "plots": [],
         "columns": 1,
-        "shape": "wide" if isinstance(figure, Panels | Scene) else "",
+        "shape": "wide" if isinstance(figure, Panels | Scene | Scenes) else "",
         "kind": "plots",
     }
     if isinstance(figure, Blocks):
@@ -147,14 +148,23 @@ def _figure(target: Target, plots: list[dict[str, Any]], lead: str) -> dict[str,
             "svg": Markup(blocks_svg(figure.records, in_page=True)),
             "shape": "wide" if len(figure.records) > 4 else "narrow",
         }
-    if isinstance(figure, Scene):
-        data = scene_data(figure)
-        plots.append({"name": target.name, "title": figure.title, "anchor": target.anchor, "data": data})
-        legend = [(cloud["name"], cloud["colour"]) for cloud in data["clouds"]]
-        low, high = data["steps"]
-        order = (figure.order, f"{low:g}", f"{high:g}") if data["trails"] else None
-        words = {"svg": Markup(scene_svg(figure)), "legend": legend, "order": order}
-        return shown | words | {"kind": "scene", "plots": [{"index": len(plots) - 1}]}
+    if isinstance(figure, Scene | Scenes):
+        scenes = figure.scenes if isinstance(figure, Scenes) else [figure]
+        data = [scene_data(scene) for scene in scenes]
+        plots += [
+            {"name": target.name, "title": scene.title, "anchor": target.anchor, "data": d}
+            for scene, d in zip(scenes, data, strict=True)
+        ]
+        legend = [(cloud["name"], cloud["colour"]) for cloud in data[0]["clouds"]]
+        low, high = data[0]["steps"]
+        order = (scenes[0].order, f"{low:g}", f"{high:g}") if data[0]["trails"] else None
+        words = {"svg": Markup(figure_svg(figure)), "legend": legend, "order": order}
+        texts = [(scene.title, scene.caption) if isinstance(figure, Scenes) else ("", "") for scene in scenes]
+        places = [
+            {"index": len(plots) - len(scenes) + i, "title": title, "caption": caption}
+            for i, (title, caption) in enumerate(texts)
+        ]
+        return shown | words | {"kind": "scene", "plots": places, "columns": 3}
     inside = figure.figures if isinstance(figure, Panels) else [figure]
     titled = isinstance(figure, Panels)
     shown["plots"] = [_plot(panel, target, plots, titled) for panel in inside]

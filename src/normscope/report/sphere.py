@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from normscope.report.labels import Spot, nearest_spot, place_labels
 from normscope.report.theme import CLOUDS, LIGHT, LINE_COLOURS, STATIC_FONT, STEPS_ON_LIGHT, text_width, wrapped
-from normscope.results.figures import Cloud, Point, Scene, Trail
+from normscope.results.figures import Cloud, Point, Scene, Scenes, Trail
 
 _ELEVATION, _AZIMUTH = 20.0, -60.0  # degrees
 _STEEPEST = 60.0  # a higher camera would look along the third axis
@@ -24,7 +24,9 @@ _CIRCLES, _STEPS = 6, 72  # of a wire sphere
 _MANY = 1000  # points of a cloud that would hide each other
 _DRAWN = 4000  # of a cloud in the picture; more would only make the file larger
 _SIDE, _BAR_ROOM, _MARGIN = 560.0, 80.0, 14.0
+_BAR = 200.0  # height of the bar of colours
 _WIDTH = _SIDE + _BAR_ROOM + 2 * _MARGIN
+_WIDE, _COLUMNS = 800.0, 3  # of scenes side by side
 _LETTERS = 11.0
 _APART = 0.06  # between points with labels, in halves of the picture
 _LEAST_LEADER = 12.0  # a label that is nearer needs no line to its point
@@ -92,6 +94,7 @@ def scene_data(scene: Scene) -> dict[str, Any]:
             "points": packed([trail.points[i] for i in trail.shown]),
             "labels": [trail.labels[i] if trail.labels else trail.name for i in trail.shown],
             "steps": [trail.numbers[i] for i in trail.shown],
+            "thin": trail.thin,
             "captions": [[trail.shown.index(i), text] for i, text in trail.captions().items()],
         }
         for trail in scene.trails
@@ -103,49 +106,97 @@ def scene_data(scene: Scene) -> dict[str, Any]:
 
 def scene_svg(scene: Scene) -> str:
     """The scene from one side: labels beside its points, none over another, and the order of its trails as colours."""
-    view = _View.of(scene)
-    labels = _labels(scene)
+    top = _MARGIN + _header_height(scene, _WIDTH) + 10 + 18 * len(_named(scene))
+    view = _View.of(scene, _MARGIN, top, _SIDE)
+    bar = _bar(scene, _WIDTH - _BAR_ROOM + 10, top + (_SIDE - _BAR) / 2)
+    labels = [*_labels(scene), *_axis_labels(scene)]
+    drawn = [*_picture(scene, view, labels, _WIDTH - _BAR_ROOM), *_legend(scene, view), bar]
+    return _document(scene, _WIDTH, view.bottom, "".join(drawn))
+
+
+def scenes_svg(figure: Scenes) -> str:
+    """Scenes in rows, each below its title and caption, with one legend and one bar for the order of their trails."""
+    count = min(_COLUMNS, len(figure.scenes))
+    column = (_WIDE - _BAR_ROOM - 2 * _MARGIN) / count
+    side, first = min(column - _MARGIN, _SIDE), figure.scenes[0]
+    top = _MARGIN + _header_height(figure, _WIDE) + 10 + 18 * len(_named(first))
+    drawn = []
+    for place, scene in enumerate(figure.scenes):
+        left, y = _MARGIN + column * (place % count), top + (side + 44) * (place // count)
+        view = _View.of(scene, left, y + 40, side)
+        drawn += [
+            _text(left, y + 14, scene.title, 14, LIGHT["ink"], bold=True),
+            _text(left, y + 30, scene.caption, 12, LIGHT["ink"]),
+        ]
+        drawn += _picture(scene, view, _labels(scene), left + column)
+    drawn += _legend(first, _View.of(first, _MARGIN, top, side))
+    drawn.append(_bar(first, _WIDE - _BAR_ROOM + 10, top + 40 + (side - _BAR) / 2))
+    return _document(figure, _WIDE, view.bottom, "".join(drawn))
+
+
+def _picture(scene: Scene, view: "_View", labels: "list[_Label]", right: float) -> list[str]:
+    """Sphere, points, trails and labels; labels stay left of ``right``."""
     anchors = view.project([label.point for label in labels])
     dots = [spot for trail in scene.trails for spot in _along(view.project([trail.points[i] for i in trail.shown]))] or anchors
-    boxes = place_labels(anchors, [label.size for label in labels], dots, (_MARGIN, view.top, _WIDTH - _BAR_ROOM, view.bottom))
+    boxes = place_labels(anchors, [label.size for label in labels], dots, (view.left, view.top, right, view.bottom))
     written = [label.svg(anchor, box) for label, anchor, box in zip(labels, anchors, boxes, strict=True)]
-    drawn = [
-        *_ball(scene, view),
-        *_clouds(scene, view),
-        *_trails(scene, view),
-        *written,
-        *_legend(scene, view),
-        _bar(scene, view),
-    ]
-    return view.document("".join(drawn))
+    return [*_ball(scene, view), *_clouds(scene, view), *_trails(scene, view), *written]
+
+
+def _heading(figure: Scene | Scenes, width: float) -> list[tuple[str, float, str, bool, float]]:
+    """Lines of the title and the caption: text, size, colour, whether bold, and height."""
+    room = width - 2 * _MARGIN
+    title = [(line, 15.0, LIGHT["ink"], True, 20.0) for line in wrapped(figure.title, 15, room, bold=True)]
+    return title + [(line, 12.0, LIGHT["soft"], False, 15.0) for line in wrapped(figure.caption, 12, room)]
+
+
+def _header_height(figure: Scene | Scenes, width: float) -> float:
+    return sum(line[-1] for line in _heading(figure, width))
+
+
+def _document(figure: Scene | Scenes, width: float, bottom: float, body: str) -> str:
+    """The picture with its texts, on white."""
+    y, texts = _MARGIN, []
+    for line, size, colour, bold, leading in _heading(figure, width):
+        y += leading
+        texts.append(_text(_MARGIN, y - 4, line, size, colour, bold))
+    y = bottom + 6
+    for line in wrapped(figure.settings, 10, width - 2 * _MARGIN):
+        y += 13
+        texts.append(_text(_MARGIN, y, line, 10, LIGHT["soft"]))
+    height = y + _MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
+        f'height="{height:.0f}" font-family="{STATIC_FONT}" role="img"><rect width="100%" height="100%" '
+        f'fill="{LIGHT["paper"]}"/>{"".join(texts)}{body}</svg>'
+    )
 
 
 @dataclass(frozen=True)
 class _View:
-    """The picture's square below the title, and how points in space fall into it."""
+    """The picture's square, and how points in space fall into it."""
 
-    scene: Scene
     centre: Numbers
     scale: float
     screen: Numbers
+    left: float
     top: float
+    side: float
 
     @classmethod
-    def of(cls, scene: Scene) -> "_View":
+    def of(cls, scene: Scene, left: float, top: float, side: float) -> "_View":
         centre, reach, screen = frame(scene)
-        texts = 20 * len(wrapped(scene.title, 15, _WIDTH - 28, bold=True)) + 15 * len(wrapped(scene.caption, 12, _WIDTH - 28))
-        names = 18 * sum(bool(part.shown) for part in scene.parts)
-        return cls(scene, centre, 0.465 * _SIDE / reach, screen, _MARGIN + texts + 10 + names)
+        return cls(centre, 0.465 * side / reach, screen, left, top, side)
 
     @property
     def bottom(self) -> float:
         """Where the square ends."""
-        return self.top + _SIDE
+        return self.top + self.side
 
     def project(self, points: Sequence[Point]) -> list[Spot]:
         """Where points fall on the picture."""
         seen = (np.array(points, dtype=np.float64).reshape(-1, 3) - self.centre) @ self.screen.T * self.scale
-        return [(_MARGIN + _SIDE / 2 + x, self.top + _SIDE / 2 - y) for x, y in seen.tolist()]
+        return [(self.left + self.side / 2 + x, self.top + self.side / 2 - y) for x, y in seen.tolist()]
 
     def depth(self, points: Sequence[Point]) -> list[float]:
         """How near points are to the camera, from -1 to 1."""
@@ -153,27 +204,6 @@ class _View:
         distance = (np.array(points, dtype=np.float64).reshape(-1, 3) - self.centre) @ towards
         nearness: list[float] = (distance / (float(np.abs(distance).max(initial=0.0)) or 1.0)).tolist()
         return nearness
-
-    def document(self, body: str) -> str:
-        """The picture with its texts, on white."""
-        room, y, texts = _WIDTH - 2 * _MARGIN, _MARGIN, []
-        for text, size, colour, bold, leading in (
-            (self.scene.title, 15, LIGHT["ink"], True, 20),
-            (self.scene.caption, 12, LIGHT["soft"], False, 15),
-        ):
-            for line in wrapped(text, size, room, bold=bold):
-                y += leading
-                texts.append(_text(_MARGIN, y - 4, line, size, colour, bold))
-        y = self.bottom + 6
-        for line in wrapped(self.scene.settings, 10, room):
-            y += 13
-            texts.append(_text(_MARGIN, y, line, 10, LIGHT["soft"]))
-        height = y + _MARGIN
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" width="{_WIDTH:.0f}" '
-            f'height="{height:.0f}" font-family="{STATIC_FONT}" role="img"><rect width="100%" height="100%" '
-            f'fill="{LIGHT["paper"]}"/>{"".join(texts)}{body}</svg>'
-        )
 
 
 @dataclass(frozen=True)
@@ -281,9 +311,13 @@ def _clouds(scene: Scene, view: _View) -> list[str]:
 def _trails(scene: Scene, view: _View) -> list[str]:
     low, high = _step_limits(scene)
     drawn: list[str] = []
+    depths = iter(view.depth([trail.points[i] for trail in scene.trails for i in trail.shown]))
     for trail in scene.trails:
-        spots = view.project([trail.points[i] for i in trail.shown])
+        spots, near = view.project([trail.points[i] for i in trail.shown]), [next(depths) for _ in trail.shown]
         colours = [_step_colour((trail.numbers[i] - low) / (high - low)) for i in trail.shown]
+        if trail.thin:
+            drawn += _thin_trail(spots, colours, [0.65 + 0.35 * depth for depth in near])
+            continue
         drawn += [_line(piece, colour, 2.0) for piece, colour in zip(pairwise(spots), colours[1:], strict=False)]
         for (x, y), colour, size in zip(spots, colours, np.linspace(3.0, 6.0, len(spots)).tolist(), strict=True):
             edge = f'stroke="{LIGHT["paper"]}" stroke-width=".8"'
@@ -291,47 +325,62 @@ def _trails(scene: Scene, view: _View) -> list[str]:
     return drawn
 
 
+def _thin_trail(spots: Sequence[Spot], colours: Sequence[str], opacities: Sequence[float]) -> list[str]:
+    """A line that is fainter far from the camera, and a point at its end."""
+    pieces = zip(pairwise(spots), colours[1:], opacities[1:], strict=False)
+    (x, y), edge = spots[-1], f'stroke="{LIGHT["ink"]}" stroke-width=".5"'
+    end = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[-1]}" {edge} opacity="{opacities[-1]:.2f}"/>'
+    return [*(_line(piece, colour, 1.2, round(opacity, 2)) for piece, colour, opacity in pieces), end]
+
+
 def _labels(scene: Scene) -> list[_Label]:
-    """Texts of marked points, of trails where they change, and of axes that do not point at the camera."""
+    """Texts of marked points, and of trails where they change."""
     labels: list[_Label] = []
     for cloud in scene.clouds:
         if cloud.marked and cloud.labels:
             labels += [_Label(cloud.points[i], cloud.labels[i], bold=True) for i in cloud.shown]
     for trail in scene.trails:
         labels += [_Label(trail.points[i], text) for i, text in clear_captions(scene, trail).items()]
-    slants = np.linalg.norm(frame(scene)[2], axis=0)
-    for name, (_, end), slant in zip(scene.axes, _axis_ends(scene), slants, strict=True):
-        if slant > _LEAST_SLANT:
-            labels.append(_Label(end, name, colour=LIGHT["soft"]))
     return labels
 
 
+def _axis_labels(scene: Scene) -> list[_Label]:
+    """Names of the axes that do not point at the camera."""
+    ends, slants = _axis_ends(scene), np.linalg.norm(frame(scene)[2], axis=0)
+    named = zip(scene.axes, ends, slants, strict=True)
+    return [_Label(end, name, colour=LIGHT["soft"]) for name, (_, end), slant in named if slant > _LEAST_SLANT]
+
+
 def _legend(scene: Scene, view: _View) -> list[str]:
-    drawn, y = [], view.top - 18 * sum(bool(part.shown) for part in scene.parts)
-    for index, part in enumerate(scene.parts):
-        if part.shown:
-            colour = _cloud_colour(part, index) if isinstance(part, Cloud) else STEPS_ON_LIGHT[-3]
-            drawn.append(f'<circle cx="{_MARGIN + 6}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-            drawn.append(_text(_MARGIN + 18, y + 4, part.name, 12, LIGHT["ink"]))
-            y += 18
+    named = _named(scene)
+    drawn, y = [], view.top - 18 * len(named)
+    for index, part in enumerate(named):
+        colour = _cloud_colour(part, index) if isinstance(part, Cloud) else STEPS_ON_LIGHT[-3]
+        drawn.append(f'<circle cx="{view.left + 6}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        drawn.append(_text(view.left + 18, y + 4, part.name, 12, LIGHT["ink"]))
+        y += 18
     return drawn
 
 
-def _bar(scene: Scene, view: _View) -> str:
-    """The colours of the order, at the right."""
+def _named(scene: Scene) -> list[Cloud | Trail]:
+    """What the legend names: all that is drawn, except trails that are many."""
+    return [part for part in scene.parts if part.shown and not (isinstance(part, Trail) and part.thin)]
+
+
+def _bar(scene: Scene, left: float, top: float) -> str:
+    """The colours of the order."""
     if not any(trail.shown for trail in scene.trails):
         return ""
-    left, length, (low, high) = _WIDTH - _BAR_ROOM + 10, 200.0, _step_limits(scene)
-    top = view.top + (_SIDE - length) / 2
+    low, high = _step_limits(scene)
     last = len(STEPS_ON_LIGHT) - 1
     stops = "".join(
         f'<stop offset="{1 - k / last:.3f}" stop-color="{c}"/>' for k, c in reversed(list(enumerate(STEPS_ON_LIGHT)))
     )
     return (
         f'<linearGradient id="steps" x1="0" x2="0" y1="0" y2="1">{stops}</linearGradient>'
-        f'<rect x="{left}" y="{top:.1f}" width="12" height="{length}" fill="url(#steps)"/>'
+        f'<rect x="{left}" y="{top:.1f}" width="12" height="{_BAR}" fill="url(#steps)"/>'
         + _text(left + 18, top + 9, f"{high:g}", 11, LIGHT["ink"])
-        + _text(left + 18, top + length, f"{low:g}", 11, LIGHT["ink"])
+        + _text(left + 18, top + _BAR, f"{low:g}", 11, LIGHT["ink"])
         + _text(left, top - 8, scene.order, 12, LIGHT["ink"])
     )
 

@@ -32,8 +32,9 @@ export function drawTrails(pen, scene, parts, colours, spot, write) {
   const colour = step => `rgb(${stepColour(colours.steps, (step - low) / (high - low)).join()})`;
   for (const part of trails) {
     const spots = part.steps.map((_, i) => spot(part, i)), shades = part.steps.map(colour), last = Math.max(1, spots.length - 1);
-    spots.forEach(([x, y], i) => i && pen.line(...spots[i - 1], x, y, shades[i], 1, 2.5));
-    spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / last, shades[i], 1, colours.paper, 1));
+    spots.forEach(([x, y], i) => i && pen.line(...spots[i - 1], x, y, shades[i], 1, part.thin ? 1 : 2.5));
+    if (part.thin) pen.disc(...spots.at(-1), 3, shades.at(-1), 1, colours.ink, 0.5);
+    else spots.forEach(([x, y], i) => pen.disc(x, y, 3 + 4 * i / last, shades[i], 1, colours.paper, 1));
   }
   for (const part of parts) if (part.marked) part.labels.forEach((text, i) => write(text, ...spot(part, i), true));
   for (const { captions, ...part } of trails) {

@@ -1,6 +1,6 @@
 """What an experiment gives back, as declarations: findings, figures and sections, rendered by the report."""
 
-from normscope.results.figures import Blocks, Chart, Cloud, Figure, HeatMap, Line, Panels, Point, Scene, Trail
+from normscope.results.figures import Blocks, Chart, Cloud, Figure, HeatMap, Line, Panels, Point, Scene, Scenes, Trail
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 
@@ -16,6 +16,7 @@ __all__ = [
     "Panels",
     "Point",
     "Scene",
+    "Scenes",
     "Section",
     "Trail",
 ]

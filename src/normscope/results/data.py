@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from normscope.results.figures import Blocks, Chart, Cloud, Figure, HeatMap, Panels, Scene, Trail
+from normscope.results.figures import Blocks, Chart, Cloud, Figure, HeatMap, Panels, Scene, Scenes, Trail
 
 _WHOLE = 2**53  # up to here a float that looks like a whole number is one
 
@@ -22,7 +22,9 @@ def figure_data(figure: Figure) -> pd.DataFrame:
         return _heat_data(figure)
     if isinstance(figure, Scene):
         return _scene_data(figure)
-    return _panels_data(figure) if isinstance(figure, Panels) else _blocks_data(figure)
+    if isinstance(figure, Panels | Scenes):
+        return _panels_data(figure.figures if isinstance(figure, Panels) else figure.scenes)
+    return _blocks_data(figure)
 
 
 def _chart_data(chart: Chart) -> pd.DataFrame:
@@ -79,10 +81,10 @@ def _origin(part: Cloud | Trail, point: int, axis: int) -> float:
     return part.origins[point][axis] if isinstance(part, Cloud) and part.origins else math.nan
 
 
-def _panels_data(panels: Panels) -> pd.DataFrame:
+def _panels_data(panels: Sequence[Figure]) -> pd.DataFrame:
     """The tables of all panels, each under its title."""
     tables = []
-    for panel in panels.figures:
+    for panel in panels:
         table = figure_data(panel)
         table.insert(0, "panel", panel.title, allow_duplicates=True)
         tables.append(table)

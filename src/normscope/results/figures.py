@@ -168,12 +168,14 @@ class Trail:
         points: where it leads, in order.
         labels: a text for each point; beside the trail it stands where it changes.
         steps: the number of each point, such as its layer; 0, 1, 2, ... unless given.
+        thin: one of many that belong together: a thin line that ends in a point.
     """
 
     name: str
     points: Sequence[Point]
     labels: Sequence[str] = ()
-    steps: Sequence[int] = ()
+    steps: Sequence[float] = ()
+    thin: bool = False
 
     def __post_init__(self) -> None:
         _check_lengths("trail", self.name, len(self.points), {"labels": self.labels, "steps": self.steps})
@@ -184,7 +186,7 @@ class Trail:
         return _finite(self.points)
 
     @property
-    def numbers(self) -> list[int]:
+    def numbers(self) -> list[float]:
         """The number of each point."""
         return list(self.steps or range(len(self.points)))
 
@@ -236,6 +238,27 @@ class Scene:
 
 
 @dataclass(frozen=True)
+class Scenes:
+    """Several scenes side by side under one title, turned together.
+
+    Attributes:
+        title: what they show together.
+        scenes: the scenes, row by row, with one ``view`` and one ``order``.
+        caption: one line that says what to see in them.
+        settings: small print.
+    """
+
+    title: str
+    scenes: Sequence[Scene]
+    caption: str
+    settings: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.scenes:
+            raise InputError(f"scenes '{self.title}' are empty")
+
+
+@dataclass(frozen=True)
 class Blocks:
     """The blocks of schemes as diagrams, x entering at the bottom.
 
@@ -275,7 +298,7 @@ class Panels:
             raise InputError(f"panels '{self.title}' have no figure")
 
 
-Figure = Chart | HeatMap | Scene | Blocks | Panels
+Figure = Chart | HeatMap | Scene | Scenes | Blocks | Panels
 
 
 def drawable(values: Sequence[float], *, log: bool) -> list[float]:

@@ -3,10 +3,12 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from html import escape
+from typing import Any, Literal, SupportsIndex, get_args, overload
 
 Severity = Literal["ok", "notice", "warning"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+_COLOURS = {"ok": "#1a7f37", "notice": "#0969da", "warning": "#bc4c00"}  # they suit light and dark notebooks
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,30 @@ class Finding:
         given = {field.name: record[field.name] for field in fields(cls) if record.get(field.name) is not None}
         return cls(**given)
 
+    def __str__(self) -> str:
+        return card_text(self).rstrip()
+
+    def _repr_html_(self) -> str:
+        return card_html(self)
+
+
+class Findings(tuple[Finding, ...]):
+    """Findings in order; a terminal shows them as paragraphs, a notebook as cards."""
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Finding: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Findings": ...
+    def __getitem__(self, key: SupportsIndex | slice) -> "Finding | Findings":
+        """One of them, or some of them in the same form."""
+        return Findings(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self)) or "()"
+
+    def _repr_html_(self) -> str:
+        return "".join(map(card_html, self)) or "<p>no findings</p>"
+
 
 def most_important(findings: Iterable[Finding], count: int = 5) -> list[Finding]:
     """The cards of a page: warnings first, then by weight."""
@@ -75,3 +101,18 @@ def cards_text(findings: Sequence[Finding]) -> Iterator[str]:
     if len(findings) > len(shown):
         others = len(findings) - len(shown)
         yield f"{others} more finding{'s' * (others > 1)} in the report."
+
+
+def card_html(finding: Finding) -> str:
+    """A finding as a card for a notebook, in HTML without scripts."""
+    colour = _COLOURS[finding.severity]
+    lines = [
+        f"<b style='color:{colour}'>{escape(finding.severity.upper())}</b> <b>{escape(finding.title)}</b>"
+        if finding.title
+        else "",
+        escape(finding.text),
+        f"<span style='opacity:.75'>Compare: {escape(finding.comparison)}</span>" if finding.comparison else "",
+        f"<span style='opacity:.75'>Advice: {escape(finding.advice)}</span>" if finding.advice else "",
+    ]
+    body = "<br>".join(filter(None, lines))
+    return f"<div style='border-left:3px solid {colour};padding:.2em .8em;margin:.5em 0;max-width:60em'>{body}</div>"

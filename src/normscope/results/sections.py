@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 
 import pandas as pd
 
 from normscope.errors import InputError
 from normscope.results.figures import Figure
-from normscope.results.findings import Finding
+from normscope.results.findings import Finding, card_html
 
 _NUMBER = re.compile(r"[-−+±~≈<>≤≥]? ?\d[\d.,]*([eE][-+]?\d+)?( ?(%|±.*|\(.*\)))?")
 _EMPTY = {"", "-", "–", "—", "nan", "inf"}
@@ -33,8 +34,13 @@ class PageTable:
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
         return [_is_numeric(cells) for cells in columns]
 
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows)
+        return f"<table><caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Section:
     """A part of a result.
 
@@ -44,7 +50,7 @@ class Section:
         tables: tables that the page shows.
         figures: figures by name; a finding refers to its figure by this name.
         findings: what the section comes to.
-        name: how a result is asked for it, ``result["collapse"]``; made of the title unless given.
+        name: its name in a result, ``result["collapse"]``; made of the title unless given.
         data: the numbers behind it, by table name.
         folded: whether the page shows it closed.
     """
@@ -61,6 +67,17 @@ class Section:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-") or "section")
+
+    def __repr__(self) -> str:
+        named = [f"figures: {', '.join(self.figures)}"] if self.figures else []
+        return "\n".join([self.title, *self.text, *map(str, self.findings), *named])
+
+    def _repr_html_(self) -> str:
+        text = [f"<p style='max-width:60em'>{escape(paragraph)}</p>" for paragraph in self.text]
+        tables = [table._repr_html_() for table in self.tables]
+        names = ", ".join(f"<code>{escape(name)}</code>" for name in self.figures)
+        named = [f"<p><b>figures</b> {names}</p>"] if self.figures else []
+        return "".join([f"<h4>{escape(self.title)}</h4>", *text, *map(card_html, self.findings), *tables, *named])
 
 
 def _is_numeric(cells: tuple[str, ...]) -> bool:

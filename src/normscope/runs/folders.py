@@ -172,7 +172,7 @@ def run_path(path: Path | str) -> Path:
 
 
 def open_run(path: Path | str) -> RunFolder:
-    """A complete run folder, for reading."""
+    """A complete run folder, opened to be read."""
     folder = user_path(path, "run folder")
     if not (folder / DESCRIPTION).is_file():
         what = "is not a run folder (no run.json in it)" if folder.exists() else "does not exist"
@@ -246,7 +246,7 @@ def _check_takes_files(folder: Path) -> None:
 
 
 def _is_mount_point(folder: Path) -> bool:
-    """Whether something is mounted there; the second question knows of folders that are mounted within their own disk."""
+    """Whether something is mounted there; the second check covers folders that are mounted within their own disk."""
     if os.path.ismount(folder):
         return True
     try:
@@ -567,7 +567,7 @@ def _package_versions() -> dict[str, str]:
 def _publish(partial: Path, final: Path, overwrite: bool, unfinished: Path | None) -> None:
     """Rename the finished folder to its final name; an older run steps aside first, and back if that fails.
 
-    What may stand there is asked again, since others may have written meanwhile; signals wait until the renaming is over.
+    What may stand there is checked again, since others may have written meanwhile; signals wait until the renaming is over.
     The unfinished work is marked with the identity of the folder before, so that it goes even if this process is killed after.
     """
     with holding_signals():

@@ -1,4 +1,4 @@
-"""A run folder that grows while the work goes on: readable at any moment, appended to by one process at a time."""
+"""A run folder that grows with the work: readable at any moment, appended to by one process at a time."""
 
 import os
 import time
@@ -50,7 +50,7 @@ class GrowingRun:
         resume: bool = False,
         same: tuple[str, ...] = (),
     ) -> "GrowingRun":
-        """Make the folder, or take up one that the same command wrote, where ``same`` names what must not have changed."""
+        """Make the folder, or resume one that the same command wrote, where ``same`` names what must not have changed."""
         final = run_path(path)
         about: dict[str, Any] = {
             "command": command, "configuration": configuration, "seed": None, "device": device,

@@ -168,7 +168,7 @@ def read_appended(folder: Path, session: int, after: int) -> dict[str, pd.DataFr
 
 
 def _at_one_moment(folder: Path, read: Callable[[tuple[Segment, ...]], dict[str, pd.DataFrame]]) -> dict[str, pd.DataFrame]:
-    """What is read of the segments, all of which are there from the beginning to the end of reading."""
+    """What is read of the segments, all of which are there while they are read."""
     for _ in range(_ATTEMPTS):
         listed = segments_of(folder)
         try:

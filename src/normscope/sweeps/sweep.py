@@ -1,4 +1,7 @@
-"""sweep: Run an experiment over a grid of settings, as one table."""
+"""sweep: Run an experiment over a grid of settings, as one table.
+
+Many runs: normscope sweep mine.toml --dry-run
+"""
 
 import os
 import time
@@ -10,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pandas as pd
 from pydantic import model_validator
@@ -20,7 +23,7 @@ from normscope.errors import InputError
 from normscope.experiments.experiment import Experiment, Shown
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.experiments.settings import setting
+from normscope.experiments.settings import Accepts, setting
 from normscope.machine.memory import require_memory
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
@@ -64,7 +67,9 @@ class Sweep(Experiment):
     plan: str | Path | dict[str, Any] = setting(
         ..., "A plan (TOML file), scan for the one of the package, or: status FOLDER.", argument=True
     )
-    folder: Path | None = setting(None, "With status: the sweep's folder.", shown="", argument=True)
+    folder: Annotated[Path | None, Accepts(complete="runs")] = setting(
+        None, "With status: the sweep's folder.", shown="", argument=True
+    )
     workers: int | None = setting(None, "Runs at a time.", shown="one for each core, or for each GPU", ge=1)
     per_gpu: int = setting(1, "Runs that share a GPU.", ge=1)
     cpus: int | None = setting(None, "Cores of each run.", shown="a fair share", ge=1)

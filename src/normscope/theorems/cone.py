@@ -36,6 +36,7 @@ _SPACE: Space = {
     "weights": choice("identity", "rotation", "negative", "random"),
     "size_QK": Range(0, 1),
 }
+_ALPHAS: dict[str, Callable[[float], float]] = {"rising": lambda t: 1 + t, **SCHEDULES}
 _RADIUS: Space = {"radius": Range(0.01, 10, log=True)}
 
 
@@ -123,7 +124,7 @@ def _rate_below(case: Case, widest: float) -> Comparison:
 
 def _ngpt_rate(case: Case, power: int) -> Comparison:
     """−(dVar/dt)/Var of nGPT beside 2α_t^power."""
-    alpha = SCHEDULES[case["alpha"]]
+    alpha = _ALPHAS[case["alpha"]]
     motion = Motion(NAMED["ngpt"], query_key(case, case["beta"]), _DEPTH, alpha=lambda t: case["size"] * alpha(t))
     measured, alphas = [], []
     for t, x in follow(motion, in_cone(case, _delta(case), _RUNS), even_times(0.25, 2.0, 4)):
@@ -177,8 +178,8 @@ def _alpha_curves() -> Curves:
     """α_t rising and falling: the measured rate beside the printed and the corrected one."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
     times = even_times(0.2, 4.0, 24)
-    for schedule in ("linear", "power"):
-        alpha = SCHEDULES[schedule]
+    for schedule in ("rising", "linear"):
+        alpha = _ALPHAS[schedule]
         motion = Motion(NAMED["ngpt"], query_key(_EXAMPLE, 1.0), _DEPTH, alpha=alpha)
         lines[f"measured, α {schedule}"] = (times, _example_rates(motion, times))
         lines[f"2α_t, α {schedule}"] = (times, [2 * alpha(t) for t in times])
@@ -272,7 +273,7 @@ STATEMENTS = (
         title="Nearly aligned tokens: how fast their variance decays in nGPT",
         claim="nGPT: dVar/dt = −Θ(Var/α_t).",
         tested="−(dVar/dt)/Var of nGPT with rising, falling, small and large α_t beside 2/α_t, within a factor of 1.5.",
-        space=_SPACE | {"size": Range(0.1, 5, log=True), "alpha": choice("linear", "power", "root", "mixed", "constant")},
+        space=_SPACE | {"size": Range(0.1, 5, log=True), "alpha": choice("rising", *SCHEDULES)},
         conclusion=lambda case: _ngpt_rate(case, -1),
         by="alpha",
         limit="Θ(·) is read as: 2 times what is printed up to a factor of 1.5, for α_t between 0.01 and 10.",

@@ -104,9 +104,9 @@ _ENDS = {
 }
 _ALPHA_ENDS = {
     "constant": _with_alpha("constant", lambda tau: tau),
-    "root": _with_alpha("root", lambda tau: (1.5 * tau) ** (2 / 3)),
-    "linear": _with_alpha("linear", lambda tau: math.sqrt(2 * tau)),
-    "power": _with_alpha("power", lambda tau: (1 + tau / 2) ** 2 - 1),
+    "root": _with_alpha("root", lambda tau: (1 + tau / 2) ** 2 - 1),
+    "linear": _with_alpha("linear", math.expm1),
+    "power": _with_alpha("power", math.expm1),  # ∫α is bounded: tokens never meet, and γ̇ falls as α_t does
 }
 
 

@@ -25,7 +25,7 @@ class SavedModel:
     """A model with what was written down about it.
 
     Attributes:
-        model: in evaluation mode, on the CPU unless asked otherwise.
+        model: in evaluation mode, on the CPU unless ``device`` names another.
         about: what is known besides its shape: the recipe that trained it, and what it was worth.
     """
 

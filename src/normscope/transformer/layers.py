@@ -231,7 +231,7 @@ def rope_angles(positions: Tensor, head: int, dtype: torch.dtype) -> Rotation:
 
 
 def rotate(x: Float[Tensor, "rows tokens heads head"], rotation: Rotation) -> Float[Tensor, "rows tokens heads head"]:
-    """RoPE: components i and i + head/2 of every head turn by the angle of their position, as Llama pairs them."""
+    """RoPE: components i and i + head/2 of every head are rotated by the angle of their position, as Llama pairs them."""
     cos, sin = (part[..., None, :] for part in rotation)
     a, b = x.chunk(2, -1)
     return torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1)

@@ -6,9 +6,28 @@
 
 import sys
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normscope.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from normscope.watch.alarms import RULES, Alarm, Reading, Rule, column
+    from normscope.watch.hugging_face import TrainerCallback
+    from normscope.watch.lightning import LightningCallback
+    from normscope.watch.snapshot import Snapshot
+    from normscope.watch.watching import Watch
+
+__all__ = [
+    "RULES",
+    "Alarm",
+    "LightningCallback",
+    "Reading",
+    "Rule",
+    "Snapshot",
+    "TrainerCallback",
+    "Watch",
+    "column",
+]
 
 _NAMES = {
     "Watch": "normscope.watch.watching",

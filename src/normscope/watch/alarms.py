@@ -68,7 +68,7 @@ class Rule:
 
     Attributes:
         name: a few words.
-        measure: from the tables of a probe and the width of the model to readings; numbers that are NaN breach nothing.
+        measure: from the tables of a probe and the width of the model to values; numbers that are NaN breach nothing.
         limit: the number from which on a place may breach the rule.
         sentence: what is reported, with ``{place}``, ``{number}``, ``{early}`` and, where there is one, ``{tensor}``.
         advice: what may help.

@@ -107,7 +107,7 @@ def _gathered(packed: Tensor, group: "dist.ProcessGroup | None", ranks: int) -> 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor on its way from a device: nobody waits for it before it is asked for."""
+    """A tensor on its way from a device: nothing waits for it before it is used."""
 
     host: Tensor
     arrived: "torch.cuda.Event | None"

@@ -1,6 +1,6 @@
 """What one forward pass of the probe shows, layer by layer.
 
-A probe may run often, so that what counts is how many operations are launched and how often the device is asked: tokens are
+A probe may run often, so that what counts is how many operations are launched and how often the device is read: tokens are
 kept while the pass runs, those of many layers are reduced together, and nothing waits for a number before the end.
 """
 

@@ -332,7 +332,7 @@ class Watch:
         if error is None:
             log.warning("normscope %s", what)
             return
-        text = f"normscope {what}, and the training goes on without it: {type(error).__name__}: {error}"
+        text = f"normscope {what}, and the training continues without it: {type(error).__name__}: {error}"
         try:
             warnings.warn(f"{text} (this is reported once; watch.close() turns the watch off)", RuntimeWarning, stacklevel=3)
         except RuntimeWarning:

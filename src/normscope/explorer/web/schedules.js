@@ -5,10 +5,10 @@ import { Expression, finiteValue } from "./formulas.js";
 
 export const SCHEDULES = {
   constant: () => 1,
-  root: Math.sqrt,
-  linear: (t) => t,
-  mixed: (t) => Math.sin(4 * t) ** 2 * t + Math.cos(4 * t) ** 2,
-  power: (t) => 1 / Math.sqrt(t + 1),
+  root: (t) => 1 / Math.sqrt(1 + t),
+  linear: (t) => 1 / (1 + t),
+  mixed: (t) => 1 / (Math.abs(Math.sin(4 * t)) * (1 + t) + Math.abs(Math.cos(4 * t))),
+  power: (t) => 1 / Math.sqrt(1 + t) ** 3,
 };
 
 /** α_t from the name of a schedule or from a formula in t; null, the scheme's own, for null. */

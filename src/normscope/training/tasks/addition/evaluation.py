@@ -21,7 +21,7 @@ DRAWN_FOR_A_TEST = 16_384
 
 @dataclass(frozen=True)
 class Worked:
-    """An example with what the model made of it: the question, the answer, and the model's character at each of its places."""
+    """An example with what the model made of it: the sum, the answer, and the model's character at each of its places."""
 
     split: str
     asked: str

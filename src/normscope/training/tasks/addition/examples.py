@@ -112,8 +112,12 @@ class Addition:
         subtracted = uniform(2, examples, most).bool()
         used = torch.arange(most, device=device) < counts[:, None]
         subtracted[:, 0] = False
-        terms = torch.where(negative ^ subtracted, -sizes, sizes) * used
-        return self._write(sizes, negative, subtracted, used, terms.sum(1))
+        terms = torch.where(negative ^ subtracted, -sizes, sizes)
+        return self._write(sizes, negative, subtracted, used, self.answer(terms, used))
+
+    def answer(self, terms: Int[Tensor, "examples most"], used: Bool[Tensor, "examples most"]) -> Int[Tensor, " examples"]:
+        """The answer to each example: the sum of the terms that it uses."""
+        return (terms * used).sum(1)
 
     def _write(self, sizes: Tensor, negative: Tensor, subtracted: Tensor, used: Tensor, answer: Tensor) -> Examples:
         """Lay out every character that could occur in fixed columns, then close the gaps between those that do."""

@@ -57,14 +57,14 @@ class PaddedFeed:
 
 @dataclass(frozen=True)
 class SplitFeed:
-    """The question for an encoder; ``[`` and the answer, at most ``answer`` places, for a decoder; in rows of their own."""
+    """The sum for an encoder; ``[`` and the answer, at most ``answer`` places, for a decoder; in rows of their own."""
 
     ignored: ClassVar[int] = MASK
 
     answer: int
 
     def arrange(self, examples: Examples, offsets: Tensor, batches: int) -> Batches:
-        """Question, answer and targets, (batches, rows, places)."""
+        """Sum, answer and targets, (batches, rows, places)."""
         asked, ends = examples.answers[:, None], examples.lengths[:, None]
         places = torch.arange(examples.characters.shape[1], device=offsets.device)
 

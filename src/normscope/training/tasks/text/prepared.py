@@ -31,7 +31,7 @@ from normscope.training.tasks.text.tokenizing import END, TokenizerFile, encoded
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PARTS = ("training", "held-out")
+PARTS: tuple[str, str] = ("training", "held-out")
 _ABOUT, _TOKENIZER = "about.json", "tokenizer.json"
 _FORMAT = 1
 _PATIENCE = 3600.0  # seconds to wait for another process that prepares the same corpus

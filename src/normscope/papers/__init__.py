@@ -1,0 +1,26 @@
+"""The figures and tables of the three papers: what was published beside what is measured here, with a verdict for each."""
+
+from normscope.errors import InputError, did_you_mean
+from normscope.papers.entry import Entry
+
+__all__ = ["Entry", "all_entries", "find_entries"]
+
+
+def all_entries() -> dict[str, Entry]:
+    """Every entry by its id, paper by paper."""
+    from normscope.papers import flows, panels, subspaces, words
+
+    entries = (*subspaces.ENTRIES, *flows.ENTRIES, *panels.ENTRIES, *words.ENTRIES)
+    return {entry.id: entry for entry in entries}
+
+
+def find_entries(names: tuple[str, ...]) -> list[Entry]:
+    """The entries that ids select: ``2:fig5a``, or ``2`` for all of a paper; without any, all."""
+    entries = all_entries()
+    chosen: dict[str, Entry] = {}
+    for name in names or ("1", "2", "3"):
+        found = {key: entry for key, entry in entries.items() if name in (key, key.partition(":")[0])}
+        if not found:
+            raise InputError(f"no figure or table '{name}'{did_you_mean(name, entries)} (normscope reproduce lists them)")
+        chosen |= found
+    return list(chosen.values())

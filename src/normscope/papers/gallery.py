@@ -1,0 +1,157 @@
+"""The gallery: entries that were made, as sections with figures, from their tables alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from normscope.papers.entry import NOT_REPRODUCED, REPRODUCED, VERDICTS, WITH_REMARK
+from normscope.results.figures import Chart, Figure, Line, Panels
+from normscope.results.findings import Finding, Severity
+from normscope.results.sections import PageTable, Section
+from normscope.results.tables import plain_rows
+
+Tables = dict[str, pd.DataFrame]
+Row = dict[str, Any]
+_SEVERITY: dict[str, Severity] = {REPRODUCED: "ok", WITH_REMARK: "ok", NOT_REPRODUCED: "warning"}
+_CAPTION = "Dots are readings of the published figure, lines are measured; of one name they have one colour."
+_BANDS = " Bands hold 90 % of the runs."
+
+
+def overview(rows: list[Row]) -> PageTable:
+    """Every entry in a line: verdict, worst residual or what else decided, cost."""
+    cells = tuple((row["entry"], row["title"], row["verdict"], row["worst"], _cost(row)) for row in rows)
+    return PageTable("Figures and tables", ("entry", "what it shows", "verdict", "largest residual (rms)", "cost"), cells)
+
+
+def gallery_sections(tables: Tables) -> Iterator[Section]:
+    """An overview with a finding for each verdict, then a section for each entry."""
+    rows = with_worst(tables)
+    counts = {verdict: [row["entry"] for row in rows if row["verdict"] == verdict] for verdict in VERDICTS}
+    listed = "; ".join(f"{len(ids)} {verdict}" for verdict, ids in counts.items() if ids)
+    findings = [Finding(f"{listed}.", title=f"{len(rows)} figures and tables", severity="notice", weight=1)]
+    findings += [_finding(row) for row in rows if row["verdict"] == NOT_REPRODUCED]
+    text = (
+        "Each figure and table of the three papers, published beside measured. A residual is the root mean square of the "
+        "differences between the measured curve and readings of the published one, where the stroke itself could be read.",
+        "Reproduced means within the stated limit, everywhere that is compared. A remark says what the paper leaves open and "
+        "the curves decided, or what is not as published. An order that holds is not a reproduction.",
+    )
+    yield Section("The papers", text, (overview(rows),), findings=tuple(findings), name="papers")
+    for row in rows:
+        yield entry_section(row, tables)
+
+
+def with_worst(tables: Tables) -> list[Row]:
+    """The entries, each with its largest residual and the limit of that."""
+    rows = plain_rows(tables["entries"])
+    for row in rows:
+        found = tables["residuals"]
+        found = found[(found["entry"] == row["entry"]) & found["agrees"].notna()]
+        if len(found):
+            found = found[found["source"] == found["source"].iloc[-1]]  # the run that decides comes last
+            worst = plain_rows(found.assign(share=found["rms"] / found["allowed"]).sort_values("share").tail(1))[0]
+            row["worst"] = f"{worst['rms']:.2g} ({worst['curve']}, {worst['quantity']}; limit {worst['allowed']:.2g})"
+        else:
+            row["worst"] = "–"
+    return rows
+
+
+def entry_section(row: Row, tables: Tables) -> Section:
+    """An entry: settings, verdict, command and cost; values, residuals and figures."""
+    own = {name: table[table["entry"] == row["entry"]] for name, table in tables.items() if name != "entries"}
+    commands = [row["command"], *filter(None, row["commands"].split("\n"))]
+    text = (
+        f"Verdict: {row['verdict']}. {row['remark']}".strip(),
+        f"Published setting: {row['published']}.",
+        f"Measured: {row['settings']}.",
+        f"Command: {'; '.join(commands)}.",
+        f"Cost: {_cost(row)}.",
+    )
+    figure = _figure(row, own)
+    name = row["entry"].replace(":", "-").lower()
+    shown = tuple(filter(None, (_values(own["values"]), _residuals(own["residuals"]))))
+    return Section(f"{row['entry']} {row['title']}", text, shown, {name: figure} if figure else {}, name=name)
+
+
+def _cost(row: Row) -> str:
+    took = f"{row['seconds']:.0f} s on {row['device']}" if row.get("seconds") is not None else row["needs"]
+    return f"{took}; full scale: {row['full']}" if row["full"] else took
+
+
+def _finding(row: Row) -> Finding:
+    comparison = f"Largest residual: {row['worst']}" if row["worst"] != "–" else ""
+    text = f"{row['entry']} {row['title']}: {row['verdict']}. {row['remark']}".strip()
+    return Finding(
+        text, row["entry"].replace(":", "-").lower() if comparison else None, severity="warning", comparison=comparison
+    )
+
+
+def _values(table: pd.DataFrame) -> PageTable | None:
+    if not len(table):
+        return None
+    cells = tuple(
+        (
+            row["quantity"],
+            _with_error(row["published"], row["published_error"]),
+            _with_error(row["measured"], row["measured_error"]),
+            _agrees(row["agrees"]),
+            row["source"],
+        )
+        for row in plain_rows(table)
+    )
+    return PageTable("Values", ("quantity", "published", "measured", "agrees", "source"), cells)
+
+
+def _residuals(table: pd.DataFrame) -> PageTable | None:
+    if not len(table):
+        return None
+    cells = tuple(
+        (
+            row["curve"],
+            row["quantity"],
+            f"{row['rms']:.2g}",
+            f"{row['largest']:.2g}",
+            str(row["points"]),
+            "–" if row["allowed"] is None else f"{row['allowed']:.2g}",
+            f"{row['noise']:.2g}" if row["noise"] else "–",
+            _agrees(row["agrees"]),
+            row["source"],
+        )
+        for row in plain_rows(table)
+    )
+    columns = ("curve", "quantity", "rms", "largest", "readings", "limit", "sampling error", "agrees", "source")
+    return PageTable("Residuals against the published curves", columns, cells)
+
+
+def _figure(row: Row, own: Tables) -> Figure | None:
+    charts = [
+        _chart(row, panel, own["curves"][own["curves"]["panel"] == panel["panel"]]) for panel in plain_rows(own["panels"])
+    ]
+    if len(charts) < 2:
+        return charts[0] if charts else None
+    return Panels(f"{row['entry']} {row['title']}", charts, _CAPTION, row["settings"], columns=min(3, len(charts)))
+
+
+def _chart(row: Row, panel: Row, curves: pd.DataFrame) -> Chart:
+    strokes = curves.groupby(["curve", "published"], sort=False)
+    lines = tuple(_line(str(name), bool(published), rows) for (name, published), rows in strokes)
+    caption = _CAPTION + _BANDS * bool(curves["low"].notna().any())
+    return Chart(
+        panel["panel"], panel["x_label"], panel["y_label"], lines, caption, row["settings"],
+        log_x=bool(panel["log_x"]), log_y=bool(panel["log_y"]),
+    )  # fmt: skip
+
+
+def _line(name: str, published: bool, rows: pd.DataFrame) -> Line:
+    banded = bool(rows["low"].notna().all() and len(rows))
+    low, high = (list(rows[edge]) if banded else None for edge in ("low", "high"))
+    return Line(name, list(rows["x"]), list(rows["y"]), low, high, dots=published)
+
+
+def _with_error(value: str, error: float) -> str:
+    return f"{value} ± {error:.2g}" if error and value else value or "–"
+
+
+def _agrees(value: bool | None) -> str:
+    return "–" if value is None else "yes" if value else "no"

@@ -1,0 +1,162 @@
+"""Paper 2, what is random: the mean cosine over runs with random weights (Figures 4 and 5)."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from normscope.dynamics.ensemble import PANELS
+from normscope.experiments.ensemble import Ensemble
+from normscope.papers.curves import READ, SCHEMES, measured, published, residual, spaced
+from normscope.papers.entry import THIS_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+
+FULL = 100_000
+_ALLOWED = 0.003  # rms in the mean cosine
+_QUICK = {"5a": 8, "5b": 8, "5c": 4, "5d": 256, "5e": 64, "5f": 32, "5g": 2}  # runs of a minute on two cores
+_FLOW_RUNS = 4096  # of the resolved flow at full scale: the difference between the two has little noise
+_WITHOUT_FLOW = ("5c", "5g")  # panels whose flow takes too long for a minute
+_READ = {"5a", "5b", "5d", "5e", "5g"}  # panels whose curves can be read
+_H200 = {"5a": "2 min", "5b": "2 min", "5c": "4 min", "5d": "1 min", "5e": "1 min", "5f": "2 min", "5g": "29 min"}
+_SETTINGS = {
+    "5a": "d = 512, β = √d, static Kaiming weights, t up to 10",
+    "5b": "d = 512, β = 4√d, static Kaiming weights, t up to 10",
+    "5c": "d = 512, β = √d, new Kaiming weights every Δt = 1, t up to 20",
+    "5d": "d = 16, β = 1, static Kaiming weights, t up to 20",
+    "5e": "d = 128, β = √d, static Kaiming weights, t up to 10",
+    "5f": "d = 128, β = 4√d, static Kaiming weights, t up to 20",
+    "5g": "d = 768, 12 heads, β = √64, static Gaussian weights of scale 0.02, t up to 50",
+}
+_INFERRED = (
+    "The paper states neither the gain of its Kaiming weights nor its integrator. Gains √(2/3) for W_Q, W_K, W_V and √2 for "
+    "W_O, and layers of length 0.05, were chosen by their fit to 5a and 5b; a fit is not a statement of the authors."
+)
+_SIGMA = (
+    "The paper gives the scale 0.02 once as σ and once as σ²; the curves are those of σ = 0.02. Its integrator is not stated; "
+    "layers of length 0.05 are those of the other panels."
+)
+_REMARKS = {
+    "5d": "All six curves run ahead of the published ones, and the lower edges of the bands lie higher, with the setting that "
+    "reproduces the other panels. What differs is not known (docs/results/dynamics.md lists what was tried).",
+    "5c": "Only the published order of the schemes can be compared: the published curves cannot be read from this panel.",
+    "5f": "Only the published order of the schemes can be compared: the published curves cannot be read from this panel.",
+}
+
+
+def panel(name: str, request: Request) -> Reproduction:
+    """The mean cosine of six schemes with its 90 % band, beside the published curves, a stored run and the resolved flow."""
+    key = "5a" if name == "4" else name
+    runs = request.runs or (FULL if request.full else _QUICK[key])
+    layers = _ensemble(key, runs, request)
+    tables = {f"{THIS_RUN}, {runs:,} runs": layers}
+    stored = measured(f"panel-{key}")
+    if stored is not None:
+        tables[f"stored, {int(stored['runs'].max()):,} runs on an H200"] = stored
+    ordered = sorted(tables, key=lambda label: (int(tables[label]["runs"].max()), label.startswith(THIS_RUN)))
+    decisive = ordered[-1]
+    residuals = [found for label in ordered for found in _residuals(key, label, tables[label])]
+    values = _agreement(tables)
+    flow = None
+    if request.full or key not in _WITHOUT_FLOW:
+        count = min(runs, _FLOW_RUNS)
+        flow = _ensemble(key, count, request, solver="midpoint", step=0.1)
+        same = layers if count == runs else _ensemble(key, count, request)
+        values += _differences(same, flow)
+        flow = _resolved(tables[decisive], same, flow)
+    remark = " ".join(filter(None, (_REMARKS.get(key, ""), _SIGMA if key == "5g" else _INFERRED, _verdict_of(decisive))))
+    verdict = judge([found for found in residuals if found.source == decisive], remark=True)
+    figure = Panel(f"Figure {name}", "time t", "mean cosine", tuple(_curves(key, tables[decisive], flow)))
+    settings = f"{_SETTINGS[key]}; n = 128, isotropic start, six schemes, {runs:,} runs; seed {request.seed}"
+    return Reproduction(verdict, remark, settings, tuple(values), tuple(residuals), (figure,))
+
+
+def _verdict_of(label: str) -> str:
+    return f"The verdict is that of the larger run ({label})." if not label.startswith(THIS_RUN) else ""
+
+
+def _ensemble(name: str, runs: int, request: Request, **changes: Any) -> pd.DataFrame:
+    """The table of mean cosines at the times of the published readings."""
+    chunk = {} if request.device.startswith("cuda") else {"chunk": min(16, runs)}
+    samples = {"samples": 201} if name == "5g" else {}
+    given: dict[str, Any] = {"panel": name, "runs": runs, "seed": request.seed, "device": request.device, **chunk, **samples}
+    return request.run(Ensemble(**{**given, **changes})).tables["cosines"]
+
+
+def _residuals(name: str, label: str, table: pd.DataFrame) -> list[Residual]:
+    """Those of the mean curves, and of both edges of the bands, of every scheme."""
+    if name not in _READ:
+        return []
+    readings, found = published(f"2-fig{name}"), []
+    for scheme in SCHEMES.values():
+        theirs, ours = readings[readings["scheme"] == scheme], table[table["scheme"] == scheme]
+        columns = ("time", "mean", "mean")
+        found.append(residual(scheme, "mean cosine", theirs, ours, columns, allowed=_ALLOWED, source=label))
+        edges = [residual(scheme, edge, theirs, ours.drop(columns="stderr"), ("time", edge, edge)) for edge in ("low", "high")]
+        points = sum(edge.points for edge in edges)
+        if points:
+            rms = math.sqrt(sum(edge.points * edge.rms**2 for edge in edges if edge.points) / points)
+            largest = max(edge.largest for edge in edges if edge.points)
+            found.append(Residual(scheme, "edges of the 90 % band", rms, largest, points, source=label))
+    return found
+
+
+def _agreement(tables: dict[str, pd.DataFrame]) -> list[Value]:
+    """The largest difference of this run from the stored one, in standard errors."""
+    if len(tables) < 2:
+        return []
+    ours, stored = tables.values()
+    both = ours.merge(stored, on=["scheme", "time"], suffixes=("", "_stored"))
+    both = both[(both["stderr"] > 1e-6) & both["scheme"].isin(SCHEMES.values())]
+    errors = (both["stderr"] ** 2 + both["stderr_stored"] ** 2) ** 0.5
+    largest = float(((both["mean"] - both["mean_stored"]) / errors).abs().max())
+    name = "largest difference of this run from the stored one, in standard errors"
+    return [Value(name, None, largest, allowed=None)]
+
+
+def _differences(layers: pd.DataFrame, flow: pd.DataFrame) -> list[Value]:
+    """How far layers of 0.05, which are the published curves, are from the resolved flow with the same starts and weights."""
+    both = layers.merge(flow, on=["scheme", "time"], suffixes=("", "_flow"))
+    apart = both.assign(apart=both["mean_flow"] - both["mean"])
+    values = []
+    for scheme, rows in apart.groupby("scheme", sort=False):
+        differences = rows["apart"].tolist()
+        rms, most = math.sqrt(sum(x * x for x in differences) / len(differences)), max(differences, key=abs)
+        values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, rms", None, rms, allowed=None))
+        values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, largest", None, most, allowed=None))
+    return values
+
+
+def _resolved(decisive: pd.DataFrame, layers: pd.DataFrame, flow: pd.DataFrame) -> pd.DataFrame:
+    """The flow of the larger run: its curves plus the difference of flow and layers, which has little noise by itself."""
+    apart = flow.merge(layers, on=["scheme", "time"], suffixes=("", "_layers"))
+    both = decisive[["scheme", "time", "mean"]].merge(apart, on=["scheme", "time"], suffixes=("", "_flow"))
+    return both.assign(mean=both["mean"] + both["mean_flow"] - both["mean_layers"])[["scheme", "time", "mean"]]
+
+
+def _curves(name: str, table: pd.DataFrame, flow: pd.DataFrame | None) -> list[Curve]:
+    readings = published(f"2-fig{name}") if name in _READ else None
+    curves = []
+    for scheme in SCHEMES.values():
+        rows = table[table["scheme"] == scheme]
+        curves.append(Curve(scheme, rows["time"], rows["mean"], rows["low"], rows["high"]))
+        if readings is not None:
+            dots = readings[(readings["scheme"] == scheme) & readings["how"].isin(READ)]
+            curves.append(Curve(scheme, *spaced(dots["time"], dots["mean"]), published=True))
+        if flow is not None:
+            rows = flow[flow["scheme"] == scheme]
+            curves.append(Curve(f"{scheme}, resolved flow", rows["time"], rows["mean"]))
+    return curves
+
+
+def _entry(name: str) -> Entry:
+    key = "5a" if name == "4" else name
+    command = f"normscope ensemble --panel {key} --runs {FULL} --device cuda --out runs/{key}"
+    title = f"Mean cosine, random weights: {_SETTINGS[key].rpartition(', ')[0]}" + " (the same image as 5a)" * (name == "4")
+    setting = f"n = 128, isotropic start, 10⁵ runs; {_SETTINGS[key]}; Mix-LN τ = T/4, nGPT α = 1"
+    return Entry(
+        f"2:fig{name}", title, setting, f"CPU, about a minute, {_QUICK[key]} runs", partial(panel, name),
+        f"one H200, {_H200[key]} for 100,000 runs", (command,), ("runs", "full"),
+    )  # fmt: skip
+
+
+ENTRIES = tuple(_entry(name) for name in PANELS)

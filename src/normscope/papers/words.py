@@ -1,0 +1,259 @@
+"""Paper 3: embeddings, query-key and value-output probes, singular vectors and a trajectory, of GPT-2 or another model."""
+
+from functools import lru_cache, partial
+from typing import Any
+
+import pandas as pd
+
+from normscope.experiments.result import Result
+from normscope.experiments.words import Words
+from normscope.models import Model, open_model
+from normscope.papers.entry import NO_NUMBERS, NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Value, judge
+from normscope.results.tables import plain_rows
+
+_DEFAULT = "package:smollm2"
+_GPT2 = {"layers": 12, "heads": 12, "dim": 768, "vocabulary": 50257}
+_SENTENCE = "To kill two birds with one stone"
+_OTHER = (
+    "Published for GPT-2, which is not among the packages of the Python index: a user who has it gives --model gpt2. What was "
+    "measured here is another model, beside the published values and not compared with them."
+)
+_DISTANCES = {  # setting → mean and standard deviation of the ℓ2 and the cosine distance, as published
+    "original": (23.747, 0.432, 0.0, 0.0),
+    "centred": (24.872, 0.432, 0.150, 0.035),
+    "scaled": (2.413, 1.862, 0.0, 0.0),
+    "centred and scaled": (14.591, 1.469, 0.150, 0.035),
+}
+_TOP = ("the", ",", "and", "a", "in")  # top 5 by scaled norm and bias
+_SAME = (1, 5, 10)  # heads of block 0 that return the word itself
+_EXAMPLES = {(7, "time"): ("Show", "bed", "Movie"), (3, "world"): ("under", "Nether", "Fort")}  # head and word → nearest keys
+_MIDDLE = "middle"
+_BLOCKS = {"first": 0, _MIDDLE: _MIDDLE, "last": -1}
+_SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
+_THEMES = {  # head of block 11 → what its singular vectors are said to hold
+    1: "gender words", 2: "places", 3: "jobs and industries", 8: "punctuation", 10: "names", 11: "near-identity",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _model(name: str, device: str) -> Model:
+    """The model, opened once for all entries that measure it."""
+    return open_model(name, device)
+
+
+def _run(request: Request, probe: str, text: str | None = None, **settings: Any) -> tuple[Result, bool]:
+    """A probe of the model, and whether the model has the shape of GPT-2."""
+    model = _model(request.models[0] if request.models else _DEFAULT, request.device)
+    if settings.get("layer") == _MIDDLE:
+        settings["layer"] = (model.layers - 1) // 2  # 5 of GPT-2's 12
+    given = {"seed": request.seed, "device": request.device, **({"text": text} if text else {}), **settings}
+    result = request.run(Words(model=model, probe=probe, **given))
+    return result, all(getattr(model, name) == size for name, size in _GPT2.items())
+
+
+def _finish(
+    request: Request, gpt2: bool, values: list[Value], remark: str, settings: str, panels: tuple[Panel, ...] = ()
+) -> Reproduction:
+    """Compared where the model is GPT-2; else published values stand beside those of another model."""
+    if not gpt2:
+        values = [
+            Value(v.quantity, v.published, v.measured, v.published_error, v.measured_error, None, v.source) for v in values
+        ]
+    text = " ".join(filter(None, ("" if gpt2 else _OTHER, remark)))
+    return Reproduction(judge(values) if gpt2 else NOT_RUN, text, settings, tuple(values), panels=panels)
+
+
+def distances(request: Request) -> Reproduction:
+    """ℓ2 and cosine distance between the normalised embeddings and the embeddings, as they are, centred and scaled."""
+    result, gpt2 = _run(request, "embeddings")
+    values = []
+    for row in plain_rows(result.tables["distances"]):
+        l2, l2_std, cosine, cosine_std = _DISTANCES[row["setting"]]
+        for what, published, own in (
+            ("mean ℓ2", l2, row["l2_mean"]), ("std of ℓ2", l2_std, row["l2_std"]),
+            ("mean cosine distance", cosine, row["cosine_mean"]), ("std of the cosine distance", cosine_std, row["cosine_std"]),
+        ):  # fmt: skip
+            values.append(Value(f"{row['setting']}: {what}", published, own, allowed=0.001))
+    remark = "Distances below 0.001 are published as such and stand as 0."
+    return _finish(request, gpt2, values, remark, result.summary)
+
+
+def extremes(request: Request) -> Reproduction:
+    """Tokens at the top and bottom by norm, and by norm and bias score with and without the gain of the final norm."""
+    result, gpt2 = _run(request, "embeddings")
+    table = result.tables["extremes"]
+    values = []
+    for (score, end), rows in table.groupby(["score", "end"], sort=False):
+        tokens = [str(text).strip() for text in rows.sort_values("rank")["text"]]
+        published = ", ".join(f"“{token}”" for token in _TOP) if _is_published(str(score), str(end), table) else None
+        listed = ", ".join(f"“{token}”" for token in tokens[:5])
+        values.append(Value(f"{score}, {end} 5", published, listed, allowed=0.0 if published else None))
+    remark = "Of the published table the package holds one column: the top 5 by scaled norm and bias."
+    return _finish(request, gpt2, values, remark, result.summary)
+
+
+def _is_published(score: str, end: str, table: pd.DataFrame) -> bool:
+    return end == "top" and score == str(table["score"].iloc[-1])  # the last score has both the gain and the bias
+
+
+def queries(block: str, request: Request) -> Reproduction:
+    """What the heads of a block attend to, for words: nearest keys, and the scores of heads over 100 nouns."""
+    result, gpt2 = _run(request, "queries", layer=_BLOCKS[block])
+    nearest, values = result.tables["nearest"], _scores(result)
+    if block == "first":
+        for head in _SAME:
+            own = _nearest(nearest, head, "time")
+            values.append(Value(f"head {head}: “time” → nearest key", "time", own[0].lower() if own else None))
+        for (head, word), published in _EXAMPLES.items():
+            own = _nearest(nearest, head, word)
+            values.append(Value(f"head {head}: “{word}” → nearest keys", ", ".join(published), ", ".join(own[:3]) or None))
+    return _block_outcome(request, gpt2, values, result, block)
+
+
+def value_outputs(block: str, request: Request) -> Reproduction:
+    """What the heads of a block write, for words: nearest tokens after the update, and the scores of heads over 100 nouns."""
+    result, gpt2 = _run(request, "values", layer=_BLOCKS[block])
+    values = _scores(result)
+    for word in ("time", "world"):
+        rows = result.tables["nearest"]
+        together = rows[rows["head"].isna() & (rows["word"] == word)].sort_values("rank")["nearest_text"]
+        tokens = ", ".join(str(text).strip() for text in together[:3])
+        values.append(Value(f"sum of heads: “{word}” → nearest values", None, tokens, allowed=None))
+    norms = result.tables["updates"]
+    largest = norms[norms["head"].notna()].groupby("head")["norm"].mean().max()
+    values.append(Value("largest mean norm of a head's update", None, float(largest), allowed=None))
+    return _block_outcome(request, gpt2, values, result, block)
+
+
+def _scores(result: Result) -> list[Value]:
+    """How many heads preserve the word's meaning, or give what goes before or after it, more than random weights do."""
+    if "heads" not in result.tables:
+        return []
+    labels = result.tables["heads"]["label"]
+    counts, total = labels.value_counts(), len(labels)
+    return [
+        Value(f"heads that are {kind} beyond random weights, of {total}", None, float(counts.get(kind, 0)), allowed=None)
+        for kind in ("meaning-preserving", "precedence", "none")
+    ]
+
+
+def _nearest(table: pd.DataFrame, head: int, word: str) -> list[str]:
+    rows = table[(table["head"] == head) & (table["word"] == word)].sort_values("rank")
+    return [str(text).strip() for text in rows["nearest_text"]]
+
+
+def _block_outcome(request: Request, gpt2: bool, values: list[Value], result: Result, block: str) -> Reproduction:
+    partly = "" if block == "first" else "The package holds no published values of this block."
+    found = _finish(request, gpt2, values, " ".join(filter(None, (_SCORED, partly))), result.summary)
+    if gpt2 and not any(value.agrees is not None for value in values):
+        return Reproduction(NO_NUMBERS, found.remark, found.settings, found.values)
+    return found
+
+
+def singular(request: Request) -> Reproduction:
+    """Tokens nearest to the singular vectors of W_VO of the last block."""
+    result, gpt2 = _run(request, "singular", layer=-1, vectors=3)
+    table, values = result.tables["singular"], []
+    for head, rows in table[table["side"] == "right"].groupby("head"):
+        first = rows[(rows["index"] == 0)].sort_values("rank")["nearest_text"][:5]
+        values.append(
+            Value(f"head {head}: tokens that its first right vector writes", _THEMES.get(int(str(head))) if gpt2 else None,
+                  ", ".join(str(text).strip() for text in first), allowed=None)
+        )  # fmt: skip
+    remark = "Published as themes in words (block 11 of GPT-2). Whether tokens have a theme is for a reader to judge."
+    found = _finish(request, gpt2, values, remark, result.summary)
+    return Reproduction(NO_NUMBERS if gpt2 else NOT_RUN, found.remark, found.settings, found.values)
+
+
+def journey(request: Request) -> Reproduction:
+    """The trajectory of "one" in the sentence, in the full space."""
+    result, gpt2 = _run(request, "journey", _SENTENCE, token=-2)
+    table = result.tables["journey"]
+    start, end = str(table["nearest_text"].iloc[0]).strip(), str(table["predicted_text"].iloc[-1]).strip()
+    values = [
+        Value("nearest embedding at the start", "one", start),
+        Value("most probable token at the end", "stone", end),
+        Value("angle travelled, in degrees", None, float(table["travelled"].iloc[-1]), allowed=None),
+        Value("angle between start and end, in degrees", None, float(table["from_start"].iloc[-1]), allowed=None),
+        Value("layers after which “stone” is the most probable token", None, _layers(table), allowed=None),
+    ]
+    curves = (
+        Curve("cosine to “one”", table["layer"], table["cosine_start"]),
+        Curve("cosine to the final prediction", table["layer"], table["cosine_predicted"]),
+        Curve("probability of “stone”", table["layer"], table["probability"]),
+    )
+    panel = Panel("Figure 5, in the full space", "layers passed", "cosine, probability", curves)
+    remark = (
+        "The published picture is a UMAP projection to three dimensions, in which a path can be an artefact; compared are its "
+        "two ends, and the path is measured in the full space (normscope words MODEL journey --map umap draws the projection)."
+    )
+    return _finish(request, gpt2, values, remark, result.summary, (panel,))
+
+
+def _layers(table: pd.DataFrame) -> str:
+    return ", ".join(str(layer) for layer in table[table["rank"] == 1]["layer"]) or "none"
+
+
+def geometry(figure: str, request: Request) -> Reproduction:
+    """Pictures of the norm on points in space, of gain and bias on the circle, and of one head's update."""
+    result, _ = _run(request, "geometry", layer=0, word="time")
+    values, panels = {"fig2": _norm_points, "fig3": _norm_curves, "fig4": _head_update}[figure](result)
+    remark = "A picture without numbers: nothing can be compared. normscope words MODEL geometry draws all three."
+    return Reproduction(NO_NUMBERS, remark, result.summary, tuple(values), panels=tuple(panels))
+
+
+def _norm_points(result: Result) -> tuple[list[Value], list[Panel]]:
+    table = result.tables["norm_points"]
+    points = table[table["stage"] == "normalised"][["x", "y", "z"]]
+    norms = (points**2).sum(axis=1) ** 0.5
+    off = float(points.sum(axis=1).abs().max()) / 3**0.5
+    values = [
+        Value("norms after LayerNorm in space (√3 = 1.73205)", None, f"{norms.min():.5f} to {norms.max():.5f}", allowed=None),
+        Value("largest distance from the plane orthogonal to (1, 1, 1)", None, off, allowed=None),
+    ]
+    return values, []
+
+
+def _norm_curves(result: Result) -> tuple[list[Value], list[Panel]]:
+    table = result.tables["norm_curves"]
+    curves = tuple(Curve(str(stage), rows["x"], rows["y"]) for stage, rows in table.groupby("stage", sort=False))
+    return [], [Panel("Gain and bias", "first coordinate", "second coordinate", curves)]
+
+
+def _head_update(result: Result) -> tuple[list[Value], list[Panel]]:
+    table = result.tables["head_update"]
+    circle, path = table[table["part"] == "circle"], table[table["part"] != "circle"]
+    curves = (
+        Curve("sphere", circle["x"], circle["y"]),
+        Curve("token, token + update, back on the sphere", path["x"], path["y"]),
+    )
+    return [], [Panel("One head's update", "along the token", "across it, in the plane of the update", curves)]
+
+
+def _entry(id: str, title: str, make: Any, probe: str) -> Entry:
+    command = f"normscope words gpt2 {probe}"
+    setting = "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
+    return Entry(f"3:{id}", title, setting, "CPU, about a minute; a copy of GPT-2 for the verdict", make, "",
+                 (command, f"normscope reproduce 3:{id} --model gpt2"), ("model",))  # fmt: skip
+
+
+ENTRIES = (
+    _entry("table1", "Embeddings and the sphere: distances", distances, "embeddings"),
+    _entry("table2", "Extreme tokens by norm and bias", extremes, "embeddings"),
+    _entry("table3", "Query → keys, block 0", partial(queries, "first"), "queries --layer 0"),
+    _entry("table4", "Key → values, block 0", partial(value_outputs, "first"), "values --layer 0"),
+    _entry("tableA1", "Query → keys, block 5", partial(queries, "middle"), "queries --layer 5"),
+    _entry("tableA2", "Query → keys, block 11", partial(queries, "last"), "queries --layer 11"),
+    _entry("tableA3", "Key → values, block 5", partial(value_outputs, "middle"), "values --layer 5"),
+    _entry("tableA4", "Key → values, block 11", partial(value_outputs, "last"), "values --layer 11"),
+    _entry("singular", "Singular vectors of W_VO, block 11 (Appendix B)", singular, "singular --layer 11 --matrix vo"),
+    *(
+        _entry(name, title, partial(geometry, name), "geometry --layer 0 --word time")
+        for name, title in (
+            ("fig2", "LayerNorm on points in space"),
+            ("fig3", "Gain and bias acting on the sphere"),
+            ("fig4", "One attention head's update"),
+        )
+    ),
+    _entry("fig5", "Trajectory of “one” in “To kill two birds with one stone”", journey, f'journey "{_SENTENCE}" --token -2'),
+)

@@ -1,0 +1,217 @@
+"""The papers' figures: published curves as data, residuals that notice a wrong setting, and the command with its gallery."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.integrate import solve_ivp
+
+import normscope as ns
+from helpers.cli import run
+from normscope.dynamics import SCHEDULES
+from normscope.papers import all_entries, find_entries
+from normscope.papers.curves import READ, SCHEMES, measured, published, residual
+from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, REPRODUCED, WITH_REMARK, Request, Residual, Value, judge
+from normscope.papers.flows import BETA, TOKENS, figure_2, figure_3, path_of
+from normscope.papers.panels import panel
+from normscope.papers.subspaces import norm_spread
+from normscope.schemes import NAMED
+
+
+def printed(scheme: str, t: float, state: np.ndarray, alpha: str) -> list[float]:
+    """γ̇ and ṙ as the paper prints them: Z, N, G and R of γ, with nothing of the library."""
+    gamma, r = state
+    n, E = TOKENS, math.exp(BETA * gamma)
+    Z = (n - 1) * E + math.exp(BETA)
+    square = math.exp(2 * BETA) + 2 * (n - 1) * math.exp(BETA * (1 + gamma)) * gamma + (n - 1) * E**2 * (1 + (n - 2) * gamma)
+    N, G, R = math.sqrt(square), 2 * E * (1 - gamma) * ((n - 1) * gamma + 1), (n - 1) * E * gamma + math.exp(BETA)
+    return {
+        "post": [G / Z, 0.0],
+        "pre": [G / (r * Z), R / Z],
+        "peri": [G / (r * N), R / N],
+        "ngpt": [SCHEDULES[alpha](t) * G / N, 0.0],
+        "sqrt-scaling": [G / (math.sqrt(t + 1) * Z), 0.0],
+    }[scheme]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "alpha"),
+    [*((scheme, "constant") for scheme in SCHEMES.values() if scheme != "mix"), ("ngpt", "mixed"), ("ngpt", "power")],
+)
+def test_the_curves_of_figures_2_and_3_solve_the_printed_equations(scheme: str, alpha: str) -> None:
+    ours = path_of(NAMED[scheme], alpha if scheme == "ngpt" else None)
+    times = ours["time"].to_numpy()
+    exact = solve_ivp(
+        lambda t, y: printed(scheme, t, y, alpha),
+        (0, times[-1]),
+        [0.0, 1.0],
+        t_eval=times,
+        rtol=1e-9,
+        atol=1e-11,
+        max_step=0.05,
+    )
+    tolerance = 5e-4 if alpha == "mixed" else 1e-5  # its corners cost a fixed step some digits
+    assert np.abs(ours["gamma"] - exact.y[0]).max() < tolerance
+
+
+def test_figure_2_is_reproduced_and_a_wrong_switch_is_not() -> None:
+    found = figure_2(Request())
+    assert found.verdict == WITH_REMARK
+    gamma = {r.curve: r for r in found.residuals if r.quantity.startswith("a:")}
+    assert set(gamma) == set(SCHEMES.values())
+    assert max(r.rms for r in gamma.values()) < 0.0015
+    assert max(r.largest for r in gamma.values()) < 0.003
+    readings = published("2-fig2-gamma")
+    quarter = residual(
+        "mix", "γ", readings[readings["scheme"] == "mix"], path_of(NAMED["mix"]), ("time", "gamma", "gamma"),
+        allowed=0.003, between=True,
+    )  # fmt: skip
+    assert quarter.rms > 0.05
+    assert judge([quarter]) == NOT_REPRODUCED
+
+
+def test_figure_3_is_reproduced_by_its_own_schedule_alone() -> None:
+    found = figure_3(Request())
+    assert found.verdict == WITH_REMARK
+    assert max(r.rms for r in found.residuals if r.quantity.startswith("a:")) < 0.001
+    readings = published("2-fig3-gamma")
+    power = readings[readings["alpha"] == "pow"]
+    other = residual("power", "γ", power, path_of(NAMED["ngpt"], "linear"), ("time", "gamma", "gamma"), between=True)
+    assert other.rms > 0.1
+
+
+def test_residuals_use_what_was_read_and_where_both_have_a_point() -> None:
+    readings = pd.DataFrame({"t": [0.0, 1.0, 2.0, 2.5], "y": [0.0, 1.0, 9.0, 9.0], "how": ["m", "k", "h", "m"]})
+    ours = pd.DataFrame({"t": [0.0, 1.0, 2.0, 3.0], "v": [0.3, 1.4, 2.0, 3.0], "stderr": [0.3, 0.4, 0.0, 0.0]})
+    found = residual("c", "q", readings, ours, ("t", "y", "v"), allowed=0.1)
+    assert found.points == 2
+    assert found.rms == pytest.approx(math.sqrt((0.3**2 + 0.4**2) / 2))
+    assert (found.largest, found.noise) == pytest.approx((0.4, found.rms))
+    assert found.agrees
+    assert not replace(found, noise=0.0).agrees
+    between = residual("c", "q", readings, ours, ("t", "y", "v"), between=True)
+    assert between.points == 3
+    assert between.largest == pytest.approx(6.5)
+
+
+def test_verdicts() -> None:
+    right, wrong = Value("a", 1.0, 1.09, measured_error=0.05), Value("b", 1.0, 1.1, measured_error=0.01)
+    open_, words = Value("c", None, 3.0), Value("d", "one", "two")
+    assert [value.agrees for value in (right, wrong, open_, words)] == [True, False, None, False]
+    assert judge([right, open_]) == REPRODUCED
+    assert judge([right], remark=True) == WITH_REMARK
+    assert judge([right, wrong], remark=True) == NOT_REPRODUCED
+    assert judge([open_]) == NO_NUMBERS
+    assert Residual("c", "q", 0.1, 0.1, 0, 0.01).agrees is None
+
+
+def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
+    found = panel("5d", Request(runs=2))
+    assert found.verdict == NOT_REPRODUCED
+    stored = {r.curve: r for r in found.residuals if r.source.startswith("stored") and r.quantity == "mean cosine"}
+    assert 0.004 < stored["ngpt"].rms < 0.0045
+    mine = [r for r in found.residuals if r.source.startswith("this run") and r.quantity == "mean cosine"]
+    assert len(mine) == len(stored) == 6
+    assert all(r.noise > 0 for r in mine)
+    assert sum("resolved flow" in value.quantity for value in found.values) == 12
+    drawn = found.panels[0].curves
+    assert {curve.name for curve in drawn if curve.published} == set(SCHEMES.values())
+
+
+@pytest.mark.parametrize("name", ["5a", "5b", "5e", "5g"])
+def test_stored_panels_are_within_the_limit(name: str) -> None:
+    table, readings = measured(f"panel-{name}"), published(f"2-fig{name}")
+    assert table is not None
+    for scheme in SCHEMES.values():
+        theirs, ours = (rows[rows["scheme"] == scheme] for rows in (readings, table))
+        assert residual(scheme, "", theirs, ours, ("time", "mean", "mean")).rms < 0.003
+    assert set(readings["how"]) <= {*READ, "h", "i"}
+
+
+def test_a_model_of_another_shape_is_drawn_and_not_compared() -> None:
+    request = Request(models=("builtin:addition-small-pre",))
+    spread = norm_spread("1:fig15", "Alternative", request)
+    assert spread.verdict == "not run here"
+    assert not spread.residuals
+    assert any(curve.published for curve in spread.panels[0].curves)
+    baseline = norm_spread("1:fig1", "Baseline", request)
+    assert baseline.verdict == NOT_REPRODUCED
+    assert [(value.published, value.measured) for value in baseline.values] == [(21.7, 32.5), (69.0, 444.0)]
+
+
+def test_every_entry_states_what_it_needs() -> None:
+    entries = all_entries()
+    assert {key.partition(":")[0] for key in entries} == {"1", "2", "3"}
+    for entry in entries.values():
+        assert entry.title
+        assert entry.needs
+        assert entry.published
+    assert [entry.id for entry in find_entries(("2:fig3", "2:speeds"))] == ["2:fig3", "2:speeds"]
+    for id in ("2:fig2", "2:fig4", *(f"2:fig5{letter}" for letter in "abcdefg"), "3:table1", "3:tableA4", "1:fig1"):
+        assert id in entries
+
+
+def test_the_gallery_grows_and_all_is_resumed(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, _ = run(capsys, "reproduce", "2:speeds", "--out", "g")
+    assert status == 0
+    assert "2:speeds" in out
+    status, out, _ = run(capsys, "reproduce", "2:rates", "--out", "g", "--json", "--format", "html,md")
+    assert [(row["entry"], row["verdict"]) for row in json.loads(out)] == [
+        ("2:speeds", "reproduced"),
+        ("2:rates", "reproduced"),
+    ]
+    text = (here / "g" / "report.md").read_text(encoding="utf-8")
+    assert "2:speeds" in text
+    assert "slope of ln γ̇" in text
+    assert list(ns.load("g").tables["entries"]["entry"]) == ["2:speeds", "2:rates"]
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: find_entries(names or ("2:speeds", "2:rates")))
+    status, _, err = run(capsys, "reproduce", "--all", "--out", "g")
+    assert status == 0
+    assert err.count("complete already") == 2
+    assert not (here / "g" / "unfinished").exists()
+
+
+def test_the_list_has_the_last_verdict(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "reproduce", "2:speeds")
+    status, out, _ = run(capsys, "reproduce", "--json")
+    assert status == 0
+    rows = {row["entry"]: row for row in json.loads(out)}
+    assert set(rows) == set(all_entries())
+    assert rows["2:speeds"]["verdict"] == "reproduced"
+    assert "100000" in rows["2:fig5g"]["commands"]
+    assert sorted(path.name for path in (here / "runs").iterdir()) == ["papers"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("2:fig5z",), "no figure or table '2:fig5z'; did you mean '2:fig5"),
+        (("--all", "2:fig2"), "--all makes all of them"),
+        (("2:speeds", "--runs", "5"), "--runs has no meaning for 2:speeds; it belongs to 2:fig4"),
+        (("2:fig2", "--model", "gpt2"), "--model has no meaning for 2:fig2"),
+        (("3:table1", "--model", "./nowhere"), "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    status, out, err = run(capsys, "reproduce", *arguments)
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert message in err
+    assert not (here / "runs").exists()
+
+
+def test_a_folder_with_something_else_is_left_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "mine").mkdir()
+    (here / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
+    status, _, err = run(capsys, "reproduce", "2:speeds", "--out", "mine")
+    assert status == 2
+    assert "is no gallery" in err
+    assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
