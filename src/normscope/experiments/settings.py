@@ -133,7 +133,7 @@ def _accepted(annotation: Any) -> str:
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
-    """What is said of a type anywhere in it, and the values of a ``Literal``."""
+    """What a type has as an annotation anywhere in it, and the values of a ``Literal``."""
     kind, inside = get_origin(annotation), get_args(annotation)
     if kind is Literal:
         yield inside

@@ -221,7 +221,7 @@ class Reproduce(Seeded):
 
 
 def _work(folder: Path | None) -> Path | None:
-    """Where the experiments of entries are kept until all that were asked for are made."""
+    """Where the experiments of entries are kept until all requested entries are made."""
     return None if folder is None else run_path(folder) / _UNFINISHED
 
 

@@ -59,7 +59,7 @@ def _number(text: str) -> float | str:
 
 
 def _measure(request: Request, model: str, **settings: Any) -> list[_Measured]:
-    """The stability of the models that were asked for, or of the small pair of the package."""
+    """The stability of the models that were given, or of the small pair of the package."""
     found = []
     for name in request.models or _SMALL:
         examples = 1024 if request.full else 128
