@@ -121,6 +121,12 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def _in_notebook() -> bool:
+    """Whether this code runs in a cell of a notebook, and not in a program that has merely imported Jupyter."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(ipython.get_ipython() if ipython else None, "kernel")
+
+
 @contextmanager
 def progress_bar(worded: Callable[[str], str] = str) -> Iterator[Progress]:
     """Bars on stderr, a line every 10 s where that is no terminal; in a notebook bars, below the cell.
@@ -133,7 +139,7 @@ def progress_bar(worded: Callable[[str], str] = str) -> Iterator[Progress]:
     from normscope.experiments.terminal import Terminal
 
     console: Console = Terminal(sys.stderr)
-    if console.is_jupyter or "ipykernel" in sys.modules:
+    if _in_notebook():
         console = Console()
     elif not console.is_terminal:
         lines = ProgressLines(console, worded)
