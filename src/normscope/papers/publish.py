@@ -1,24 +1,32 @@
-"""Writes a gallery into the documentation: the page with its pictures, and the verdicts that the package lists.
+"""Writes a gallery into the documentation: its page with pictures and commands, and the verdicts that the package lists.
 
 python -m normscope.papers.publish runs/papers docs/results
 """
 
+import re
 import shutil
 import sys
 from importlib import resources
 from pathlib import Path
 
+from PIL import Image
+
 from normscope.runs import open_run
 
-_PAGE, _PICTURES = "papers.md", "papers"
+_PAGE, _PICTURES, _COLOURS = "papers.md", "papers", 128
 
 
 def publish(gallery: Path, docs: Path, package: Path) -> None:
     """Copy ``report.md`` and its figures to ``docs``, and the last verdicts to ``package``."""
-    text = (gallery / "report.md").read_text(encoding="utf-8")
-    (docs / _PAGE).write_text(text.replace("(figures/", f"({_PICTURES}/"), encoding="utf-8")
+    text = (gallery / "report.md").read_text(encoding="utf-8").replace("(figures/", f"({_PICTURES}/")
+    text = re.sub(
+        rf"^!\[.*\({_PICTURES}/(\d)-(\w+)\.png\)$", r"\g<0>\n\nMade by `normscope reproduce \1:\2`", text, flags=re.MULTILINE
+    )
+    (docs / _PAGE).write_text(text, encoding="utf-8")
     shutil.rmtree(docs / _PICTURES, ignore_errors=True)
-    shutil.copytree(gallery / "figures", docs / _PICTURES)
+    (docs / _PICTURES).mkdir()
+    for file in (gallery / "figures").glob("*.png"):  # a palette makes them a third as large
+        Image.open(file).convert("RGB").quantize(_COLOURS).save(docs / _PICTURES / file.name, optimize=True)
     entries = open_run(gallery).table("entries")[["entry", "verdict", "date", "request"]]
     entries.to_csv(package / "verdicts.csv", index=False)
 
