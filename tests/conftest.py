@@ -5,12 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import runtime_types
+
+if TYPE_CHECKING:
+    from helpers.browser import Tab
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests are small, and on a busy machine waiting threads cost time
 os.environ["NUMBA_OPT"] = "0"  # UMAP compiles for longer than it runs
@@ -56,6 +61,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to run a command in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tab() -> "Iterator[Tab]":
+    """A page of a browser for the tests of a module."""
+    from helpers.browser import open_tab
+
+    with open_tab() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import transformers as library
 import uvicorn
 
 import normscope as ns
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from helpers.gpt2 import save_gpt2
 from helpers.models import FAMILIES, built, opened_smollm2
 from helpers.tiny_models import tiny_model
@@ -363,10 +363,9 @@ def server(folder: str, audit_folder: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        opened.page.set_default_timeout(LONGEST)
-        yield opened
+def tab(tab: Tab) -> Tab:
+    tab.page.set_default_timeout(LONGEST)
+    return tab
 
 
 def view(tab: Tab, address: str, **state: Any) -> None:

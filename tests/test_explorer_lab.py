@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from normscope.dynamics import Attention, make_start, simulate
 from normscope.explorer.page import explorer_data, render_explorer
 from normscope.measures.collapse_probability import collapse_probability
@@ -26,12 +25,6 @@ DONE = f"{VIEW}.dataset.run === 'done' && !document.querySelector('.lab-progress
 VALUES = "[...document.querySelectorAll('.lab-values')].map(node => node.textContent)"
 LINES = "[...document.querySelectorAll('.strip .lines-path')].map(path => path.getAttribute('d'))"
 TIME = f"Number({VIEW}.dataset.time)"
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import normscope as ns
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from normscope.errors import InputError
 from normscope.explorer.export import export_explorer
 from normscope.explorer.folders import Folders
@@ -172,12 +172,6 @@ def test_a_run_of_verify_takes_the_place_of_the_packaged_ledger(tmp_path: Path) 
 
 
 # The view
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
 
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from helpers.cli import run
 from normscope.explorer.export import export_explorer
 from normscope.explorer.page import FOLDERS
@@ -35,12 +34,6 @@ def folder_of(tmp_path: Path, **modules: str) -> list[Path]:
     for name, text in modules.items():
         (tmp_path / f"{name}.js").write_text(text, encoding="utf-8")
     return [tmp_path]
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from helpers.browser import Tab, open_tab
+from helpers.browser import Tab
 from normscope.core import Attention, HeadWeights
 from normscope.core.seeds import stream_seed
 from normscope.dynamics import SCHEDULES, FeedForward, SymmetricFlow, make_start, random_weights, simulate
@@ -51,12 +51,11 @@ RUN = """text => JSON.stringify(JSON.parse(text).map(settings => {
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        for module in MODULES:
-            opened.page.evaluate(bundle(f"{module}.js", FOLDERS, module))
-        yield opened
-        assert opened.errors == []
+def tab(tab: Tab) -> Iterator[Tab]:
+    for module in MODULES:
+        tab.page.evaluate(bundle(f"{module}.js", FOLDERS, module))
+    yield tab
+    assert tab.errors == []
 
 
 @dataclass(frozen=True)

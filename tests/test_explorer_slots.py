@@ -4,7 +4,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Locator
 
-from helpers.browser import CONTRASTS, Tab, open_tab
+from helpers.browser import CONTRASTS, Tab
 from helpers.slot_cases import INNER, MEASURES, PLACES, formula_answer, formulas, scheme_answer, schemes
 from normscope import InputError
 from normscope.explorer.page import FOLDERS
@@ -42,10 +42,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tab(page: Path) -> Iterator[Tab]:
-    with open_tab() as tab:
-        tab.open(page)
-        yield tab
+def tab(tab: Tab, page: Path) -> Tab:
+    tab.open(page)
+    return tab
 
 
 class Editor:

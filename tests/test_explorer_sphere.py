@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.browser import Tab, open_tab
+from helpers.browser import Tab
 from normscope.explorer.page import FOLDERS
 from normscope.report.bundle import bundle
 from normscope.report.sphere import scene_data
@@ -43,12 +43,11 @@ const centre = (sphere, [red, green, blue]) => {{
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with open_tab() as tab:
-        place = tmp_path_factory.mktemp("sphere") / "page.html"
-        place.write_text(PAGE, encoding="utf-8")
-        tab.open(place, width=900)
-        yield tab
+def tab(tab: Tab, tmp_path_factory: pytest.TempPathFactory) -> Tab:
+    place = tmp_path_factory.mktemp("sphere") / "page.html"
+    place.write_text(PAGE, encoding="utf-8")
+    tab.open(place, width=900)
+    return tab
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import normscope as ns
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from helpers.explorer import Serving
 from helpers.watched import snapshot, watched_folder
 from normscope.explorer.export import export_explorer
@@ -61,10 +60,9 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        opened.page.set_viewport_size({"width": 1200, "height": 900})
-        yield opened
+def tab(tab: Tab) -> Tab:
+    tab.page.set_viewport_size({"width": 1200, "height": 900})
+    return tab
 
 
 @pytest.fixture(scope="module")

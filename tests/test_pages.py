@@ -3,7 +3,6 @@
 import io
 import math
 import re
-from collections.abc import Iterator
 
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 import normscope as ns
-from helpers.browser import Tab, assert_readable, open_tab
+from helpers.browser import Tab, assert_readable
 from helpers.gpt2 import SENTENCE, save_gpt2
 from helpers.pages import PageTables, read_page, says
 from normscope.cli import main
@@ -72,12 +71,6 @@ def _command(*arguments: str) -> None:
     with pytest.raises(SystemExit) as left:
         main(list(arguments))
     assert not left.value.code
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as tab:
-        yield tab
 
 
 # In the browser

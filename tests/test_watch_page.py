@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 
 import normscope as ns
-from helpers.browser import Tab, open_tab
+from helpers.browser import Tab
 from helpers.cli import run
 from helpers.watched import ABOUT, snapshot, watched_folder
 from normscope.experiments.progress import Progress
@@ -300,12 +299,6 @@ def test_watched_runs_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             watched_folder(training.path / "watch", [1, 10])
     trained = ns.compare(tmp_path / "c", tmp_path / "d", progress=False).tables["curves"]
     assert len(set(trained["quantity"])) == 12
-
-
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with open_tab() as opened:
-        yield opened
 
 
 FACT = (
