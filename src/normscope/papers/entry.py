@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from normscope.experiments import completed
 from normscope.experiments.experiment import Experiment
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.runs import fingerprint, is_run, open_run
+from normscope.runs import fingerprint
 
 REPRODUCED, WITH_REMARK, NOT_REPRODUCED = "reproduced", "reproduced with a remark", "not reproduced"
 NOT_RUN, NO_NUMBERS = "not run here", "nothing to compare with"
@@ -33,7 +34,8 @@ class Request:
         seed, device: of everything that is run.
         folder: where experiments are saved, so that an interrupted entry resumes; None keeps nothing.
         progress: receives how far it is.
-        reused: seconds that experiments took whose results were there already.
+        took: seconds that experiments took by their names, shared by the entries of a command.
+        reused: those of this entry's experiments whose results were there already.
     """
 
     full: bool = False
@@ -43,6 +45,7 @@ class Request:
     device: str = "cpu"
     folder: Path | None = None
     progress: Progress = SILENT
+    took: dict[str, float] = field(default_factory=dict)
     reused: list[float] = field(default_factory=list)
 
     def record(self, takes: Iterable[str] = ("full", "runs", "model")) -> dict[str, Any]:
@@ -52,10 +55,13 @@ class Request:
 
     def run(self, experiment: Experiment) -> Result:
         """The result of an experiment; one that is complete in the folder is not run again."""
-        path = None if self.folder is None else self.folder / f"{experiment.folder_name}-{fingerprint(experiment.record)}"
-        if path is not None and is_run(path):
-            self.reused.append(float(open_run(path).description["seconds"]))
-        return completed(experiment, path, self.progress)
+        name = f"{experiment.folder_name}-{fingerprint(experiment.record)}"
+        if name in self.took:
+            self.reused.append(self.took[name])
+        began = time.monotonic()
+        result = completed(experiment, None if self.folder is None else self.folder / name, self.progress)
+        self.took.setdefault(name, time.monotonic() - began)
+        return result
 
 
 @dataclass(frozen=True)

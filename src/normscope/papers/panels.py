@@ -65,9 +65,10 @@ def panel(name: str, request: Request) -> Reproduction:
         flow = _resolved(tables[decisive], same, flow)
     remark = " ".join(filter(None, (_REMARKS.get(key, ""), _SIGMA if key == "5g" else _INFERRED, _verdict_of(decisive))))
     verdict = judge([found for found in residuals if found.source == decisive], remark=True)
-    figure = Panel(f"Figure {name}", "time t", "mean cosine", tuple(_curves(key, tables[decisive], flow)))
-    settings = f"{_SETTINGS[key]}; n = 128, isotropic start, six schemes, {runs:,} runs; seed {request.seed}"
-    return Reproduction(verdict, remark, settings, tuple(values), tuple(residuals), (figure,))
+    drawn = {f"Figure {name}: layers of 0.05": tables[decisive], **({} if flow is None else {"The resolved flow": flow})}
+    panels = (Panel(title, "time t", "mean cosine", tuple(_curves(key, table))) for title, table in drawn.items())
+    settings = f"{_SETTINGS[key]}; n = 128, isotropic start, six schemes; {', '.join(ordered)}; seed {request.seed}"
+    return Reproduction(verdict, remark, settings, tuple(values), tuple(residuals), tuple(panels))
 
 
 def _verdict_of(label: str) -> str:
@@ -133,18 +134,16 @@ def _resolved(decisive: pd.DataFrame, layers: pd.DataFrame, flow: pd.DataFrame) 
     return both.assign(mean=both["mean"] + both["mean_flow"] - both["mean_layers"])[["scheme", "time", "mean"]]
 
 
-def _curves(name: str, table: pd.DataFrame, flow: pd.DataFrame | None) -> list[Curve]:
+def _curves(name: str, table: pd.DataFrame) -> list[Curve]:
     readings = published(f"2-fig{name}") if name in _READ else None
     curves = []
     for scheme in SCHEMES.values():
         rows = table[table["scheme"] == scheme]
-        curves.append(Curve(scheme, rows["time"], rows["mean"], rows["low"], rows["high"]))
+        low, high = (rows.get(edge) for edge in ("low", "high"))
+        curves.append(Curve(scheme, rows["time"], rows["mean"], low, high))
         if readings is not None:
             dots = readings[(readings["scheme"] == scheme) & readings["how"].isin(READ)]
             curves.append(Curve(scheme, *spaced(dots["time"], dots["mean"]), published=True))
-        if flow is not None:
-            rows = flow[flow["scheme"] == scheme]
-            curves.append(Curve(f"{scheme}, resolved flow", rows["time"], rows["mean"]))
     return curves
 
 

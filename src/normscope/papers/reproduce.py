@@ -146,7 +146,8 @@ class Reproduce(Seeded):
         if not self.chosen:
             tables = {"entries": listing(FOLDER)}
             return Result(type(self), {**self.record, "list": True}, tables, f"{len(tables['entries'])} figures and tables")
-        made = {entry.id: self._made(entry, progress, folder) for entry in self.chosen}
+        request = replace(self.request, folder=_work(folder), progress=progress)
+        made = {entry.id: self._made(entry, replace(request, reused=[]), folder) for entry in self.chosen}
         if folder is not None:
             made = {**saved_entries(folder), **made}
             shutil.rmtree(run_path(folder) / _UNFINISHED, ignore_errors=True)
@@ -155,10 +156,9 @@ class Reproduce(Seeded):
         configuration = {**self.record, "list": False}
         return Result(type(self), configuration, tables, summary, self.seed, self.device, started=started)
 
-    def _made(self, entry: Entry, progress: Progress, folder: Path | None) -> Tables:
+    def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""
-        request = self.request
-        record = request.record(entry.takes)
+        record, progress = request.record(entry.takes), request.progress
         path = None if folder is None else run_path(folder) / _ENTRIES / entry.name
         if self.everything and path is not None and is_run(path):
             saved = open_run(path)
@@ -166,7 +166,7 @@ class Reproduce(Seeded):
                 progress.message(f"complete already: {entry.id}")
                 return {name: saved.table(name) for name in _TABLES}
         progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
-        request, began = replace(request, folder=_work(folder), progress=progress), time.monotonic()
+        began = time.monotonic()
         found = entry.make(request)
         seconds = time.monotonic() - began + sum(request.reused)
         tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat()).tables

@@ -58,11 +58,11 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _measure(request: Request, model: str, **settings: Any) -> list[_Measured]:
+def _measure(request: Request, model: str, few: int = 128, **settings: Any) -> list[_Measured]:
     """The stability of the models that were given, or of the small pair of the package."""
     found = []
     for name in request.models or _SMALL:
-        examples = 1024 if request.full else 128
+        examples = 1024 if request.full else few
         given = {"examples": examples, "seed": request.seed, "device": request.device, **settings}
         result = request.run(Stability(model=name, **given))
         about = result.configuration
@@ -106,16 +106,16 @@ def norm_spread(entry: str, model: str, request: Request) -> Reproduction:
                 columns = ("layer", edge, edge)
                 size = _ALLOWED_RATIO * float((theirs[edge] - 1).abs().max())
                 residuals.append(residual(one.strategy, f"{edge} of norm / median", theirs, ours, columns, allowed=size))
-        curves = [Curve(f"{edge}, {one.name}", ours["layer"], ours[edge]) for edge in ("low90", "high90")]
-        curves += [Curve(f"{edge}, published", theirs["layer"], theirs[edge], published=True) for edge in ("low90", "high90")]
-        panels.append(Panel(one.strategy, "layer (from 1)", "norm over median", tuple(curves), log_y=True))
+        curves = [Curve(edge, ours["layer"], ours[edge]) for edge in ("low90", "high90")]
+        curves += [Curve(edge, theirs["layer"], theirs[edge], published=True) for edge in ("low90", "high90")]
+        panels.append(Panel(f"{one.strategy}: {one.name}", "layer (from 1)", "norm over median", tuple(curves), log_y=True))
     return _outcome(entry, model, models, residuals, [], panels)
 
 
 def noise_accuracy(entry: str, figures: tuple[str, ...], model: str, request: Request) -> Reproduction:
     """Accuracy against the RMS of noise on the norms of q, k, m and of q, k; on all, sparse and non-sparse rows."""
     draws = {} if request.full else {"draws": 2}
-    models = _measure(request, model, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
+    models = _measure(request, model, 64, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
     left, right = published("1-fig2-left-noise-accuracy"), published("1-fig2-right-sparse-accuracy")
     left = left[(left["tokens"] == "all") & (left["noisy"] != "v")].assign(where="all")
     right = right.assign(where=right["applied_when"].replace({"always": "all"}))
@@ -139,7 +139,8 @@ def noise_accuracy(entry: str, figures: tuple[str, ...], model: str, request: Re
                 )
             curves.append(Curve(name, ours["noise"], ours["accuracy"]))
             curves.append(Curve(name, theirs["noise"], theirs["accuracy_percent"], published=True))
-        panels.append(Panel(f"{one.strategy}: {one.name}", "RMS noise in %", "accuracy in %", tuple(curves), log_x=True))
+        if curves:
+            panels.append(Panel(f"{one.strategy}: {one.name}", "RMS noise in %", "accuracy in %", tuple(curves), log_x=True))
     return _outcome(entry, model, models, residuals, [], panels)
 
 
@@ -162,17 +163,20 @@ def collapse(entry: str, figure: str, model: str, definition: str, request: Requ
             allowed = _ALLOWED_RATIO / 2 * level
             own = _level(whole["noise"], whole["share"])
             values.append(Value(f"{one.strategy}, noise at which 1 % collapse, in %", level, own, allowed=allowed))
-        curves = [Curve(f"all layers, {one.name}", whole["noise"], whole["share"])]
+        curves = [Curve("all layers", whole["noise"], whole["share"])]
+        layers = table[table["layer"].notna()] if one.published_shape else table[:0]  # layers of another model are others
         curves += [
-            Curve(f"layer {int(str(layer)) + 1}, {one.name}", rows["noise"], rows["share"])
-            for layer, rows in table[table["layer"].notna()].groupby("layer")
+            Curve(f"layer {int(str(layer)) + 1}", rows["noise"], rows["share"]) for layer, rows in layers.groupby("layer")
         ]
+        dots = readings if one.published_shape else everywhere
         curves += [
-            Curve("all layers, published" if layer == "all" else f"layer {layer}, published", rows["noise_rms_percent"],
-                  rows["collapse_percent"], published=True)
-            for layer, rows in readings.groupby("layer", sort=False)
+            Curve("all layers" if layer == "all" else f"layer {layer}", rows["noise_rms_percent"], rows["collapse_percent"],
+                  published=True)
+            for layer, rows in dots.groupby("layer", sort=False)
         ]  # fmt: skip
-        panels.append(Panel(one.strategy, "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True))
+        panels.append(
+            Panel(f"{one.strategy}: {one.name}", "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
+        )
     return _outcome(entry, model, models, [], values, panels)
 
 
