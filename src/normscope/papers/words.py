@@ -27,6 +27,7 @@ _DISTANCES = {  # setting → mean and standard deviation of the ℓ2 and the co
 _TOP = ("the", ",", "and", "a", "in")  # top 5 by scaled norm and bias
 _SAME = (1, 5, 10)  # heads of block 0 that return the word itself
 _EXAMPLES = {(7, "time"): ("Show", "bed", "Movie"), (3, "world"): ("under", "Nether", "Fort")}  # head and word → nearest keys
+_MINUTES = {"queries": "1 to 2 minutes", "values": "1 to 2 minutes"}  # of probes that score heads
 _MIDDLE = "middle"
 _BLOCKS = {"first": 0, _MIDDLE: _MIDDLE, "last": -1}
 _SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
@@ -232,8 +233,9 @@ def _head_update(result: Result) -> tuple[list[Value], list[Panel]]:
 
 def _entry(id: str, title: str, make: Any, probe: str) -> Entry:
     command = f"normscope words gpt2 {probe}"
+    needs = f"CPU, {_MINUTES.get(probe.split()[0], 'half a minute')}; GPT-2 for the verdict"
     setting = "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
-    return Entry(f"3:{id}", title, setting, "CPU, about a minute; a copy of GPT-2 for the verdict", make, "",
+    return Entry(f"3:{id}", title, setting, needs, make, "",
                  (command, f"normscope reproduce 3:{id} --model gpt2"), ("model",))  # fmt: skip
 
 
