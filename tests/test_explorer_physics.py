@@ -268,7 +268,7 @@ def test_the_symmetric_reduction_has_the_librarys_curves(tab: Tab) -> None:
         "pre+temperature(log(n))",
     ]
     cases: list[tuple[Scheme, Any, float, float]] = [(find_scheme(name), None, 0.4, 2.5) for name in names]
-    cases += [(scheme, SCHEDULES["power"], 0.0, 1.0) for scheme in NAMED.values() if scheme.learns_alpha]
+    cases += [(scheme, SCHEDULES["root"], 0.0, 1.0) for scheme in NAMED.values() if scheme.learns_alpha]
     for scheme, alpha, cosine, radius in cases:
         path = SymmetricFlow(scheme, 12, 3.0, times[-1], alpha).solve(times, cosine=cosine, radius=radius)
         page = tab.page.evaluate(script, [scheme_values(scheme), alpha is not None, cosine, radius, times])
