@@ -30,7 +30,7 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
     counts = {verdict: [row["entry"] for row in rows if row["verdict"] == verdict] for verdict in VERDICTS}
     listed = "; ".join(f"{len(ids)} {verdict}" for verdict, ids in counts.items() if ids)
     findings = [Finding(f"{listed}.", title=f"{len(rows)} figures and tables", severity="notice", weight=1)]
-    findings += [_finding(row) for row in rows if row["verdict"] == NOT_REPRODUCED]
+    findings += [_finding(row, tables["values"]) for row in rows if row["verdict"] == NOT_REPRODUCED]
     text = (
         "Each figure and table of the three papers, published beside measured. A residual is the root mean square of the "
         "differences between the measured curve and readings of the published one, where the stroke itself could be read.",
@@ -79,12 +79,13 @@ def _cost(row: Row) -> str:
     return f"{took}; full scale: {row['full']}" if row["full"] else took
 
 
-def _finding(row: Row) -> Finding:
-    comparison = f"Largest residual: {row['worst']}" if row["worst"] != "–" else ""
-    text = f"{row['entry']} {row['title']}: {row['verdict']}. {row['remark']}".strip()
-    return Finding(
-        text, row["entry"].replace(":", "-").lower() if comparison else None, severity="warning", comparison=comparison
-    )
+def _finding(row: Row, values: pd.DataFrame) -> Finding:
+    """What is outside its limit: the largest residual, or the values that disagree."""
+    wrong = plain_rows(values[(values["entry"] == row["entry"]) & (values["agrees"] == False)])  # noqa: E712  # not NA
+    listed = "; ".join(f"{value['quantity']} {value['measured']} (published {value['published']})" for value in wrong[:2])
+    more = f"; and {len(wrong) - 2} more" * (len(wrong) > 2)
+    reason = f"{listed}{more}" if row["worst"] == "–" else f"largest residual {row['worst']}"
+    return Finding(f"{row['entry']} {row['title']}: {row['verdict']}: {reason}.", severity="warning")
 
 
 def _values(table: pd.DataFrame) -> PageTable | None:
