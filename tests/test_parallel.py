@@ -110,7 +110,8 @@ def process(rank, folder):
     found["diverged"] = [asdict(row) for row in diverging.metrics], {}
     found["rows"] = rows_of_a_step(Training(short(batch=33), "cpu", team))
     torch.save(found, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    dist.barrier()
+    parallel.leave(0)
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +310,24 @@ def test_a_process_ends_with_the_one_that_started_it():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == ""  # read to its end, which comes when both have ended
+
+
+def test_a_shared_command_ends_before_the_interpreter_goes_down():
+    code = (
+        "import atexit, os\n"
+        "class AtTheEnd:\n"
+        "    def __del__(self):\n"
+        "        os.abort()\n"
+        "kept = AtTheEnd()\n"
+        "atexit.register(print, 'cleaned up')\n"
+        "import normscope.training.parallel\n"
+        "from normscope.cli import main\n"
+        "main(['train', '--preset', 'tiny', '--layers'])\n"
+    )
+    shared = {**os.environ, "TORCHELASTIC_RUN_ID": "one", "WORLD_SIZE": "2", "RANK": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=shared)
+    assert (ended.returncode, ended.stdout) == (2, "cleaned up\n"), ended.stderr
+    assert "--layers" in ended.stderr
 
 
 @pytest.mark.slow

@@ -34,14 +34,20 @@ def main(arguments: list[str] | None = None) -> None:
             status = run(given, debug)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
     except Exception as error:
         from normscope.cli.failures import failed
 
         status = None if debug else failed(error)
         if status is None:
             raise
-    sys.exit(status if isinstance(status, int) else 0)
+    status = status if isinstance(status, int) else 0
+    if "normscope.training.parallel" in sys.modules:
+        from normscope.training.parallel import launched, leave
+
+        if launched():
+            leave(status)
+    sys.exit(status)

@@ -4,6 +4,7 @@ Every process draws the whole batch from the seed, so that the rows are those of
 in all, the loss is Σ_processes (Σ_own characters cross-entropy) / S, whatever the number of characters in each share.
 """
 
+import atexit
 import logging
 import os
 import signal
@@ -14,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -111,6 +112,19 @@ def joined(device: str) -> Iterator[Team | None]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with an exit status, after its exit handlers and without tearing down the interpreter.
+
+    DistributedDataParallel keeps gloo's threads beyond ``destroy_process_group``; one that frees a tensor of Python's while the
+    interpreter goes down aborts a process whose work is done (pytorch/pytorch#179291).
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(status)
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
