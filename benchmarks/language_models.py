@@ -38,6 +38,7 @@ from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
 from normscope.models import Sample
+from normscope.papers.others import STUCK, perplexities
 from normscope.report.files import save_figure
 from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
@@ -49,7 +50,6 @@ PLAN = ROOT / "examples" / "sweeps" / "language-models.toml"
 PACKAGED = ROOT / "src" / "normscope" / "experiments" / "evidence"
 DATA = ROOT / "docs" / "results" / "data"
 BLOCKS, CURVES, WATCHED = "language-models-blocks.csv", "language-models-curves.csv", "language-models-watch.parquet"
-PUBLISHED = "language-models-published.csv"
 OVERALL = "overall"  # the mean of the ranks in all criteria, with equal weights
 SIMULATED: tuple[dict[str, Any], ...] = (
     {"weights": "kaiming", "causal": False, "feedforward": 0.0, "radius": 1.0},
@@ -477,12 +477,12 @@ def published(evidence: Evidence) -> pd.DataFrame:
 
     Schemes that failed are level with each other and worse than all others, in both.
     """
-    table = pd.read_csv(DATA / PUBLISHED)
+    table = perplexities()
     depths = evidence.trained[0]
     rows = []
     for (source, model), theirs in table.groupby(["source", "model"], sort=False):
         names = list(theirs["scheme"])
-        perplexity = np.where(theirs["perplexity"] < _STUCK, theirs["perplexity"], math.inf)
+        perplexity = np.where(theirs["perplexity"] < STUCK, theirs["perplexity"], math.inf)
         for depth, loss in zip(depths, evidence.outcome("loss", depths, names), strict=True):
             there = ~np.isnan(loss)
             a, b = perplexity[there], loss[there]
@@ -497,9 +497,6 @@ def published(evidence: Evidence) -> pd.DataFrame:
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
-
-
-_STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
 
 
 def best_runs(table: pd.DataFrame, evidence: Evidence, learned: bool = False) -> pd.DataFrame:

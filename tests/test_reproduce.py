@@ -17,6 +17,7 @@ from normscope.papers import all_entries, find_entries
 from normscope.papers.curves import READ, SCHEMES, measured, published, residual
 from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, REPRODUCED, WITH_REMARK, Request, Residual, Value, judge
 from normscope.papers.flows import BETA, TOKENS, figure_2, figure_3, path_of
+from normscope.papers.others import two_tables
 from normscope.papers.panels import panel
 from normscope.papers.subspaces import norm_spread
 from normscope.schemes import NAMED
@@ -145,7 +146,7 @@ def test_a_model_of_another_shape_is_drawn_and_not_compared() -> None:
 
 def test_every_entry_states_what_it_needs() -> None:
     entries = all_entries()
-    assert {key.partition(":")[0] for key in entries} == {"1", "2", "3"}
+    assert {key.partition(":")[0] for key in entries} == {"1", "2", "3", "others"}
     for entry in entries.values():
         assert entry.title
         assert entry.needs
@@ -153,6 +154,20 @@ def test_every_entry_states_what_it_needs() -> None:
     assert [entry.id for entry in find_entries(("2:fig3", "2:speeds"))] == ["2:fig3", "2:speeds"]
     for id in ("2:fig2", "2:fig4", *(f"2:fig5{letter}" for letter in "abcdefg"), "3:table1", "3:tableA4", "1:fig1"):
         assert id in entries
+
+
+def test_two_papers_contradict_each_other() -> None:
+    found = two_tables(Request())
+    published = {value.quantity: value.published for value in found.values}
+    assert published["perplexity of mix at 1B"] == "1415 (LN-Scaling); 18.18 (Mix-LN)"
+    assert published["perplexity of pre at 1B"] == "17.02 (LN-Scaling); 18.65 (Mix-LN)"
+    assert published["mix: sizes that fail to train"] == "350M, 1B (LN-Scaling); none (Mix-LN)"
+    assert sum("perplexity of" in quantity for quantity in published) == 2
+    assert "mix at 1B has perplexity 1415" in found.remark
+    own = {value.quantity.partition(":")[0]: value.measured for value in found.values}
+    assert "24 layers fails" in str(own["deepnorm"])
+    assert "fails" not in str(own["mix"])
+    assert not any(value.agrees for value in found.values)
 
 
 def test_the_gallery_grows_and_all_is_resumed(

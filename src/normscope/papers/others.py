@@ -1,0 +1,75 @@
+"""Tables of other papers: published perplexities beside each other, and beside language models that were trained here."""
+
+import math
+
+import pandas as pd
+
+from normscope.experiments.trained import packaged
+from normscope.papers.curves import published
+from normscope.papers.entry import NOT_RUN, Entry, Reproduction, Request, Value
+from normscope.results.tables import plain_rows
+
+STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
+_SAME = 0.01  # relative difference of two perplexities that are called equal
+_STORED = "stored: language models of this project (docs/results/language-models.md)"
+
+
+def perplexities() -> pd.DataFrame:
+    """Published perplexities on C4: a row for every paper's table (``source``), size of ``model`` and ``scheme``."""
+    return published("others-perplexity")
+
+
+def two_tables(request: Request) -> Reproduction:
+    """Where two papers that trained the same schemes differ, and which schemes fail to train in each and here."""
+    table = perplexities().assign(paper=lambda rows: rows["source"].str.partition(",")[0])
+    both = table.pivot(index=["scheme", "model"], columns="paper", values="perplexity").dropna()
+    apart = both.max(axis=1) / both.min(axis=1) - 1
+    values = [
+        Value(f"perplexity of {scheme} at {model}", _each(both.loc[(scheme, model)]), None, allowed=None)
+        for scheme, model in apart[apart > _SAME].index
+    ]
+    for scheme, theirs in table.groupby("scheme", sort=False):
+        failures = {
+            paper: ", ".join(rows[rows["perplexity"] > STUCK]["model"]) or "none" for paper, rows in theirs.groupby("paper")
+        }
+        values.append(
+            Value(f"{scheme}: sizes that fail to train", _each(pd.Series(failures)), _own(str(scheme)), allowed=None,
+                  source=_STORED)
+        )  # fmt: skip
+    scheme, model = apart.sort_values().index[-1]
+    remark = (
+        f"The papers contradict each other: {scheme} at {model} has perplexity {_each(both.loc[(scheme, model)])}. "
+        f"Of {len(both)} cells that both have, {int((apart <= _SAME).sum())} agree within {_SAME:.0%}. "
+        "At 1B one paper trained on 5 billion tokens and the other on 8.9. "
+        f"A perplexity above {STUCK:,.0f} is that of token frequencies alone: the model failed to train. "
+        "Whether Mix-LN fails depends on something that neither table states. The models of this project are smaller and were "
+        "trained on other text: they are shown beside, and nothing is compared."
+    )
+    runs = packaged().runs
+    settings = f"{len(runs)} stored runs, width {_listed(runs['width'])}, {_listed(runs['depth'])} layers"
+    return Reproduction(NOT_RUN, remark, settings, tuple(values))
+
+
+def _each(numbers: pd.Series) -> str:
+    return "; ".join(f"{value if isinstance(value, str) else f'{value:g}'} ({paper})" for paper, value in numbers.items())
+
+
+def _own(scheme: str) -> str:
+    """The held-out loss of a scheme's own models by depth, or that they fail."""
+    outcomes = packaged().outcomes
+    rows = plain_rows(outcomes[outcomes["scheme"] == scheme].sort_values("depth"))
+    losses = {row["depth"]: "fails" if math.isinf(row["loss"]) else f"loss {row['loss']:.2f}" for row in rows}
+    return "; ".join(f"{depth} layers {loss}" for depth, loss in losses.items())
+
+
+def _listed(numbers: pd.Series) -> str:
+    return ", ".join(str(number) for number in sorted(numbers.unique()))
+
+
+ENTRIES = (
+    Entry(
+        "others:mix-ln", "Perplexity on C4 under five schemes, in two papers that contradict each other",
+        "LLaMA shapes of 71M to 1B parameters on C4: Table 1 of Mix-LN (arXiv 2412.13795) and of LN-Scaling (arXiv 2502.05795)",
+        "CPU, 1 s", two_tables, commands=("python benchmarks/language_models.py compare",),
+    ),
+)  # fmt: skip
