@@ -20,6 +20,7 @@ from normscope.papers.flows import BETA, TOKENS, figure_2, figure_3, path_of
 from normscope.papers.others import two_tables
 from normscope.papers.panels import panel
 from normscope.papers.subspaces import norm_spread
+from normscope.papers.words import theme_counts
 from normscope.schemes import NAMED
 
 
@@ -154,6 +155,21 @@ def test_every_entry_states_what_it_needs() -> None:
     assert [entry.id for entry in find_entries(("2:fig3", "2:speeds"))] == ["2:fig3", "2:speeds"]
     for id in ("2:fig2", "2:fig4", *(f"2:fig5{letter}" for letter in "abcdefg"), "3:table1", "3:tableA4", "1:fig1"):
         assert id in entries
+
+
+def test_tokens_of_singular_vectors_are_counted_by_theme() -> None:
+    read = {(0, 0): ["Paris", "x"], (0, 1): ["one", "y"], (1, 0): ["!", "z"], (1, 1): ["two", "w"]}
+    written = {(0, 0): [" paris", " France"], (0, 1): ["nurse", " she"], (1, 0): ["!", "?!"], (1, 1): [" Anna", "Two"]}
+    rows = [
+        {"head": head, "index": index, "side": side, "rank": rank, "nearest_text": text}
+        for side, found in (("left", read), ("right", written))
+        for (head, index), texts in found.items()
+        for rank, text in enumerate(texts, 1)
+    ]
+    counts = theme_counts(pd.DataFrame(rows))
+    expected = {"gender words": [1, 0], "places": [2, 0], "jobs and industries": [1, 0], "names": [0, 1]}
+    expected |= {"punctuation": [0, 2], "near-identity": [1, 1]}
+    assert {theme: counts[theme].tolist() for theme in counts} == expected
 
 
 def test_two_papers_contradict_each_other() -> None:

@@ -1,12 +1,15 @@
 """Paper 3: embeddings, query-key and value-output probes, singular vectors and a trajectory, of GPT-2 or another model."""
 
+import tomllib
 from functools import lru_cache, partial
+from importlib import resources
 from typing import Any
 
 import pandas as pd
 
 from normscope.experiments.result import Result
 from normscope.experiments.words import Words
+from normscope.measures.vocabulary import plain_word
 from normscope.models import Model, open_model
 from normscope.papers.entry import NO_NUMBERS, NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Value, judge
 from normscope.results.tables import plain_rows
@@ -31,9 +34,11 @@ _MINUTES = {"queries": "1 to 2 minutes", "values": "1 to 2 minutes"}  # of probe
 _MIDDLE = "middle"
 _BLOCKS = {"first": 0, _MIDDLE: _MIDDLE, "last": -1}
 _SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
+_PUNCTUATION, _IDENTITY = "punctuation", "near-identity"
 _THEMES = {  # head of block 11 → what its singular vectors are said to hold
-    1: "gender words", 2: "places", 3: "jobs and industries", 8: "punctuation", 10: "names", 11: "near-identity",
+    1: "gender words", 2: "places", 3: "jobs and industries", 8: _PUNCTUATION, 10: "names", 11: _IDENTITY,
 }  # fmt: skip
+_VECTORS = 16  # of each head
 
 
 @lru_cache(maxsize=1)
@@ -102,6 +107,7 @@ def queries(block: str, request: Request) -> Reproduction:
     result, gpt2 = _run(request, "queries", layer=_BLOCKS[block])
     nearest, values = result.tables["nearest"], _scores(result)
     if block == "first":
+        values += _same_words(result.tables["heads"]) if "heads" in result.tables else []
         for head in _SAME:
             own = _nearest(nearest, head, "time")
             values.append(Value(f"head {head}: “time” → nearest key", "time", own[0].lower() if own else None))
@@ -138,6 +144,19 @@ def _scores(result: Result) -> list[Value]:
     ]
 
 
+def _same_words(heads: pd.DataFrame) -> list[Value]:
+    """Whether the heads that are said to return the word itself do so for most nouns; and how many heads do."""
+    most = (heads["same"] > 0.5).sum()
+    values = [Value("heads that return the word itself for most nouns", None, float(most), allowed=None)]
+    for row in plain_rows(heads[heads["head"].isin(_SAME)]):
+        own, random, head = 100 * row["same"], 100 * row["same_random"], f"head {row['head']}"
+        values += [
+            Value(f"{head}: returns the word itself for most nouns", "yes", "yes" if own > 50 else "no"),
+            Value(f"{head}: nouns for which it does, in % (random weights {random:.0f} %)", None, own, allowed=None),
+        ]
+    return values
+
+
 def _nearest(table: pd.DataFrame, head: int, word: str) -> list[str]:
     rows = table[(table["head"] == head) & (table["word"] == word)].sort_values("rank")
     return [str(text).strip() for text in rows["nearest_text"]]
@@ -152,18 +171,52 @@ def _block_outcome(request: Request, gpt2: bool, values: list[Value], result: Re
 
 
 def singular(request: Request) -> Reproduction:
-    """Tokens nearest to the singular vectors of W_VO of the last block."""
-    result, gpt2 = _run(request, "singular", layer=-1, vectors=3)
+    """Tokens nearest to the singular vectors of W_VO of the last block, counted by the themes that heads are said to have."""
+    result, gpt2 = _run(request, "singular", layer=-1, vectors=_VECTORS)
     table, values = result.tables["singular"], []
-    for head, rows in table[table["side"] == "right"].groupby("head"):
-        first = rows[(rows["index"] == 0)].sort_values("rank")["nearest_text"][:5]
-        values.append(
-            Value(f"head {head}: tokens that its first right vector writes", _THEMES.get(int(str(head))) if gpt2 else None,
-                  ", ".join(str(text).strip() for text in first), allowed=None)
-        )  # fmt: skip
-    remark = "Published as themes in words (block 11 of GPT-2). Whether tokens have a theme is for a reader to judge."
-    found = _finish(request, gpt2, values, remark, result.summary)
-    return Reproduction(NO_NUMBERS if gpt2 else NOT_RUN, found.remark, found.settings, found.values)
+    counts = theme_counts(table)
+    for head, theme in _THEMES.items():
+        best, others = counts[theme].idxmax(), counts[theme].drop(counts[theme].idxmax())
+        unit = "vectors" if theme == _IDENTITY else "tokens"
+        values += [
+            Value(f"{theme}: the head with most of them", f"head {head}", f"head {best}" if counts[theme].any() else "none"),
+            Value(f"{theme}: {unit} of that head (mean of the others {others.mean():.1f})", None, float(counts[theme].max()),
+                  allowed=None),
+        ]  # fmt: skip
+    for name, rows in table[(table["side"] == "right") & (table["index"] == 0)].groupby("head"):
+        first = ", ".join(str(text).strip() for text in rows.sort_values("rank")["nearest_text"][:5])
+        values.append(Value(f"head {name}: tokens that its first right vector writes", None, first, allowed=None))
+    remark = (
+        f"Published as themes in words (block 11 of GPT-2). Counted are the 5 tokens nearest to each of the first {_VECTORS} "
+        "right vectors of a head, by lists of words that are ours (the paper has none); punctuation is any token without "
+        "letters and digits; near-identity counts vectors whose nearest key and nearest value are the same word."
+    )
+    return _finish(request, gpt2, values, remark, result.summary)
+
+
+def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
+    """How many tokens that each head's singular vectors write belong to a theme, (heads, themes).
+
+    Args:
+        table: of ``normscope words MODEL singular``, the tokens nearest to left (read) and right (written) vectors.
+    """
+    words = table.assign(word=table["nearest_text"].astype(str).map(plain_word))
+    written = words[words["side"] == "right"]
+    counts = {theme: written["word"].isin(listed).groupby(written["head"]).sum() for theme, listed in _theme_words().items()}
+    counts[_PUNCTUATION] = written["word"].map(_is_punctuation).groupby(written["head"]).sum()
+    first = words[words["rank"] == 1].pivot(index=["head", "index"], columns="side", values="word")
+    counts[_IDENTITY] = (first["left"] == first["right"]).groupby("head").sum()
+    return pd.DataFrame(counts)
+
+
+def _is_punctuation(word: str) -> bool:
+    return bool(word) and not any(character.isalnum() for character in word)
+
+
+@lru_cache(maxsize=1)
+def _theme_words() -> dict[str, frozenset[str]]:
+    text = resources.files("normscope.papers").joinpath("themes.toml").read_text(encoding="utf-8")
+    return {theme: frozenset(words.split()) for theme, words in tomllib.loads(text).items()}
 
 
 def journey(request: Request) -> Reproduction:
