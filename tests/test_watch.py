@@ -441,7 +441,7 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
             ("attention", block.attn, block.ln1, block.a),
             ("feedforward", block.mlp, block.ln2, block.b),
         ):
-            carry = float(block.keep) if kind == "carry" and sublayer == "attention" else 1.0
+            carry = float(block.keep.detach()) if kind == "carry" and sublayer == "attention" else 1.0
             A = plain.left[part]
             update = (scale * (plain.left[norm] if "output" in kind else A)).detach()
             before, after = carry * x, carry * x + update
