@@ -8,9 +8,9 @@ __all__ = ["Entry", "all_entries", "find_entries"]
 
 def all_entries() -> dict[str, Entry]:
     """Every entry by its id, paper by paper."""
-    from normscope.papers import flows, panels, subspaces, words
+    from normscope.papers import flows, panels, subspaces, trainings, words
 
-    entries = (*subspaces.ENTRIES, *flows.ENTRIES, *panels.ENTRIES, *words.ENTRIES)
+    entries = (*subspaces.ENTRIES, *trainings.ENTRIES, *flows.ENTRIES, *panels.ENTRIES, *words.ENTRIES)
     return {entry.id: entry for entry in entries}
 
 
