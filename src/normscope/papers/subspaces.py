@@ -106,7 +106,7 @@ def _settings(found: Sequence[Found]) -> str:
     models = {one.model.name: one.model.described for one in found}
     first = found[0].model.results[0]
     read = dict.fromkeys(_read(one.model.results) for one in found if one.model.name == found[0].model.name)
-    return f"{', '.join(models.values())}; {' and '.join(read)}; seed {first.seed}"
+    return f"{', '.join(models.values())}; {', '.join(read)}; seed {first.seed}"
 
 
 def _read(results: Sequence[Result]) -> str:
@@ -233,7 +233,8 @@ def _collapse(
             if len(theirs):
                 curves.append(Curve(name, theirs["noise"], theirs["collapse_percent"], published=True))
         panel = Panel(f"{one.label}, collapse", "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
-        found.append(Found(one, [_collapse_level(one, whole, definition, level)], compared, [panel]))
+        drawn = [panel] if (table["share"] > 0).any() else []  # a logarithmic axis has no zero
+        found.append(Found(one, [_collapse_level(one, whole, definition, level)], compared, drawn))
     return found
 
 

@@ -27,7 +27,7 @@ _SHORT_SCAN = {
     "fixed": {
         "integers": [3, 4, 5, 7], "interpolation": [6], "extrapolation": [8], "digits": [3, 4, 5], "layers": 2, "heads": 2,
         "feedforward": 64, "readout": [64, 64, 64], "frequencies": 16, "schedule": "constant", "warmup": 0, "clip": 0.0,
-        "batch": 32, "epoch": 8, "examples": 3072, "test_examples": 64,
+        "batch": 32, "epoch": 8, "examples": 2048, "test_examples": 64,
     },
     "grid": {"seed": [1, 2], "scheme": list(STRATEGIES), "dim": [32, 128], "rate": [1e-1, 1e-3]},
 }  # fmt: skip
@@ -115,7 +115,7 @@ def _scan_panels(runs: pd.DataFrame, curves: pd.DataFrame) -> list[Panel]:
             for (dim, rate), rows in own.groupby(["dim", "rate"], sort=False)
         )
         panels.append(Panel(f"{strategy}: loss in training", "step", "loss", lines))
-    last = runs.groupby(_CELL, sort=False)["last"].mean().reset_index().sort_values("dim")
+    last = runs.groupby(_CELL, sort=False)["last"].mean().reset_index().sort_values("dim", kind="stable")
     ends = tuple(
         Curve(f"{strategy}, rate {rate:g}", rows["dim"], rows["last"])
         for (strategy, rate), rows in last.groupby(["strategy", "rate"], sort=False)
