@@ -210,13 +210,16 @@ def test_encoder_decoders_are_trained_and_own_ones_are_measured(tmp_path: Path) 
         assert sum("accuracy" in value.quantity for value in rows) == 3
         assert all(value.measured_error > 0 for value in rows if "accuracy" in value.quantity)
         assert math.isfinite(float(rows_of(found.values, f"{strategy}, loss")[0].measured or math.nan))
-    assert [len(panel.curves) for panel in found.panels] == [1, 1]
+    assert [(panel.title, len(panel.curves)) for panel in found.panels] == [
+        ("In training", 2), ("Sums like those of the training", 2)
+    ]  # fmt: skip
     own = str(tmp_path / "own")
     ns.train("tiny", scheme="qkv", set=pair, device="cpu", out=own, progress=False)
     given = encoder_decoder(Request(models=(own,)))
     tested = ns.evaluate(own, examples=2000, device="cpu", progress=False).tables["accuracy"]
     assert given.values[0].measured == pytest.approx(100 * float(tested["accuracy"].iloc[0]))
     assert given.values[0].source == f"this run: {own}"
+    assert [panel.title for panel in given.panels] == ["Sums like those of the training"]
     assert f"{own} (QKV-Norm, 1 + 1 layers, width 16, 2 heads)" in given.settings
 
 

@@ -161,7 +161,7 @@ def _noise(request: Request, model: str, figures: tuple[str, ...] = ()) -> list[
     shown = readings[["perturbed", "where"]].drop_duplicates().itertuples(index=False, name=None)
     disturbed = list(shown) or [("q,k,m", "all"), ("q,k", "all")]
     draws: dict[str, Any] = {} if request.full else {"draws": 2}
-    models = _measure(request, model, 64, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
+    models = _measure(request, model, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
     found = []
     for one in models:
         table = one.table("noise")

@@ -1,7 +1,7 @@
 """Paper 1, what is trained: the stability scan over width and learning rate, and encoder-decoder models."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,13 +127,13 @@ def encoder_decoder(request: Request, short: Mapping[str, Any] = _SHORT_PAIR) ->
     """Accuracy of encoder-decoder models: of those that were given, or of a pair that is trained."""
     found = _given(request) if request.models else _trained(request, short)
     values, _ = comparison(found)
-    described = ", ".join(one.model.described for one in found)
-    settings = f"{described}; {found[0].model.results[0].summary.partition('; ')[2]}"
+    results = {one.model.label: one.model.results[0] for one in found}
+    run = found[0].model.results[0].summary.split("; ")[1 if request.models else 2 :]  # names and shapes are listed already
+    settings = "; ".join((", ".join(one.model.described for one in found), *run))
     own = "" if request.models else "Trained in this run; a pair of your own is measured with --model."
-    panels = tuple(panel for one in found for panel in one.panels)
     scanned = [one for one in found if one.model.encoder and one.model.shape[1] >= _LEAST_WIDTH]
     verdict = judge(values) if scanned else NOT_RUN
-    return Reproduction(verdict, f"{_ENCODERS} {own}".strip(), settings, tuple(values), (), panels)
+    return Reproduction(verdict, f"{_ENCODERS} {own}".strip(), settings, tuple(values), (), tuple(_drawn(results)))
 
 
 def _given(request: Request) -> list[Found]:
@@ -156,12 +156,23 @@ def _trained(request: Request, short: Mapping[str, Any]) -> list[Found]:
         run, recipe = request.run(train), train.found
         shape = (recipe.layers, recipe.dim, recipe.heads)
         model = MeasuredModel(f"{preset} {scheme}", strategy, shape, False, (run,), recipe.encoder_layers)
-        metrics = run.tables["metrics"]
-        last = float(metrics["loss"].iloc[-1]) if len(metrics) else math.nan
-        values = [*_accuracies(run), Value("loss of the last block of training", None, last, allowed=None)]
-        line = Curve(strategy, metrics["examples"], 100 * metrics["accuracy"])
-        found.append(Found(model, values, panels=[Panel(f"{strategy}: training", "examples", "accuracy in %", (line,))]))
+        losses = run.tables["metrics"]["loss"].tolist()
+        last = Value("loss of the last block of training", None, losses[-1] if losses else "non-finite", allowed=None)
+        found.append(Found(model, [*_accuracies(run), last]))
     return found
+
+
+def _drawn(results: Mapping[str, Result]) -> Iterator[Panel]:
+    """Accuracy in training, of models that were trained now, and by position in the answer."""
+    metrics = {name: run.tables["metrics"] for name, run in results.items() if "metrics" in run.tables}
+    lines = tuple(Curve(name, table["examples"], 100 * table["accuracy"]) for name, table in metrics.items())
+    if lines:
+        yield Panel("In training", "examples", "accuracy in %", lines)
+    tested = {name: run.tables["positions"] for name, run in results.items() if "positions" in run.tables}
+    rows = {name: table[table["split"] == "in-distribution"] for name, table in tested.items()}
+    places = tuple(Curve(name, table["position"], 100 * table["accuracy"]) for name, table in rows.items())
+    if places:
+        yield Panel("Sums like those of the training", "position in the answer", "accuracy in %", places)
 
 
 def _accuracies(run: Result) -> list[Value]:
