@@ -778,7 +778,7 @@ def sweep(
         ['dim 4', 'dim 8']
 
     Args:
-        plan: A plan (TOML file), scan for the one of the package, or: status FOLDER.
+        plan: A plan (TOML file), scan or paper-scan for one of the package, or: status FOLDER.
         folder: With status: the sweep's folder.
         workers: Runs at a time.
         per_gpu: Runs that share a GPU.

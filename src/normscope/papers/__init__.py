@@ -8,10 +8,10 @@ __all__ = ["Entry", "all_entries", "find_entries"]
 
 def all_entries() -> dict[str, Entry]:
     """Every entry by its id, paper by paper."""
-    from normscope.papers import flows, others, panels, subspaces, words
+    from normscope.papers import flows, others, panels, subspaces, trainings, words
 
-    entries = (*subspaces.ENTRIES, *flows.ENTRIES, *panels.ENTRIES, *words.ENTRIES, *others.ENTRIES)
-    return {entry.id: entry for entry in entries}
+    papers = (subspaces.ENTRIES, trainings.ENTRIES, flows.ENTRIES, panels.ENTRIES, words.ENTRIES, others.ENTRIES)
+    return {entry.id: entry for entries in papers for entry in entries}
 
 
 def find_entries(names: tuple[str, ...]) -> list[Entry]:

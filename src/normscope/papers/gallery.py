@@ -131,13 +131,19 @@ def _figure(row: Row, own: Tables) -> Figure | None:
     ]
     if len(charts) < 2:
         return charts[0] if charts else None
-    return Panels(f"{row['entry']} {row['title']}", charts, _CAPTION, row["settings"], columns=min(3, len(charts)))
+    caption = _caption(own["curves"])
+    return Panels(f"{row['entry']} {row['title']}", charts, caption, row["settings"], columns=min(3, len(charts)))
+
+
+def _caption(curves: pd.DataFrame) -> str:
+    """What dots and lines are; empty where nothing published is drawn."""
+    return _CAPTION if bool(curves["published"].any()) else ""
 
 
 def _chart(row: Row, panel: Row, curves: pd.DataFrame) -> Chart:
     strokes = curves.groupby(["curve", "published"], sort=False)
     lines = tuple(_line(str(name), bool(published), rows) for (name, published), rows in strokes)
-    caption = _CAPTION + _BANDS * bool(curves["low"].notna().any())
+    caption = (_caption(curves) + _BANDS * bool(curves["low"].notna().any())).strip()
     return Chart(
         panel["panel"], panel["x_label"], panel["y_label"], lines, caption, row["settings"],
         log_x=bool(panel["log_x"]), log_y=bool(panel["log_y"]),

@@ -1,8 +1,8 @@
-"""Paper 1: accuracy, norm spread, noise, circuit collapse and sparsity of models that add integers."""
+"""Paper 1, what is measured: accuracy, norm spread, noise, circuit collapse and sparsity of models that add integers."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,26 @@ import pandas as pd
 from normscope.experiments.evaluate import Evaluate
 from normscope.experiments.result import Result
 from normscope.experiments.stability import Stability
-from normscope.papers.curves import measured, published, residual
-from normscope.papers.entry import NOT_RUN, THIS_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+from normscope.papers.curves import measured, published
+from normscope.papers.entry import NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+from normscope.papers.models import (
+    SEVERAL,
+    SHAPES,
+    STRATEGIES,
+    Found,
+    MeasuredModel,
+    Reading,
+    comparison,
+    mean_and_error,
+    saved_shape,
+)
 from normscope.results.tables import plain_rows
 
 _SMALL = ("builtin:addition-small-pre", "builtin:addition-small-qkv")
-_STRATEGIES = {"pre": "Pre-Norm", "qkv": "QKV-Norm"}  # scheme → as the paper calls it
-_SHAPES = {"Baseline": (10, 512, 12), "Alternative": (8, 512, 12), "Large": (12, 1024, 16)}  # layers, width, heads
 _STORED = "stored: own Baseline pair, 36 million examples on an H200"
 _NOISE_LEVELS = "0.01,0.025,0.05,0.1,0.25"
+_SAMPLES = 4  # of examples, over which the errors of quantiles and shares are taken
+_COLLAPSED = "Pre-Norm"  # the strategy of the published collapse curves; keys of the other cannot be disturbed
 _ALLOWED_ACCURACY = 1.0  # points
 _ALLOWED_RATIO = 0.2  # share of a width or a rate
 _PRESET = {"Baseline": "baseline", "Alternative": "alternative", "Large": "large"}
@@ -30,16 +41,6 @@ _LIMITS = (
     "The paper gives no spread over seeds; the limits are half a point of accuracy in tests, one point under noise, and a "
     "fifth of a width or noise level, each plus twice the errors."
 )
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A model that was measured: its strategy, whether it has the published shape, and the result."""
-
-    name: str
-    strategy: str
-    published_shape: bool
-    result: Result
 
 
 def _stored(entry: str) -> list[Value]:
@@ -58,126 +59,207 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _measure(request: Request, model: str, few: int = 128, **settings: Any) -> list[_Measured]:
-    """The stability of the models that were given, or of the small pair of the package."""
+def _names(request: Request, default: tuple[str, ...] = _SMALL) -> tuple[str, ...]:
+    """The models to measure, each once."""
+    return tuple(dict.fromkeys(request.models or default))
+
+
+def _measure(
+    request: Request, model: str, few: int = 128, samples: int = 1, names: tuple[str, ...] = (), **settings: Any
+) -> list[MeasuredModel]:
+    """The stability of the models that were given, or of the small pair of the package, on so many samples of examples."""
     found = []
-    for name in request.models or _SMALL:
-        examples = 1024 if request.full else few
-        given = {"examples": examples, "seed": request.seed, "device": request.device, **settings}
-        result = request.run(Stability(model=name, **given))
-        about = result.configuration
-        shape = (about["layers"], about["dim"], about["heads"]) == _SHAPES[model]
-        found.append(_Measured(name, _STRATEGIES.get(about["scheme"], about["scheme"]), shape, result))
+    for name in names or _names(request):
+        given = {"examples": 1024 if request.full else few, "device": request.device, **settings}
+        seeds = range(request.seed, request.seed + samples)
+        results = tuple(request.run(Stability(model=name, seed=seed, **given)) for seed in seeds)
+        about = results[0].configuration
+        shape = (about["layers"], about["dim"], about["heads"])
+        strategy = STRATEGIES.get(about["scheme"], about["scheme"])
+        found.append(MeasuredModel(name, strategy, shape, shape == SHAPES[model], results))
     return found
 
 
-def _outcome(
-    entry: str, model: str, models: Iterable[_Measured], residuals: list[Residual], values: list[Value], panels: list[Panel]
-) -> Reproduction:
-    """The verdict: of a model with the published shape if one was measured, else of what is stored."""
-    models = list(models)
-    shaped, stored = [one for one in models if one.published_shape], _stored(entry)
+def _outcome(entry: str, model: str, found: Sequence[Found], note: str = "") -> Reproduction:
+    """The verdict: of models with the published shape if some were measured, else of what is stored."""
+    values, residuals = comparison(found)
+    models = {one.model.name: one.model for one in found}
+    shaped, stored = [one for one in models.values() if one.published_shape], _stored(entry)
     checks: list[Value | Residual] = [*residuals, *values] if shaped else [*stored]
-    settings = f"{', '.join(one.name for one in models)}; {models[0].result.summary.partition('; ')[2]}"
     if shaped:
-        remark = f"Weights are our own, not the authors'. {_LIMITS}"
+        drawn = [name for name, one in models.items() if not one.published_shape]
+        others = f"Not of the shape of the {model}, and not compared: {', '.join(drawn)}." if drawn else ""
+        remark = f"Weights are our own, not the authors'. {others} {SEVERAL if len(shaped) > 1 else ''} {_LIMITS}"
     else:
-        drawn = ", ".join(one.name for one in models)
-        others = f"Drawn: {drawn}; not of the shape of the {model}, and not compared."
+        others = f"Drawn: {', '.join(models)}; not of the shape of the {model}, and not compared."
         own = "The verdict is that of our own Baseline pair, trained on a third of the examples (docs/results/stability.md)."
         train = "Train the pair with the commands below and give it with --model."
         remark = f"{others} {own if stored else ''} {train} {_LIMITS if stored else ''}"
-    verdict = judge(checks, remark=True) if checks else NOT_RUN
-    return Reproduction(verdict, " ".join(remark.split()), settings, (*stored, *values), tuple(residuals), tuple(panels))
+    verdict = judge(checks, remark=True) if checks or shaped else NOT_RUN
+    panels = tuple(panel for one in found for panel in one.panels)
+    text = " ".join(f"{note} {remark}".split())
+    return Reproduction(verdict, text, _settings(found), (*stored, *values), tuple(residuals), panels)
+
+
+def _settings(found: Sequence[Found]) -> str:
+    """The models, and what each reads."""
+    models = {one.model.name: one.model.described for one in found}
+    first = found[0].model.results[0]
+    read = dict.fromkeys(_read(one.model.results) for one in found if one.model.name == found[0].model.name)
+    return f"{', '.join(models.values())}; {', '.join(read)}; seed {first.seed}"
+
+
+def _read(results: Sequence[Result]) -> str:
+    """The examples of one sample or several."""
+    about = results[0].configuration
+    each = f" in each of {len(results)} samples" * (len(results) > 1)
+    return f"{about['rows']:,} examples ({about['tokens']:,} tokens){each} for {', '.join(about['measures'])}"
+
+
+def _spread(request: Request, model: str) -> list[Found]:
+    """90 % interval of the norms at the attention input relative to the median, by layer."""
+    readings = published("1-fig1-norm-spread")
+    readings = readings[readings["model"] == model].rename(columns={"low90_ratio": "low90", "high90_ratio": "high90"})
+    found = []
+    for one in _measure(request, model, samples=_SAMPLES, measures="spread"):
+        tables = [result.tables["spread"] for result in one.results]
+        samples = [table[table["head"].isna()].assign(layer=lambda rows: rows["layer"].astype(float) + 1) for table in tables]
+        widths = [50 * float((rows["high90"] - rows["low90"]).max()) for rows in samples]
+        theirs = readings[readings["strategy"] == one.strategy]
+        widest = float(theirs["half90_percent"].max()) if len(theirs) else None
+        half, error = mean_and_error(widths)
+        quantity = "half-width of the 90 % interval in the widest layer, in %"
+        allowed = None if widest is None else _ALLOWED_RATIO * widest
+        by_layer, compared = pd.concat(samples).groupby("layer", as_index=False), []
+        mean = by_layer[["low90", "high90"]].mean()
+        for edge in ("low90", "high90"):
+            ours = mean.assign(stderr=by_layer[edge].sem()[edge])
+            size = _ALLOWED_RATIO * float((theirs[edge] - 1).abs().max())
+            compared.append(Reading("", f"{edge} of norm / median", theirs, ours, ("layer", edge, edge), size))
+        curves = [Curve(edge, mean["layer"], mean[edge]) for edge in ("low90", "high90")]
+        curves += [Curve(edge, theirs["layer"], theirs[edge], published=True) for edge in ("low90", "high90") if len(theirs)]
+        panel = Panel(f"{one.label}, norm spread", "layer (from 1)", "norm over median", tuple(curves), log_y=True)
+        value = Value(quantity, widest, half, measured_error=error, allowed=allowed)
+        # layers of another model are others
+        found.append(Found(one, [value], compared if one.published_shape else (), [panel]))
+    return found
 
 
 def norm_spread(entry: str, model: str, request: Request) -> Reproduction:
-    """90 % interval of the norms at the attention input relative to the median, by layer."""
-    models = _measure(request, model, measures="spread")
-    readings = published("1-fig1-norm-spread")
-    readings = readings[readings["model"] == model].rename(columns={"low90_ratio": "low90", "high90_ratio": "high90"})
-    residuals, panels = [], []
-    for one in models:
-        table = one.result.tables["spread"]
-        ours = table[table["head"].isna()].assign(layer=lambda rows: rows["layer"] + 1)
-        theirs = readings[readings["strategy"] == one.strategy]
-        for edge in ("low90", "high90"):
-            if one.published_shape:
-                columns = ("layer", edge, edge)
-                size = _ALLOWED_RATIO * float((theirs[edge] - 1).abs().max())
-                residuals.append(residual(one.strategy, f"{edge} of norm / median", theirs, ours, columns, allowed=size))
-        curves = [Curve(edge, ours["layer"], ours[edge]) for edge in ("low90", "high90")]
-        curves += [Curve(edge, theirs["layer"], theirs[edge], published=True) for edge in ("low90", "high90")]
-        panels.append(Panel(f"{one.strategy}: {one.name}", "layer (from 1)", "norm over median", tuple(curves), log_y=True))
-    return _outcome(entry, model, models, residuals, [], panels)
+    """The norm spread of every model beside the published intervals."""
+    return _outcome(entry, model, _spread(request, model))
 
 
-def noise_accuracy(entry: str, figures: tuple[str, ...], model: str, request: Request) -> Reproduction:
+def _noise(request: Request, model: str, figures: tuple[str, ...] = ()) -> list[Found]:
     """Accuracy against the RMS of noise on the norms of q, k, m and of q, k; on all, sparse and non-sparse rows."""
-    draws = {} if request.full else {"draws": 2}
-    models = _measure(request, model, 64, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
     left, right = published("1-fig2-left-noise-accuracy"), published("1-fig2-right-sparse-accuracy")
     left = left[(left["tokens"] == "all") & (left["noisy"] != "v")].assign(where="all")
     right = right.assign(where=right["applied_when"].replace({"always": "all"}))
     readings = pd.concat([left, right])
     readings = readings[readings["figure"].astype(str).isin(figures) & (readings["model"] == model)]
     readings = readings.assign(perturbed=readings["noisy"].replace({"q,k,v": "q,k,m"}), noise=readings["noise_rms_percent"])
-    residuals, panels = [], []
+    shown = readings[["perturbed", "where"]].drop_duplicates().itertuples(index=False, name=None)
+    disturbed = list(shown) or [("q,k,m", "all"), ("q,k", "all")]
+    draws: dict[str, Any] = {} if request.full else {"draws": 2}
+    models = _measure(request, model, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
+    found = []
     for one in models:
-        table = one.result.tables["noise"]
+        table = one.table("noise")
         table = table[table["layer"].isna()].assign(noise=lambda rows: 100 * rows["noise"])
         table = table.assign(accuracy=100 * table["accuracy"], stderr=100 * table["accuracy_stderr"])
-        curves = []
         own = readings[readings["strategy"] == one.strategy]
-        for (perturbed, where), theirs in own.groupby(["perturbed", "where"], sort=False):
-            ours = table[(table["perturbed"] == perturbed) & (table["where"] == where) & (table["noise"] > 0)]
-            name, theirs = f"{perturbed}, {where}", theirs[theirs["noise"] > 0]
-            if one.published_shape:
-                columns = ("noise", "accuracy_percent", "accuracy")
-                residuals.append(
-                    residual(f"{one.strategy}, {name}", "accuracy in %", theirs, ours, columns, allowed=_ALLOWED_ACCURACY)
-                )
+        values, compared, curves = [_accuracy("no noise", 0.0, own, table)], [], []
+        for perturbed, where in disturbed:
+            theirs, ours = (
+                rows[(rows["perturbed"] == perturbed) & (rows["where"] == where) & (rows["noise"] > 0)] for rows in (own, table)
+            )
+            name, columns = f"{perturbed}, {where}", ("noise", "accuracy_percent", "accuracy")
+            compared.append(Reading(name, "accuracy in %", theirs, ours, columns, _ALLOWED_ACCURACY))
+            values += [_accuracy(_noise_name(perturbed, where, level), level, theirs, ours) for level in (1.0, 10.0)]
             curves.append(Curve(name, ours["noise"], ours["accuracy"]))
-            curves.append(Curve(name, theirs["noise"], theirs["accuracy_percent"], published=True))
-        if curves:
-            panels.append(Panel(f"{one.strategy}: {one.name}", "RMS noise in %", "accuracy in %", tuple(curves), log_x=True))
-    return _outcome(entry, model, models, residuals, [], panels)
+            if len(theirs):
+                curves.append(Curve(name, theirs["noise"], theirs["accuracy_percent"], published=True))
+        panel = Panel(f"{one.label}, noise", "RMS noise in %", "accuracy in %", tuple(curves), log_x=True)
+        found.append(Found(one, values, compared, [panel]))
+    return found
+
+
+def _noise_name(perturbed: str, where: str, level: float) -> str:
+    letters = {"q,k,m": "q, k, m", "q,k": "q and k"}[perturbed]
+    return f"{level:g} % noise on {letters}{f' of {where} rows' if where != 'all' else ''}"
+
+
+def _accuracy(what: str, level: float, theirs: pd.DataFrame, ours: pd.DataFrame) -> Value:
+    """Accuracy at one level of noise, published and measured."""
+    read, own = (plain_rows(rows[np.isclose(rows["noise"], level)])[:1] for rows in (theirs, ours))
+    known = (read[0]["accuracy_percent"], (read[0]["high"] - read[0]["low"]) / 2) if read else (None, 0.0)
+    return Value(f"{what}, accuracy in %", known[0], own[0]["accuracy"], known[1], own[0]["stderr"], _ALLOWED_ACCURACY)
+
+
+def noise_accuracy(entry: str, figures: tuple[str, ...], model: str, request: Request) -> Reproduction:
+    """Accuracy under noise of every model beside the published curves."""
+    return _outcome(entry, model, _noise(request, model, figures))
+
+
+def _collapse(
+    request: Request, model: str, figure: str = "", definition: str = "loose", names: tuple[str, ...] = ()
+) -> list[Found]:
+    """Share of sparse rows whose largest weight moves to another key, against the RMS of the noise in one layer."""
+    draws: dict[str, Any] = {} if request.full else {"draws": 2}
+    readings = published("1-fig3-circuit-collapse")
+    readings = readings[readings["figure"].astype(str) == figure]
+    readings = readings.assign(noise=readings["noise_rms_percent"], log_share=np.log10(readings["collapse_percent"]))
+    found = []
+    for one in _measure(request, model, names=names, measures="collapse", **draws):
+        read = readings if one.strategy == _COLLAPSED else readings[:0]
+        everywhere = read[read["layer"] == "all"].sort_values("noise")
+        level = _level(everywhere["noise"], everywhere["collapse_percent"])
+        table = one.table("collapse")
+        table = table[(table["definition"] == definition) & table["head"].isna()]
+        table = table.assign(noise=100 * table["noise"], share=100 * table["probability"], stderr=100 * table["stderr"])
+        whole = table[table["layer"].isna()]
+        strokes = {"all layers": (whole, everywhere)}
+        if one.published_shape:  # layers of another model are others
+            for layer, rows in table[table["layer"].notna()].groupby("layer"):
+                number = int(str(layer)) + 1
+                strokes[f"layer {number}"] = (rows, read[read["layer"] == str(number)])
+        compared, curves = [], []
+        for name, (ours, theirs) in strokes.items():
+            above = ours[ours["share"] > 0]
+            logs = above[["noise"]].assign(log_share=np.log10(above["share"]))
+            columns = ("noise", "log_share", "log_share")
+            compared.append(Reading(name, "log10 of the collapse in %", theirs, logs, columns, None, between=True))
+            curves.append(Curve(name, ours["noise"], ours["share"]))
+            if len(theirs):
+                curves.append(Curve(name, theirs["noise"], theirs["collapse_percent"], published=True))
+        panel = Panel(f"{one.label}, collapse", "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
+        drawn = [panel] if (table["share"] > 0).any() else []  # a logarithmic axis has no zero
+        found.append(Found(one, [_collapse_level(one, whole, definition, level)], compared, drawn))
+    return found
+
+
+def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, level: float) -> Value:
+    """The noise at which 1 % of the sparse rows switch, published and measured."""
+    if definition == "loose":
+        solved = plain_rows(one.table("collapse_level"))[0]
+        own, error = (math.nan if solved[name] is None else 100 * solved[name] for name in ("noise", "stderr"))
+    else:
+        own = _level(whole["noise"], whole["share"])
+        edges = [_level(whole["noise"], whole["share"] + sign * whole["stderr"]) for sign in (1, -1)]
+        error = abs(edges[1] - edges[0]) / 2
+    reached = own if math.isfinite(own) else f"not reached up to {whole['noise'].max():.3g} %"
+    what = "switch key" if definition == "loose" else "switch to another sparse row"
+    known = level if math.isfinite(level) else None
+    return Value(
+        f"RMS noise at which 1 % of the sparse rows {what}, in %", known, reached,
+        measured_error=error if math.isfinite(error) else 0.0,
+        allowed=None if known is None else _ALLOWED_RATIO / 2 * known,
+    )  # fmt: skip
 
 
 def collapse(entry: str, figure: str, model: str, definition: str, request: Request) -> Reproduction:
-    """Share of sparse rows whose largest weight moves to another key, against the RMS of the noise in one layer."""
-    pre = request.models or _SMALL[:1]
-    draws = {} if request.full else {"draws": 2}
-    models = _measure(replace(request, models=pre), model, measures="collapse", **draws)
-    readings = published("1-fig3-circuit-collapse")
-    readings = readings[readings["figure"].astype(str) == figure]
-    everywhere = readings[readings["layer"] == "all"].sort_values("noise_rms_percent")
-    level = _level(everywhere["noise_rms_percent"], everywhere["collapse_percent"])
-    values, panels = [], []
-    for one in models:
-        table = one.result.tables["collapse"]
-        table = table[(table["definition"] == definition) & table["head"].isna()]
-        table = table.assign(noise=100 * table["noise"], share=100 * table["probability"])
-        whole = table[table["layer"].isna()]
-        if one.published_shape and len(whole):
-            allowed = _ALLOWED_RATIO / 2 * level
-            own = _level(whole["noise"], whole["share"])
-            values.append(Value(f"{one.strategy}, noise at which 1 % collapse, in %", level, own, allowed=allowed))
-        curves = [Curve("all layers", whole["noise"], whole["share"])]
-        layers = table[table["layer"].notna()] if one.published_shape else table[:0]  # layers of another model are others
-        curves += [
-            Curve(f"layer {int(str(layer)) + 1}", rows["noise"], rows["share"]) for layer, rows in layers.groupby("layer")
-        ]
-        dots = readings if one.published_shape else everywhere
-        curves += [
-            Curve("all layers" if layer == "all" else f"layer {layer}", rows["noise_rms_percent"], rows["collapse_percent"],
-                  published=True)
-            for layer, rows in dots.groupby("layer", sort=False)
-        ]  # fmt: skip
-        panels.append(
-            Panel(f"{one.strategy}: {one.name}", "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
-        )
-    return _outcome(entry, model, models, [], values, panels)
+    """Circuit collapse of every model beside the published curves."""
+    return _outcome(entry, model, _collapse(request, model, figure, definition, _names(request, _SMALL[:1])))
 
 
 def _level(noise: pd.Series, share: pd.Series) -> float:
@@ -189,21 +271,37 @@ def _level(noise: pd.Series, share: pd.Series) -> float:
 
 def sparsity(request: Request) -> Reproduction:
     """Histogram of the largest weight of attention rows."""
-    models = _measure(request, "Baseline", measures="sparsity")
-    values, curves = [], []
-    for one in models:
-        bins = one.result.tables["maxima"]
-        bins = bins[bins["layer"].isna() & bins["head"].isna()].sort_values("low")
-        share = bins["count"] / bins["count"].sum()
+    found, curves = [], []
+    for one in _measure(request, "Baseline", samples=_SAMPLES, measures="sparsity"):
+        tables = [result.tables["maxima"] for result in one.results]
+        bins = pd.concat([table[table["layer"].isna() & table["head"].isna()] for table in tables])
+        counts = bins.pivot_table(index=["low", "high"], values="count", aggfunc="sum", sort=True).reset_index()
+        share = counts["count"] / counts["count"].sum()
         shape = "peak at 1" if float(share.iloc[-1]) > _PEAK * float(share.iloc[-2]) else "no peak at 1"
         expected = {"Pre-Norm": "peak at 1", "QKV-Norm": "no peak at 1"}.get(one.strategy)
-        allowed = 0.0 if one.published_shape else None
-        values.append(Value(f"{one.strategy}, largest attention weight ({one.name})", expected, shape, allowed=allowed))
-        curves.append(Curve(f"{one.strategy}, {one.name}", (bins["low"] + bins["high"]) / 2, 100 * share))
+        totals = [result.tables["sparsity"] for result in one.results]
+        shares = [100 * float(table[table["layer"].isna()]["share"].iloc[0]) for table in totals]
+        mean, error = mean_and_error(shares)
+        values = [
+            Value("largest attention weight", expected, shape, allowed=None if expected is None else 0.0),
+            Value("rows whose largest weight is 0.95 or more, in %", None, mean, measured_error=error, allowed=None),
+        ]
+        found.append(Found(one, values))
+        curves.append(Curve(one.label, (counts["low"] + counts["high"]) / 2, 100 * share))
     panel = Panel("Largest attention weight", "largest weight of a row", "share of rows in %", tuple(curves))
-    found = _outcome("1:sparsity", "Baseline", models, [], values, [panel])
     note = "The paper shows histograms without numbers that could be read: only their shape is compared."
-    return Reproduction(found.verdict, f"{note} {found.remark}", found.settings, found.values, (), found.panels)
+    return replace(_outcome("1:sparsity", "Baseline", found, note), panels=(panel,))
+
+
+def large(request: Request) -> Reproduction:
+    """Norm spread, noise and collapse of models, of the Large shape if such were given; nothing of it can be compared."""
+    note = "The published curves of the Large model (Figures 16 and 23) were not read: nothing is compared."
+    found = [
+        *_spread(request, "Large"),
+        *_noise(request, "Large"),
+        *_collapse(request, "Large"),
+    ]
+    return _outcome("1:large", "Large", found, note)
 
 
 def accuracy(request: Request) -> Reproduction:
@@ -212,77 +310,47 @@ def accuracy(request: Request) -> Reproduction:
               "ood-extrapolation": "OOD extrapolation"}  # fmt: skip
     stored = _stored("1:accuracy")
     expected = {value.quantity: value for value in stored}
-    values: list[Value] = []
-    for name in request.models or _SMALL:
-        examples = 128_000 if request.full else 2_000
+    examples, found = 128_000 if request.full else 2_000, []
+    for name in _names(request):
         run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
-        config = _config(name)
-        shape = (config["layers"], config["dim"], config["heads"]) == _SHAPES["Baseline"]
-        strategy = _STRATEGIES.get(config["scheme"], config["scheme"])
+        config = saved_shape(name)
+        one = MeasuredModel(name, config.strategy, config.shape, config.is_of("Baseline"), (run,), config.encoder)
+        values = []
         for row in plain_rows(run.tables["accuracy"]):
-            quantity = f"{strategy}, {splits[row['split']]}, accuracy in %"
-            known = expected.get(quantity) if shape else None
+            quantity = f"{splits[row['split']]}, accuracy in %"
+            known = expected.get(f"{one.strategy}, {quantity}")
+            error, allowed = (known.published_error, known.allowed) if known else (0.0, None)
             values.append(
-                Value(
-                    quantity, known.published if known else None, 100 * row["accuracy"],
-                    known.published_error if known else 0.0, 100 * row["stderr"], 0.5 if known else None,
-                    f"{THIS_RUN}: {name}",
-                )
-            )  # fmt: skip
+                Value(quantity, known.published if known else None, 100 * row["accuracy"], error, 100 * row["stderr"], allowed)
+            )
+        found.append(Found(one, values))
+    values, _ = comparison(found)
     compared = [value for value in values if value.allowed is not None]
-    small = "" if compared else "Models of this run are smaller than the Baseline and are not compared. "
+    small = "" if compared else "Models of this run do not have the shape of the Baseline and are not compared. "
+    several = f"{SEVERAL} " if any(value.source.endswith(": mean") for value in values) else ""
     own = (
         "Stored values are of one seed, trained on 36 million examples in batches of 512; the paper trained on about 110 "
         "million in batches of 128. In distribution both schemes are below the published values, QKV-Norm is below in "
         f"interpolation, and Pre-Norm is above in extrapolation. {_LIMITS}"
     )
-    settings = f"{', '.join(request.models or _SMALL)}; {'128,000' if request.full else '2,000'} examples a split"
-    return Reproduction(judge(compared or stored, remark=True), f"{small}{own}", settings, (*stored, *values))
-
-
-def _config(name: str) -> dict[str, Any]:
-    """Layers, width, heads and scheme of a model that normscope trained."""
-    from normscope.transformer.files import model_folder, read_config
-
-    config = read_config(model_folder(name))
-    recipe = config.get("recipe", {})
-    scheme = recipe.get("scheme", config.get("scheme"))
-    return {
-        **{key: recipe.get(key) for key in ("layers", "dim", "heads")},
-        "scheme": scheme if isinstance(scheme, str) else scheme["name"],
-    }
-
-
-def not_run(remark: str, request: Request) -> Reproduction:
-    """An entry that needs a GPU and was not run."""
-    return Reproduction(NOT_RUN, remark, "nothing was run")
+    settings = f"{', '.join(one.model.described for one in found)}; {examples:,} examples a split; seed {request.seed}"
+    return Reproduction(judge(compared or stored, remark=True), f"{small}{several}{own}", settings, (*stored, *values))
 
 
 def _training(model: str) -> tuple[str, ...]:
     preset = _PRESET[model]
     return tuple(
-        f"normscope train --preset {preset} --scheme {name} --device cuda --out runs/{preset}-{name}" for name in _STRATEGIES
+        f"normscope train --preset {preset} --scheme {name} --device cuda --out runs/{preset}-{name}" for name in STRATEGIES
     )
 
 
 def _entry(id: str, title: str, model: str, make: Any, measured_on: str = "small models of the package") -> Entry:
     preset = _PRESET[model]
     commands = (*_training(model), f"normscope reproduce {id} --full --model runs/{preset}-pre,runs/{preset}-qkv")
-    setting = f"the paper's {model}: {_SHAPES[model][0]} layers, width {_SHAPES[model][1]}, {_SHAPES[model][2]} heads of 64"
+    setting = f"the paper's {model}: {SHAPES[model][0]} layers, width {SHAPES[model][1]}, {SHAPES[model][2]} heads of 64"
     return Entry(id, title, setting, f"CPU, about a minute, on {measured_on}", make,
                  f"one H200, training {_MINUTES[model]}", commands, ("model", "full"))  # fmt: skip
 
-
-_ENCODERS = (
-    "No encoder-decoder pair was trained to accuracy. The command below trains one, of the Baseline's width with five blocks "
-    "in each half; the paper's depths are those of its scan."
-)
-_SCAN = (
-    "Published in words only: training at large width and rate 1e-3 is unstable for Pre-Norm and stable for QKV-Norm. A scan "
-    "of 36 runs with the Baseline's task (docs/results/sweeps.md, 20 minutes on an H200) shows it with a remark: Pre-LN does "
-    "not learn at widths 1,024 and 2,048 with rate 1e-3, QKV-Norm learns at every width, but its loss jumps. The paper's own "
-    "task (3, 4, 5 or 7 integers of 3 to 5 digits) was not run."
-)
 
 ENTRIES = (
     _entry("1:accuracy", "Accuracy in distribution and out of it (its table)", "Baseline", accuracy),
@@ -310,14 +378,5 @@ ENTRIES = (
         )
     ),
     _entry("1:sparsity", "Histogram of the largest attention weight", "Baseline", sparsity),
-    Entry("1:large", "Norm spread, noise and collapse of the Large model (Figures 16 and 23)",
-          "12 layers, width 1,024, 16 heads; 4, 5, 7 or 8 integers of 3 to 5 digits", "a GPU",
-          partial(not_run, "The Large model was not trained, and its published curves were not read."),
-          f"one H200, training {_MINUTES['Large']}", _training("Large")),
-    Entry("1:scan", "Stability scan over width, depth and learning rate", "widths up to 2,048, seeds 1 and 2", "a GPU",
-          partial(not_run, _SCAN), "one H200, 20 minutes for 36 runs", ("normscope sweep scan --out runs/scan",)),
-    Entry("1:encoder-decoder", "Encoder-decoder models of the scan", "depths (e, d), rates 1e-3 and 1e-4", "a GPU",
-          partial(not_run, _ENCODERS), "one H200, not timed",
-          tuple(f"normscope train --preset baseline --scheme {name} --set encoder_layers=5 --set layers=5 --out runs/e-{name}"
-                for name in _STRATEGIES)),
+    _entry("1:large", "Norm spread, noise and collapse of the Large model (Figures 16 and 23)", "Large", large),
 )  # fmt: skip

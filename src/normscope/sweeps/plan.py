@@ -19,7 +19,7 @@ from normscope.experiments.experiment import Experiment
 from normscope.machine.files import parse_toml, read_toml, user_path
 from normscope.runs import fingerprint
 
-PRESETS = ("scan",)
+PRESETS = ("scan", "paper-scan")
 _TABLES = ("kind", "fixed", "grid", "points")
 _MOST_POINTS = 10_000
 _LONGEST_NAME = 150
@@ -103,6 +103,11 @@ class _Context:
         return self.kind.sweep_fields()
 
 
+def packaged_plan(name: str) -> dict[str, Any]:
+    """The content of a plan of the package, one of ``PRESETS``."""
+    return parse_toml(files("normscope.sweeps").joinpath("presets", f"{name}.toml").read_text("utf-8"), name)
+
+
 def read_plan(
     source: str | Path | Mapping[str, Any], device: str = "cpu", checkpoint_every: float = 60.0, *, elsewhere: bool = False
 ) -> Plan:
@@ -117,8 +122,7 @@ def read_plan(
     if isinstance(source, Mapping):
         return _plan(source, device, checkpoint_every, Path(), elsewhere)
     if str(source) in PRESETS:
-        text = files("normscope.sweeps").joinpath("presets", f"{source}.toml").read_text("utf-8")
-        content, folder = parse_toml(text, str(source)), Path()
+        content, folder = packaged_plan(str(source)), Path()
     else:
         content = read_toml(source, "plan", f"; plans of the package: {', '.join(PRESETS)}")
         folder = user_path(source).parent

@@ -65,7 +65,7 @@ class Sweep(Experiment):
     )
 
     plan: str | Path | dict[str, Any] = setting(
-        ..., "A plan (TOML file), scan for the one of the package, or: status FOLDER.", argument=True
+        ..., "A plan (TOML file), scan or paper-scan for one of the package, or: status FOLDER.", argument=True
     )
     folder: Annotated[Path | None, Accepts(complete="runs")] = setting(
         None, "With status: the sweep's folder.", shown="", argument=True
