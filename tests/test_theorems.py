@@ -37,6 +37,7 @@ from normscope.theorems import (
     clustering,
     cone,
     find_statements,
+    merging,
     propagation,
     separability,
     structure,
@@ -46,6 +47,7 @@ from normscope.theorems.comparison import mistaken
 from normscope.theorems.first_step import _size
 from normscope.theorems.flows import SIX, follow, in_cone, query_key, smallest_cosine, variance, variance_rate
 from normscope.theorems.law import alpha_integral
+from normscope.theorems.merging import MergingFlow
 
 FAILING = {"1:2iii", "1:7ii", "1:7iii", "2:gradient", "2:4.3ii-ngpt", "2:4.3ii-wide", "3:sphere"}
 FAMILIES_WITHOUT_EXPONENT = {"first step"}  # an upper bound with logarithms to spare
@@ -301,12 +303,13 @@ def test_query_key_weights_have_the_size_of_the_case(kind: str) -> None:
 
 
 def test_tokens_that_stay_apart_are_no_cluster_whatever_their_radii_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clustering, "_LAST", 0.1)
+    monkeypatch.setattr(clustering, "_PLAIN", 0.1)
+    monkeypatch.setattr(merging, "_STEPS", 1)
     case = Case({"tokens": 4, "dim": 3, "beta": 1.0, "start": "uniform", "scheme": "pre"}, ((1, 1.0),))
     assert clustering._one_cluster(case).margin < 0
-    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.full(x.shape[:-1], -5.0, dtype=torch.float64)))
+    monkeypatch.setattr(MergingFlow, "radial", lambda flow, pull: np.full_like(pull.inner, -5.0))
     assert clustering._one_cluster(case).margin < 0
-    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.zeros(x.shape[:-1], dtype=torch.float64)))
+    monkeypatch.setattr(MergingFlow, "radial", lambda flow, pull: np.zeros_like(pull.inner))
     assert clustering._one_cluster(case).margin > 0
 
 
