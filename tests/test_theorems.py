@@ -7,12 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.integrate import quad
+import torch.nn.functional as F
+from scipy.integrate import quad, solve_ivp
 from torch import Tensor
 
 from normscope.core import Attention, HeadWeights
@@ -35,12 +38,16 @@ from normscope.theorems import (
     Statement,
     check,
     clustering,
+    collapse,
     cone,
     find_statements,
+    heads,
     merging,
     propagation,
     separability,
+    sphere,
     structure,
+    symmetric,
 )
 from normscope.theorems.cases import Choice, Range, draw, edges, near, simpler, whole
 from normscope.theorems.comparison import mistaken
@@ -67,7 +74,7 @@ def random(seed: int = 0) -> np.random.Generator:
 
 
 def test_every_numbered_statement_has_its_page() -> None:
-    wanted = [f"1:{i}" for i in range(1, 13)] + ["1:dof", "1:messages"]
+    wanted = [f"1:{i}" for i in range(1, 13)] + ["1:2ii-parts", "1:collapse", "1:dof", "1:messages"]
     wanted += [
         "2:3.1",
         "2:3.2",
@@ -80,8 +87,9 @@ def test_every_numbered_statement_has_its_page() -> None:
         "2:time",
         "2:log-time",
         "2:symmetric",
+        "2:symmetric-flow",
     ]
-    wanted += ["3:eq2", "3:eq3", "3:eq4", "3:eq5", "3:3.3", "3:bias", "3:svd"]
+    wanted += ["3:eq2", "3:eq3", "3:rms", "3:eq4", "3:eq5", "3:3.3", "3:bias", "3:svd", "3:layer", "3:ff", "3:output"]
     for name in wanted:
         assert find_statements([name]), name
     assert sum(len(family) for family in FAMILIES.values()) == len(LEDGER)
@@ -251,6 +259,61 @@ def test_parts_interfere_if_what_varies_is_not_on_orthogonal_spheres(
         assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin < -0.9
     monkeypatch.setattr(separability, "_offset_parts", lambda case, *_: own(case, *broken))
     assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin < 0
+
+
+@pytest.mark.parametrize(
+    ("id", "module", "name", "instead"),
+    [
+        ("1:2ii-parts", separability.F, "rms_norm", lambda x, shape, eps: F.layer_norm(x + 1, shape) + x),
+        ("1:collapse", collapse, "attention_of", lambda q, k: torch.full((1, len(k)), 1 / len(k), dtype=torch.float64)),
+        ("2:symmetric-flow", symmetric, "_printed_rates", lambda *case: (0.1, 1.0)),
+        ("2:symmetric-flow", symmetric, "Attention", lambda beta: Attention(1.1 * beta)),
+        ("3:rms", sphere, "rms_norm", layer_norm),
+        ("3:rms", sphere, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)),
+        ("3:output", heads, "centre", lambda x: x),
+        ("3:output", heads, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)[:, 1:]),
+    ],
+)
+def test_a_page_fails_with_something_else_in_place_of_what_it_is_about(
+    id: str, module: ModuleType, name: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(LEDGER[id], factor=0.1).verdict == HOLDS
+    monkeypatch.setattr(module, name, instead)
+    assert check(LEDGER[id], factor=0.1).verdict == FAILS
+
+
+@pytest.mark.parametrize("place", [6, 11, 12], ids=["in_proj_bias", "out_proj_weight", "out_proj_bias"])
+def test_every_output_bias_of_an_attention_layer_counts(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.multi_head_attention_forward
+
+    def without(*arguments: Any, **options: Any) -> Any:
+        return plain(*(0 * value if i == place else value for i, value in enumerate(arguments)), **options)
+
+    assert check(LEDGER["3:layer"], factor=0.2).verdict == HOLDS
+    monkeypatch.setattr(heads.F, "multi_head_attention_forward", without)
+    assert check(LEDGER["3:layer"], factor=0.2).verdict == FAILS
+
+
+def test_rows_of_a_feed_forward_layer_have_the_weights_of_its_own_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert groups_that_fail("3:ff") == set()
+    others = {"relu": F.gelu, "gelu": lambda z: F.gelu(z, approximate="tanh"), "silu": F.relu}
+    monkeypatch.setattr(heads, "_ACTIVATIONS", {name: (others[name], f) for name, (_, f) in heads._ACTIVATIONS.items()})
+    assert groups_that_fail("3:ff") == set(others)
+
+
+@pytest.mark.parametrize("scheme", SIX)
+def test_paths_of_the_symmetric_start_are_what_scipy_says(scheme: str) -> None:
+    """The printed equations up to t = 3, Mix-LN from t = 2 on with a radius of 1."""
+    case = Case({"tokens": 5, "beta": 1.5, "radius": 0.7, "alpha": 0.8, "time": 3.0, "scheme": scheme}, ((0, 1.0),))
+    start, state = (1.0 if scheme == "mix" else 0.7), None
+    for begin, end in ((0.0, 2.0), (2.0, 3.0)):
+
+        def rates(t: float, state: np.ndarray, begin: float = begin) -> tuple[float, float]:
+            return symmetric._printed_rates(scheme, 5, 1.5, state[0], state[1], max(t, begin + 1e-12), 0.8)
+
+        state = solve_ivp(rates, (begin, end), [0.0, start] if state is None else state, rtol=1e-10, atol=1e-12).y[:, -1]
+    assert state is not None
+    assert symmetric._printed_path(case, start) == pytest.approx(tuple(state), rel=1e-7)
 
 
 def test_what_varies_has_radii_and_widths_of_its_own() -> None:
@@ -574,6 +637,17 @@ def test_noise_on_query_and_keys_together_collapses_by_its_product() -> None:
     assert w * (1 + query) < other * (1 + query) * (1 + key)  # 7.2 < 7.5: collapsed
     assert w / other > (1 + query + key) / (1 + query)  # 1.2 > 1.125: not by the printed criterion
     assert w / other < 1 + key
+
+
+def test_a_gain_of_the_final_norm_favours_no_token_everywhere() -> None:
+    """Without a bias the logits at −x are those at x with the other sign: what is first at x is last at −x."""
+    draw = torch.Generator().manual_seed(3)
+    x, gain, W_E = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((6,), (6,), (9, 6)))
+    there, opposite = (F.layer_norm(state, (6,), gain) @ W_E.T for state in (x, -x))
+    assert int(there.argmax()) == int(opposite.argmin())
+    bias = 10 * W_E[4]
+    there, opposite = (F.layer_norm(state, (6,), gain, bias) @ W_E.T for state in (x, -x))
+    assert torch.allclose((there + opposite) / 2, W_E @ bias)
 
 
 def test_layer_norm_has_one_dimension_less_than_its_hyperplane() -> None:
