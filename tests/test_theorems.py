@@ -595,6 +595,21 @@ def test_two_tokens_in_a_cone_move_with_alpha_and_not_against_it() -> None:
         assert rate == pytest.approx(2 * alpha, rel=1e-3)
 
 
+def test_a_radial_speed_can_stay_zero_at_a_single_start_and_not_beside_it() -> None:
+    """Seven tokens at e and one at −e, 7 = e^{2β}: the one has A = 0 under Pre-LN. A little off, all end in one cluster."""
+    beta = math.log(7) / 2
+    x = torch.tensor([[1.0, 0.0]] * 7 + [[-1.0, 0.0]], dtype=torch.float64)
+    velocity = Motion(NAMED["pre"], Attention(beta), 1.0).velocity(x, 0.0)
+    assert float(velocity[7].norm()) < 1e-15
+    assert float(velocity[:7, 0].min()) > 0.9
+    for scheme in ("pre", "peri"):
+        for sideways in (1e-6, 1e-3):
+            flow, off = MergingFlow(scheme, beta), x + sideways * torch.tensor([0.0, 1.0], dtype=torch.float64)
+            _, apart, radial = flow.follow(flow.begin(off[None].numpy(), 1.0), 1e-4)
+            assert apart[0] < 1e-4
+            assert radial.min() > 0.999
+
+
 def test_antipodal_tokens_are_in_every_cone_that_a_small_beta_allows() -> None:
     beta = 0.03
     assert 1 / (100 * 2**2 * beta**2) > 2

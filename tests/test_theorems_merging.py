@@ -88,7 +88,7 @@ def test_two_tokens_take_the_time_of_their_integral(scheme: str, beta: float) ->
     end, apart, _ = flow.follow(flow.begin(theta, 1.0), 1e-3)
     last = 1 - float(apart[0])
     expected = quad(slowness, first, last, epsabs=0.0, epsrel=1e-10, limit=500)[0]
-    assert float(end.time[0]) == pytest.approx(expected, rel=2e-3)
+    assert float(end.time[0]) == pytest.approx(expected, rel=4e-3)
 
 
 @pytest.mark.parametrize(("scheme", "beta"), [("pre", 20.0), ("peri", 20.0), ("pre", 50.0)])
@@ -103,7 +103,7 @@ def test_two_slow_tokens_with_free_radii_take_the_time_of_theirs(scheme: str, be
     flow = MergingFlow(scheme, beta)
     end, apart, radial = flow.follow(flow.begin(3 * theta, 1.0), 0.9)
     expected = quad(slowness, -0.9, 1 - float(apart[0]), epsabs=0.0, epsrel=1e-10, limit=500)[0]
-    assert float(end.time[0]) == pytest.approx(expected, rel=2e-3)
+    assert float(end.time[0]) == pytest.approx(expected, rel=4e-3)
     assert np.allclose(end.q, radial, rtol=1e-3)
 
 

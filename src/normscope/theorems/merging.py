@@ -27,7 +27,7 @@ from normscope.schemes import NAMED
 from normscope.schemes.law import Law, NoFormula
 
 _MET = 1e-12  # 1 − the cosine of two tokens, and the square of the relative difference of their q, that become one
-_SHARE = 0.3  # of the inverse of the largest rate: a step
+_SHARE = 0.4  # of the inverse of the largest rate: a step
 _STEPS = 20_000  # after which a flow is given up
 
 Directions = Float[ndarray, "runs tokens dim"]
@@ -38,7 +38,7 @@ Formula = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Clusters:
-    """Tokens with masses, for some runs; a token that another one has taken up has mass 0.
+    """Tokens with masses, for some runs; a token that another one has absorbed has mass 0.
 
     Attributes:
         theta: directions.
@@ -62,7 +62,7 @@ class Clusters:
 class Pull:
     """What moves tokens: cosines, P A_j, |A_j|, ⟨θ_j, A_j⟩, and Σ_{k≠j} w_jk (1 + β|P θ_k|), which bounds the rates of P A_j.
 
-    A token that another one has taken up does not move and has |A| = ⟨θ, A⟩ = 1.
+    A token that another one has absorbed does not move and has |A| = ⟨θ, A⟩ = 1.
     """
 
     cosines: Float[ndarray, "runs tokens tokens"]
@@ -158,7 +158,7 @@ class MergingFlow:
     def follow(self, now: Clusters, together: float) -> tuple[Clusters, RunNumbers, Numbers]:
         """The clusters when 1 − the smallest cosine is below ``together`` in every run, or after 20,000 steps.
 
-        Returns them with 1 − the smallest cosine of each run, and the radial speeds ṙ_j; 1 for tokens taken up by others.
+        Returns them with 1 − the smallest cosine of each run, and the radial speeds ṙ_j; 1 for absorbed tokens.
         """
         for _ in range(_STEPS):
             pull = self.pull(now.theta, now.mass)
