@@ -7,12 +7,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.integrate import quad
+import torch.nn.functional as F
+from scipy.integrate import quad, solve_ivp
 from torch import Tensor
 
 from normscope.core import Attention, HeadWeights
@@ -35,17 +38,23 @@ from normscope.theorems import (
     Statement,
     check,
     clustering,
+    collapse,
     cone,
     find_statements,
+    heads,
+    merging,
     propagation,
     separability,
+    sphere,
     structure,
+    symmetric,
 )
 from normscope.theorems.cases import Choice, Range, draw, edges, near, simpler, whole
 from normscope.theorems.comparison import mistaken
 from normscope.theorems.first_step import _size
 from normscope.theorems.flows import SIX, follow, in_cone, query_key, smallest_cosine, variance, variance_rate
 from normscope.theorems.law import alpha_integral
+from normscope.theorems.merging import MergingFlow
 
 FAILING = {"1:2iii", "1:7ii", "1:7iii", "2:gradient", "2:4.3ii-ngpt", "2:4.3ii-wide", "3:sphere"}
 FAMILIES_WITHOUT_EXPONENT = {"first step"}  # an upper bound with logarithms to spare
@@ -65,7 +74,7 @@ def random(seed: int = 0) -> np.random.Generator:
 
 
 def test_every_numbered_statement_has_its_page() -> None:
-    wanted = [f"1:{i}" for i in range(1, 13)] + ["1:dof", "1:messages"]
+    wanted = [f"1:{i}" for i in range(1, 13)] + ["1:2ii-parts", "1:collapse", "1:dof", "1:messages"]
     wanted += [
         "2:3.1",
         "2:3.2",
@@ -78,8 +87,9 @@ def test_every_numbered_statement_has_its_page() -> None:
         "2:time",
         "2:log-time",
         "2:symmetric",
+        "2:symmetric-flow",
     ]
-    wanted += ["3:eq2", "3:eq3", "3:eq4", "3:eq5", "3:3.3", "3:bias", "3:svd"]
+    wanted += ["3:eq2", "3:eq3", "3:rms", "3:eq4", "3:eq5", "3:3.3", "3:bias", "3:svd", "3:layer", "3:ff", "3:output"]
     for name in wanted:
         assert find_statements([name]), name
     assert sum(len(family) for family in FAMILIES.values()) == len(LEDGER)
@@ -251,6 +261,61 @@ def test_parts_interfere_if_what_varies_is_not_on_orthogonal_spheres(
     assert check(LEDGER["1:2iii"], factor=0.2).corrected_margin < 0
 
 
+@pytest.mark.parametrize(
+    ("id", "module", "name", "instead"),
+    [
+        ("1:2ii-parts", separability.F, "rms_norm", lambda x, shape, eps: F.layer_norm(x + 1, shape) + x),
+        ("1:collapse", collapse, "attention_of", lambda q, k: torch.full((1, len(k)), 1 / len(k), dtype=torch.float64)),
+        ("2:symmetric-flow", symmetric, "_printed_rates", lambda *case: (0.1, 1.0)),
+        ("2:symmetric-flow", symmetric, "Attention", lambda beta: Attention(1.1 * beta)),
+        ("3:rms", sphere, "rms_norm", layer_norm),
+        ("3:rms", sphere, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)),
+        ("3:output", heads, "centre", lambda x: x),
+        ("3:output", heads, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)[:, 1:]),
+    ],
+)
+def test_a_page_fails_with_something_else_in_place_of_what_it_is_about(
+    id: str, module: ModuleType, name: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(LEDGER[id], factor=0.1).verdict == HOLDS
+    monkeypatch.setattr(module, name, instead)
+    assert check(LEDGER[id], factor=0.1).verdict == FAILS
+
+
+@pytest.mark.parametrize("place", [6, 11, 12], ids=["in_proj_bias", "out_proj_weight", "out_proj_bias"])
+def test_every_output_bias_of_an_attention_layer_counts(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.multi_head_attention_forward
+
+    def without(*arguments: Any, **options: Any) -> Any:
+        return plain(*(0 * value if i == place else value for i, value in enumerate(arguments)), **options)
+
+    assert check(LEDGER["3:layer"], factor=0.2).verdict == HOLDS
+    monkeypatch.setattr(heads.F, "multi_head_attention_forward", without)
+    assert check(LEDGER["3:layer"], factor=0.2).verdict == FAILS
+
+
+def test_rows_of_a_feed_forward_layer_have_the_weights_of_its_own_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert groups_that_fail("3:ff") == set()
+    others = {"relu": F.gelu, "gelu": lambda z: F.gelu(z, approximate="tanh"), "silu": F.relu}
+    monkeypatch.setattr(heads, "_ACTIVATIONS", {name: (others[name], f) for name, (_, f) in heads._ACTIVATIONS.items()})
+    assert groups_that_fail("3:ff") == set(others)
+
+
+@pytest.mark.parametrize("scheme", SIX)
+def test_paths_of_the_symmetric_start_are_what_scipy_says(scheme: str) -> None:
+    """The printed equations up to t = 3, Mix-LN from t = 2 on with a radius of 1."""
+    case = Case({"tokens": 5, "beta": 1.5, "radius": 0.7, "alpha": 0.8, "time": 3.0, "scheme": scheme}, ((0, 1.0),))
+    start, state = (1.0 if scheme == "mix" else 0.7), None
+    for begin, end in ((0.0, 2.0), (2.0, 3.0)):
+
+        def rates(t: float, state: np.ndarray, begin: float = begin) -> tuple[float, float]:
+            return symmetric._printed_rates(scheme, 5, 1.5, state[0], state[1], max(t, begin + 1e-12), 0.8)
+
+        state = solve_ivp(rates, (begin, end), [0.0, start] if state is None else state, rtol=1e-10, atol=1e-12).y[:, -1]
+    assert state is not None
+    assert symmetric._printed_path(case, start) == pytest.approx(tuple(state), rel=1e-7)
+
+
 def test_what_varies_has_radii_and_widths_of_its_own() -> None:
     def one_radius(case: Case) -> Comparison:
         parts, _ = separability._offset_parts(case)
@@ -301,12 +366,13 @@ def test_query_key_weights_have_the_size_of_the_case(kind: str) -> None:
 
 
 def test_tokens_that_stay_apart_are_no_cluster_whatever_their_radii_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clustering, "_LAST", 0.1)
+    monkeypatch.setattr(clustering, "_PLAIN", 0.1)
+    monkeypatch.setattr(merging, "_STEPS", 1)
     case = Case({"tokens": 4, "dim": 3, "beta": 1.0, "start": "uniform", "scheme": "pre"}, ((1, 1.0),))
     assert clustering._one_cluster(case).margin < 0
-    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.full(x.shape[:-1], -5.0, dtype=torch.float64)))
+    monkeypatch.setattr(MergingFlow, "radial", lambda flow, pull: np.full_like(pull.inner, -5.0))
     assert clustering._one_cluster(case).margin < 0
-    monkeypatch.setattr(clustering, "turning", lambda x, v: (v, torch.zeros(x.shape[:-1], dtype=torch.float64)))
+    monkeypatch.setattr(MergingFlow, "radial", lambda flow, pull: np.zeros_like(pull.inner))
     assert clustering._one_cluster(case).margin > 0
 
 
@@ -487,7 +553,9 @@ def test_flows_followed_in_growing_steps_are_the_simulated_ones(scheme: str) -> 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_integrals_of_schedules_are_what_scipy_says(schedule: str) -> None:
     for t in (0.3, 2.0, 7.5):
-        assert alpha_integral(schedule, t) == pytest.approx(quad(SCHEDULES[schedule], 0, t, limit=500)[0], rel=1e-7)
+        corners = np.arange(np.pi / 8, t, np.pi / 8)  # of the mixed schedule, where |sin 4t| or |cos 4t| is 0
+        integral = quad(SCHEDULES[schedule], 0, t, limit=500, points=corners if len(corners) else None)[0]
+        assert alpha_integral(schedule, t) == pytest.approx(integral, rel=1e-7)
 
 
 @pytest.mark.parametrize("place", ["inside", "rim", "opposite"])
@@ -527,6 +595,21 @@ def test_two_tokens_in_a_cone_move_with_alpha_and_not_against_it() -> None:
     for alpha in (0.1, 1.0, 10.0):
         rate = -2 * math.sin(phi) * math.cos(phi) * alpha * across / math.sin(phi) ** 2
         assert rate == pytest.approx(2 * alpha, rel=1e-3)
+
+
+def test_a_radial_speed_can_stay_zero_at_a_single_start_and_not_beside_it() -> None:
+    """Seven tokens at e and one at −e, 7 = e^{2β}: the one has A = 0 under Pre-LN. A little off, all end in one cluster."""
+    beta = math.log(7) / 2
+    x = torch.tensor([[1.0, 0.0]] * 7 + [[-1.0, 0.0]], dtype=torch.float64)
+    velocity = Motion(NAMED["pre"], Attention(beta), 1.0).velocity(x, 0.0)
+    assert float(velocity[7].norm()) < 1e-15
+    assert float(velocity[:7, 0].min()) > 0.9
+    for scheme in ("pre", "peri"):
+        for sideways in (1e-6, 1e-3):
+            flow, off = MergingFlow(scheme, beta), x + sideways * torch.tensor([0.0, 1.0], dtype=torch.float64)
+            _, apart, radial = flow.follow(flow.begin(off[None].numpy(), 1.0), 1e-4)
+            assert apart[0] < 1e-4
+            assert radial.min() > 0.999
 
 
 def test_antipodal_tokens_are_in_every_cone_that_a_small_beta_allows() -> None:
@@ -571,6 +654,17 @@ def test_noise_on_query_and_keys_together_collapses_by_its_product() -> None:
     assert w * (1 + query) < other * (1 + query) * (1 + key)  # 7.2 < 7.5: collapsed
     assert w / other > (1 + query + key) / (1 + query)  # 1.2 > 1.125: not by the printed criterion
     assert w / other < 1 + key
+
+
+def test_a_gain_of_the_final_norm_favours_no_token_everywhere() -> None:
+    """Without a bias the logits at −x are those at x with the other sign: what is first at x is last at −x."""
+    draw = torch.Generator().manual_seed(3)
+    x, gain, W_E = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((6,), (6,), (9, 6)))
+    there, opposite = (F.layer_norm(state, (6,), gain) @ W_E.T for state in (x, -x))
+    assert int(there.argmax()) == int(opposite.argmin())
+    bias = 10 * W_E[4]
+    there, opposite = (F.layer_norm(state, (6,), gain, bias) @ W_E.T for state in (x, -x))
+    assert torch.allclose((there + opposite) / 2, W_E @ bias)
 
 
 def test_layer_norm_has_one_dimension_less_than_its_hyperplane() -> None:

@@ -42,6 +42,19 @@ def _agreement(gap: float, criterion: float) -> Comparison:
     return Comparison(gap, criterion, "±")
 
 
+def _overtaken(case: Case) -> Comparison:
+    """Log-odds of the selected token against each other one under noise, beside w_{t*} − w_t − (ε_t − ε_{t*})."""
+    q, k = case.normal("q", case["head"]), case.normal("k", case["keys"], case["head"])
+    noisy_q, noisy_k = q + case["noise"] * case.normal("dq", case["head"]), k + case["noise"] * case.normal("dk", *k.shape)
+    selected = int(attention_of(q[None], k)[0].argmax())
+    others = torch.arange(case["keys"]) != selected
+    odds = attention_of(noisy_q[None], noisy_k)[0].log()
+    w = k @ q
+    change = noisy_k @ noisy_q - w
+    claimed = (w[selected] - w[others]) - (change[others] - change[selected])
+    return Comparison(odds[selected] - odds[others], claimed, tolerance=1e-8, scale=max(1.0, float(claimed.abs().max())))
+
+
 def _to_first_order(case: Case) -> Comparison:
     w, other, query, selected, key = _read(case)
     gap = w * (1 + query + selected) - other * (1 + query + key)
@@ -149,6 +162,17 @@ _QUERY_DIAL = Dial(
 )
 
 STATEMENTS = (
+    Statement(
+        id="1:collapse",
+        title="Circuit collapse, as defined",
+        claim="Noise on q and k makes another token selected iff some t ≠ t* has w_{t*} − w_t < ε_t − ε_{t*}, with ε_t the "
+        "change of w_t.",
+        tested="The log-odds of the token that clean attention selects against each other one, from attention with noise, "
+        "beside the difference of the two sides.",
+        space={"keys": whole(2, 16), "head": whole(1, 8), "noise": Range(0.01, 2, log=True)},
+        conclusion=_overtaken,
+        cases=90,
+    ),
     Statement(
         id="1:7i",
         title="Circuit collapse, to first order",

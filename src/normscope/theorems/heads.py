@@ -1,11 +1,14 @@
-"""Paper 3, what a head's weights are: null spaces of W_QK, bias terms, and W_VO as a key-value store."""
+"""Paper 3, what weights are: null spaces of W_QK, bias terms, W_VO as a key-value store, rows of W_2, the final norm."""
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from normscope.core import Attention, HeadWeights
-from normscope.core.norms import unit
+from normscope.core.norms import centre, hyperplane_basis, length, unit
 from normscope.measures.head_spaces import factors
 from normscope.models.factors import singular_factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
@@ -16,7 +19,7 @@ from normscope.theorems.tensors import attention_of
 _SPACE: Space = {"dim": whole(2, 48), "head": whole(1, 16), "tokens": whole(2, 24)}
 
 
-def _weights(case: Case) -> list[torch.Tensor]:
+def _weights(case: Case) -> list[Tensor]:
     """W_Q and W_K (dim × k), W_V (dim × k) and W_O (k × dim) of one head."""
     d, k = case["dim"], case["head"]
     return [case.normal(name, d, k) / math.sqrt(d) for name in ("W_Q", "W_K", "W_V")] + [
@@ -69,6 +72,60 @@ def _singular(case: Case) -> Comparison:
     return Comparison(measured, claimed, tolerance=1e-9, scale=float(claimed.abs().max()))
 
 
+def _layer(case: Case) -> Comparison:
+    """PyTorch's attention layer with all biases beside Σ_h (a_h x W_VO^h + b_V^h W_O^h) + b_O."""
+    heads, d = case["heads"], case["heads"] * case["head"]
+    x, W_in, W_out = case.normal("x", case["tokens"], d), case.normal("in", 3 * d, d), case.normal("out", d, d)
+    W_in, W_out = W_in / math.sqrt(d), W_out / math.sqrt(d)
+    b_in, b_O = case["size"] * case.normal("b_QKV", 3 * d), case["size"] * case.normal("b_O", d)
+    measured, weights = F.multi_head_attention_forward(
+        x, x, x, d, heads, W_in, b_in, None, None, False, 0.0, W_out, b_O, average_attn_weights=False
+    )
+    claimed, parts = b_O.expand_as(x), [part.chunk(heads) for part in (W_in[2 * d :], b_in[2 * d :], W_out.T)]
+    for a, W_V, b_V, W_O in zip(torch.as_tensor(weights), *parts, strict=True):
+        claimed = claimed + a @ x @ W_V.T @ W_O + b_V @ W_O
+    return Comparison(measured, claimed, tolerance=1e-8, scale=max(case["size"], 1.0))
+
+
+# PyTorch's activation, and f as its paper writes it.
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (F.relu, lambda z: (z + z.abs()) / 2),
+    "gelu": (F.gelu, lambda z: z * (1 + torch.erf(z / math.sqrt(2))) / 2),
+    "silu": (F.silu, lambda z: z / (1 + (-z).exp())),
+}
+
+
+def _rows(case: Case) -> Comparison:
+    """PyTorch's feed-forward layers beside Σ_i f(x W_1 + b_1)_i · (row i of W_2) + b_2, one row after the other."""
+    d, hidden = case["dim"], case["hidden"]
+    torchs, f = _ACTIVATIONS[case["activation"]]
+    W_1, W_2 = case.normal("W_1", d, hidden) / math.sqrt(d), case.normal("W_2", hidden, d) / math.sqrt(hidden)
+    b_1, b_2 = (case["size"] * case.normal(name, size) for name, size in (("b_1", hidden), ("b_2", d)))
+    x = case.normal("x", case["tokens"], d)
+    measured = F.linear(torchs(F.linear(x, W_1.T, b_1)), W_2.T, b_2)
+    claimed = b_2.expand_as(x)
+    for coefficient, row in zip(f(x @ W_1 + b_1).T, W_2, strict=True):
+        claimed = claimed + torch.outer(coefficient, row)
+    return Comparison(measured, claimed, tolerance=1e-8, scale=max(case["size"], 1.0))
+
+
+def _favoured(case: Case) -> Comparison:
+    """Mean and spread over the whole sphere of the logits of PyTorch's final norm and unembedding.
+
+    They are taken over the points ± of an orthonormal frame of the hyperplane, which have the first and second moments of the
+    sphere. Beside them β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)| for every row e of W_E.
+    """
+    d = case["dim"]
+    frame = hyperplane_basis(d) @ torch.linalg.qr(case.normal("frame", d - 1, d - 1)).Q
+    states = case["radius"] * torch.cat([frame.T, -frame.T]) + case["mean"]
+    gain, bias = case.normal("gain", d), case["size"] * case.normal("bias", d)
+    W_E = case.normal("W_E", case["vocabulary"], d)
+    logits = F.linear(F.layer_norm(states, (d,), gain, bias, eps=0.0), W_E)
+    spread = math.sqrt(d / (d - 1)) * length(centre(gain * W_E)).squeeze(-1)
+    measured = torch.cat([logits.mean(0), logits.std(0, correction=0)])
+    return Comparison(measured, torch.cat([W_E @ bias, spread]), tolerance=1e-6, scale=max(case["size"], 1.0))
+
+
 STATEMENTS = (
     Statement(
         id="3:3.3",
@@ -101,5 +158,50 @@ STATEMENTS = (
         space=_SPACE,
         conclusion=_singular,
         remark="The keys are compared with points of the sphere. They do not lie on it: their lengths are the singular values.",
+    ),
+    Statement(
+        id="3:layer",
+        title="Output biases",
+        claim="The value bias gives a per-head output bias b_V W_O, and the layer adds b_O.",
+        tested="PyTorch's attention layer with all biases beside the sum over heads of a x W_VO + b_V W_O, and b_O.",
+        space={"heads": whole(1, 6), "head": whole(1, 8), "tokens": whole(2, 16), "size": Range(0.01, 10, log=True)},
+        conclusion=_layer,
+        cases=60,
+    ),
+    Statement(
+        id="3:ff",
+        title="Feed-forward layers write rows of W_2",
+        claim="Feed-forward: rows of W_2 are written with weights f(x W_1).",
+        tested="PyTorch's two linear layers and activation, with biases, beside the sum of rows of W_2 with weights f(x W_1 + "
+        "b_1), and b_2.",
+        space={
+            "dim": whole(1, 32),
+            "hidden": whole(1, 64),
+            "tokens": whole(1, 16),
+            "size": Range(0.01, 10, log=True),
+            "activation": choice(*_ACTIVATIONS),
+        },
+        conclusion=_rows,
+        by="activation",
+        cases=60,
+        remark="For layers without a gate. A gated layer has weights f(x W_1)·(x W_3).",
+    ),
+    Statement(
+        id="3:output",
+        title="The final norm favours some tokens",
+        claim="Output: softmax(LN(x_L) W_Eᵀ); γ and β of the final norm favour some tokens always.",
+        tested="Mean and spread of each token's logit over the whole sphere, from PyTorch's LayerNorm and unembedding, beside "
+        "β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)|.",
+        space={
+            "dim": whole(2, 32),
+            "vocabulary": whole(1, 32),
+            "radius": Range(0.01, 100, log=True),
+            "mean": Range(-10, 10),
+            "size": Range(0.01, 10, log=True),
+        },
+        conclusion=_favoured,
+        cases=90,
+        remark="'Always' is true of β, which adds the same β W_Eᵀ to the logits of every state. γ makes the logits of some "
+        "tokens vary more: where x favours a token because of it, −x is against it as much.",
     ),
 )

@@ -156,7 +156,7 @@ def _retimed(case: Case) -> Comparison:
         ngpt, alpha = NAMED["ngpt"], SCHEDULES[case["retimed"]]
         motions = (Motion(ngpt, attention, 1.0, alpha=alpha), Motion(ngpt, attention, 1.0))
         tau = alpha_integral(case["retimed"], t)
-    ends = (next(follow(motion, start, [end], step=0.05)) for motion, end in zip(motions, (t, tau), strict=True))
+    ends = (next(follow(motion, start, [end], step=0.025)) for motion, end in zip(motions, (t, tau), strict=True))
     measured, claimed = (unit(x) for _, x in ends)
     return Comparison(measured, claimed, tolerance=2e-3, scale=1.0)
 

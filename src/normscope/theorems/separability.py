@@ -5,8 +5,10 @@ D_αᵀx = a_α, and the logits of a head with W_Q = W_K = D_α are products of 
 """
 
 import itertools
+import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -133,6 +135,18 @@ def _interference(case: Case) -> Comparison:
     factor = shrunk * shrunk.T
     scale = float(torch.maximum(after.abs(), (factor * before).abs()).max())
     return Comparison(after, factor * before, tolerance=1e-5, scale=scale, base=factor)
+
+
+def _normalised_parts(case: Case) -> Comparison:
+    """The parts of RMSNorm(x)/√N, solved for in all bases side by side, beside x_α/|Σ_β x_β|."""
+    world, _ = _replaced(case)
+    bases, parts = world.subspaces.bases, world.parts
+    x = parts.sum(0)
+    normalised = F.rms_norm(x, x.shape[-1:], eps=0.0) / math.sqrt(x.shape[-1])
+    solved = torch.linalg.lstsq(torch.cat(bases, 1), normalised.T, driver="gelsd").solution.split(world.subspaces.widths)
+    measured = torch.stack([(basis @ own).T for basis, own in zip(bases, solved, strict=True)])
+    claimed = parts / x.square().sum(-1, keepdim=True).sqrt()
+    return Comparison(measured, claimed, tolerance=1e-7, scale=float(claimed.abs().max()), base=length(x).expand_as(parts))
 
 
 def _interference_curves() -> Curves:
@@ -287,6 +301,16 @@ STATEMENTS = (
         curves=_interference_curves,
         notices=("sign", "constant", "exponent"),
         remark="P_α is the projection along the other subspaces, which is oblique where they are not orthogonal.",
+    ),
+    Statement(
+        id="1:2ii-parts",
+        title="Pre-Norm: what is left of a part",
+        claim="P_α x/|x| = x_α/|Σ_β x_β|.",
+        tested="The parts of PyTorch's RMSNorm of x over √N, by least squares in the bases of all subspaces, beside x_α/|x|.",
+        space=_SIZES | _LENGTHS | _LEAN,
+        conclusion=_normalised_parts,
+        notices=("sign", "constant", "exponent"),
+        cases=90,
     ),
     Statement(
         id="1:2iii",

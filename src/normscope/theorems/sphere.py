@@ -45,6 +45,25 @@ def _radius(case: Case) -> Comparison:
     return Comparison(measured, claimed, tolerance=1e-8, scale=1.0, base=float(case["dim"]))
 
 
+def _without_projection(case: Case) -> Comparison:
+    """RMSNorm of the library and of PyTorch beside √d·x/|x|; and PyTorch's LayerNorm of x beside its RMSNorm of Px."""
+    x, d = _tokens(case), case["dim"]
+    B = hyperplane_basis(d)
+    torchs, projected = (F.rms_norm(values, (d,), eps=0.0) for values in (x, x @ B @ B.T))
+    own, layer = rms_norm(x), F.layer_norm(x, (d,), eps=0.0)
+    expected = math.sqrt(d) * x / x.square().sum(-1, keepdim=True).sqrt()
+    measured = torch.cat([own, torchs, layer]).flatten()
+    claimed = torch.cat([expected, expected, projected]).flatten()
+    lengths = torch.full((2 * _TOKENS,), math.sqrt(d), dtype=torch.float64)
+    return Comparison(
+        torch.cat([measured, length(torch.cat([own, torchs])).flatten()]),
+        torch.cat([claimed, lengths]),
+        tolerance=1e-8,
+        scale=1.0,
+        base=float(d),
+    )
+
+
 def _ellipsoid(case: Case) -> Comparison:
     """Σ_i (y_i/g_i)² beside d, and the level and plane of the library's ellipsoid beside 1 and 0."""
     x, (gain, _) = _tokens(case), _affine(case)
@@ -109,6 +128,17 @@ STATEMENTS = (
         conclusion=_radius,
         notices=("sign", "constant", "exponent"),
         remark="With an ε in the root, as trained models have, tokens of small variance fall short of the radius.",
+    ),
+    Statement(
+        id="3:rms",
+        title="RMSNorm: no projection",
+        claim="RMSNorm does the same without the projection.",
+        tested="RMSNorm of the library and of PyTorch beside √d·x/|x|, its length beside √d; PyTorch's LayerNorm of x beside "
+        "its RMSNorm of the projected x.",
+        space={**_SPACE, "mean": Range(-100, 100)},
+        conclusion=_without_projection,
+        notices=("sign", "constant", "exponent"),
+        cases=90,
     ),
     Statement(
         id="3:eq4",

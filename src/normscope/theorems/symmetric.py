@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from normscope.core import Attention
+from normscope.core.norms import length, unit
 from normscope.dynamics import SCHEDULES, Motion, SymmetricFlow, measure
 from normscope.schemes import NAMED
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.flows import SIX, turning
+from normscope.theorems.flows import SIX, follow, turning
 from normscope.theorems.law import alpha_integral
 from normscope.theorems.statement import Curves, Statement, lines_table
 
@@ -65,6 +66,38 @@ def _reduction(case: Case) -> Comparison:
         tolerance=1e-7,
         scale=max(abs(claimed[0]), 1e-6),
     )
+
+
+def _printed_path(case: Case, r: float) -> tuple[float, float]:
+    """γ and r at the case's time, from γ = 0 and a first r by fourth-order steps of the printed rates; Mix-LN in two stages."""
+    gamma, t, end, switch = 0.0, 0.0, case["time"], _DEPTH / 4
+
+    def rates(t: float, gamma: float, r: float) -> tuple[float, float]:
+        return _printed_rates(case["scheme"], case["tokens"], case["beta"], gamma, r, t, case["alpha"])
+
+    for stop in sorted({min(switch, end), end}):
+        while t < stop:
+            h = min(0.02 * min(1.0, r, 1 / case["alpha"]), stop - t)
+            k1 = rates(math.nextafter(t, math.inf), gamma, r)  # at τ itself the first stage still holds
+            k2 = rates(t + h / 2, gamma + h / 2 * k1[0], r + h / 2 * k1[1])
+            k3 = rates(t + h / 2, gamma + h / 2 * k2[0], r + h / 2 * k2[1])
+            k4 = rates(t + h, gamma + h * k3[0], r + h * k3[1])
+            moves = [(a + 2 * b + 2 * c + d) / 6 for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
+            gamma, r, t = gamma + h * moves[0], r + h * moves[1], stop if h == stop - t else t + h
+    return gamma, r
+
+
+def _kept(case: Case) -> Comparison:
+    """The cosine of every pair and the radius of every token along the flow of particles, beside the printed equations."""
+    n, scheme = case["tokens"], NAMED[case["scheme"]]
+    motion = Motion(scheme, Attention(case["beta"]), _DEPTH, alpha=lambda t: case["alpha"])
+    start = case["radius"] * torch.eye(n, dtype=torch.float64)
+    ((_, x),) = follow(motion, start, [case["time"]], step=0.05)
+    theta, (gamma, r) = unit(x), _printed_path(case, float(length(motion.settle(start, 0.0))[0]))
+    cosines = (theta @ theta.T)[~torch.eye(n, dtype=torch.bool)]
+    radii = length(x).squeeze(-1) / r
+    claimed = torch.cat([torch.full_like(cosines, gamma), torch.ones_like(radii)])
+    return Comparison(torch.cat([cosines, radii]), claimed, tolerance=1e-5, scale=1.0)
 
 
 def _first_speed(case: Case) -> Comparison:
@@ -154,6 +187,25 @@ STATEMENTS = (
         conclusion=_reduction,
         by="scheme",
         cases=90,
+        simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 16, "dim": 16, "start": "orthogonal"},
+    ),
+    Statement(
+        id="2:symmetric-flow",
+        title="One cosine for all times",
+        claim="From ⟨θ_j,θ_k⟩ = δ_jk and r_j = r_0 all pairs keep one cosine γ(t), which follows the printed equations.",
+        tested="The cosine of every pair and the radius of every token of the library's flow at time t, beside γ(t) and r(t) "
+        "from the printed γ̇ and ṙ, integrated on their own.",
+        space={
+            "tokens": whole(2, 16),
+            "beta": Range(0.01, 5, log=True),
+            "radius": Range(0.1, 10, log=True),
+            "alpha": Range(0.1, 3, log=True),
+            "time": Range(0.2, 6),
+            "scheme": choice(*SIX),
+        },
+        conclusion=_kept,
+        by="scheme",
+        cases=36,
         simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 16, "dim": 16, "start": "orthogonal"},
     ),
     Statement(
