@@ -6,6 +6,8 @@ Nothing heavy is imported here, so that ``normscope --help`` is fast.
 import os
 import sys
 
+from normscope.machine.exits import leave
+
 _HELP = ("-h", "--help")
 COMPLETE = "_NORMSCOPE_COMPLETE"  # in the environment while a shell completes a command line
 
@@ -44,10 +46,4 @@ def main(arguments: list[str] | None = None) -> None:
         status = None if debug else failed(error)
         if status is None:
             raise
-    status = status if isinstance(status, int) else 0
-    if "normscope.training.parallel" in sys.modules:
-        from normscope.training.parallel import launched, leave
-
-        if launched():
-            leave(status)
-    sys.exit(status)
+    leave(status if isinstance(status, int) else 0)

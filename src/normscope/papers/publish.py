@@ -20,7 +20,10 @@ def publish(gallery: Path, docs: Path, package: Path) -> None:
     """Copy ``report.md`` and its figures to ``docs``, and the last verdicts to ``package``."""
     text = (gallery / "report.md").read_text(encoding="utf-8").replace("(figures/", f"({_PICTURES}/")
     text = re.sub(
-        rf"^!\[.*\({_PICTURES}/(\d)-(\w+)\.png\)$", r"\g<0>\n\nMade by `normscope reproduce \1:\2`", text, flags=re.MULTILINE
+        rf"^!\[.*\({_PICTURES}/(\w+?)-([\w-]+)\.png\)$",
+        r"\g<0>\n\nMade by `normscope reproduce \1:\2`",
+        text,
+        flags=re.MULTILINE,
     )
     (docs / _PAGE).write_text(text, encoding="utf-8")
     shutil.rmtree(docs / _PICTURES, ignore_errors=True)

@@ -9,7 +9,6 @@ import pandas as pd
 
 from normscope.experiments.result import Result
 from normscope.experiments.words import Words
-from normscope.measures.vocabulary import plain_word
 from normscope.models import Model, open_model
 from normscope.papers.entry import NO_NUMBERS, NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Value, judge
 from normscope.results.tables import plain_rows
@@ -145,7 +144,7 @@ def _scores(result: Result) -> list[Value]:
 
 
 def _same_words(heads: pd.DataFrame) -> list[Value]:
-    """Whether the heads that are said to return the word itself do so for most nouns; and how many heads do."""
+    """Whether the heads that the paper reports to return the word itself do so for most nouns; and how many heads do."""
     most = (heads["same"] > 0.5).sum()
     values = [Value("heads that return the word itself for most nouns", None, float(most), allowed=None)]
     for row in plain_rows(heads[heads["head"].isin(_SAME)]):
@@ -171,7 +170,7 @@ def _block_outcome(request: Request, gpt2: bool, values: list[Value], result: Re
 
 
 def singular(request: Request) -> Reproduction:
-    """Tokens nearest to the singular vectors of W_VO of the last block, counted by the themes that heads are said to have."""
+    """Tokens nearest to the singular vectors of W_VO of the last block, counted by the themes that the paper reports."""
     result, gpt2 = _run(request, "singular", layer=-1, vectors=_VECTORS)
     table, values = result.tables["singular"], []
     counts = theme_counts(table)
@@ -200,7 +199,7 @@ def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: of ``normscope words MODEL singular``, the tokens nearest to left (read) and right (written) vectors.
     """
-    words = table.assign(word=table["nearest_text"].astype(str).map(plain_word))
+    words = table.assign(word=table["nearest_text"].astype(str).str.strip().str.casefold())
     written = words[words["side"] == "right"]
     counts = {theme: written["word"].isin(listed).groupby(written["head"]).sum() for theme, listed in _theme_words().items()}
     counts[_PUNCTUATION] = written["word"].map(_is_punctuation).groupby(written["head"]).sum()

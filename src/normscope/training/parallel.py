@@ -4,7 +4,6 @@ Every process draws the whole batch from the seed, so that the rows are those of
 in all, the loss is Σ_processes (Σ_own characters cross-entropy) / S, whatever the number of characters in each share.
 """
 
-import atexit
 import logging
 import os
 import signal
@@ -15,13 +14,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.machine.exits import skip_teardown
 from normscope.machine.interrupts import ending_at_once
 
 _GO_ON = "the same command resumes from the last checkpoint"
@@ -100,6 +100,9 @@ def joined(device: str) -> Iterator[Team | None]:
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # DistributedDataParallel keeps gloo's threads beyond destroy_process_group. One that frees a tensor of Python's while the
+    # interpreter is torn down aborts a process whose work is done (pytorch/pytorch#179291).
+    skip_teardown()
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         with ending_at_once():  # whoever waits for another process in a sum runs no handler
@@ -112,19 +115,6 @@ def joined(device: str) -> Iterator[Team | None]:
         raise
     finally:
         dist.destroy_process_group()
-
-
-def leave(status: int) -> NoReturn:
-    """End this process with an exit status, after its exit handlers and without tearing down the interpreter.
-
-    DistributedDataParallel keeps gloo's threads beyond ``destroy_process_group``; one that frees a tensor of Python's while the
-    interpreter goes down aborts a process whose work is done (pytorch/pytorch#179291).
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            stream.flush()
-    os._exit(status)
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
