@@ -482,7 +482,7 @@ def test_learned_steps_of_a_model_of_ours_are_those_of_now(lerp: bool) -> None:
     for layer, block in enumerate(model.decoder):
         for name in ("attention", "feedforward"):
             learned = getattr(block, name).alpha
-            alpha = float((learned.value * learned.ratio).abs().mean())
+            alpha = float((learned.value * learned.ratio).detach().abs().mean())
             assert_near(rows.loc[layer, name], {"scale": alpha, "carry": 1 - alpha if lerp else 1.0})
     layers, final = snapshot.tables["layers"], getattr(model.readout.norm, "kind", "rms")
     assert_near(layers.loc[1], state_numbers(states[1], torch.ones(2, 12, dtype=torch.bool), final == "layer"))
