@@ -19,6 +19,7 @@ from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, REPRODUCED, WITH_
 from normscope.papers.flows import BETA, TOKENS, figure_2, figure_3, path_of
 from normscope.papers.others import two_tables
 from normscope.papers.panels import panel
+from normscope.papers.reproduce import Reproduce
 from normscope.papers.subspaces import norm_spread
 from normscope.papers.words import theme_counts
 from normscope.schemes import NAMED
@@ -163,7 +164,12 @@ def test_every_entry_states_what_it_needs() -> None:
 
 def test_tokens_of_singular_vectors_are_counted_by_theme() -> None:
     read = {(0, 0): ["Paris", "x"], (0, 1): ["one", "y"], (1, 0): ["!", "z"], (1, 1): ["two", "w"]}
-    written = {(0, 0): [" paris", " France"], (0, 1): ["nurse", " she"], (1, 0): ["!", "?!"], (1, 1): [" Anna", "Two"]}
+    written = {
+        (0, 0): [" paris", " France"],
+        (0, 1): ["nurse", " she"],
+        (1, 0): ["!", "?!", "\ufffd", "\xa0"],
+        (1, 1): [" Anna", "Two"],
+    }
     rows = [
         {"head": head, "index": index, "side": side, "rank": rank, "nearest_text": text}
         for side, found in (("left", read), ("right", written))
@@ -172,7 +178,7 @@ def test_tokens_of_singular_vectors_are_counted_by_theme() -> None:
     ]
     counts = theme_counts(pd.DataFrame(rows))
     expected = {"gender words": [1, 0], "places": [2, 0], "jobs and industries": [1, 0], "names": [0, 1]}
-    expected |= {"punctuation": [0, 2], "near-identity": [1, 1]}
+    expected |= {"punctuation": [0, 2], "near-identity": [1, 0]}  # "!" is no word
     assert {theme: counts[theme].tolist() for theme in counts} == expected
 
 
@@ -181,7 +187,7 @@ def test_two_papers_contradict_each_other() -> None:
     published = {value.quantity: value.published for value in found.values}
     assert published["perplexity of mix at 1B"] == "1415 (LN-Scaling); 18.18 (Mix-LN)"
     assert published["perplexity of pre at 1B"] == "17.02 (LN-Scaling); 18.65 (Mix-LN)"
-    assert published["mix: sizes that fail to train"] == "350M, 1B (LN-Scaling); none (Mix-LN)"
+    assert published["mix: sizes that fail to train; held-out loss here"] == "350M, 1B (LN-Scaling); none (Mix-LN)"
     assert sum("perplexity of" in quantity for quantity in published) == 2
     assert "mix at 1B has perplexity 1415" in found.remark
     own = {value.quantity.partition(":")[0]: value.measured for value in found.values}
@@ -210,6 +216,22 @@ def test_the_gallery_grows_and_all_is_resumed(
     assert status == 0
     assert err.count("complete already") == 2
     assert not (here / "g" / "unfinished").exists()
+
+
+def test_unfinished_experiments_of_other_entries_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = here / "g" / "unfinished" / "train-one" / "run.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("{}")
+    assert run(capsys, "reproduce", "2:speeds", "--out", "g")[0] == 0
+    assert kept.exists()
+
+
+def test_a_model_counts_once_however_its_path_is_written(here: Path) -> None:
+    for name in ("a", "b"):
+        ns.train("tiny", set={"layers": 1, "dim": 16, "heads": 2, "head": 8, "batch": 8, "examples": 8, "test_examples": 8},
+                 device="cpu", out=name, progress=False)  # fmt: skip
+    wanted = Reproduce(entries=("1:fig1",), model="b,./a,a,a/", device="cpu")
+    assert wanted.request.models == ("b", "./a")
 
 
 def test_the_list_has_the_last_verdict(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

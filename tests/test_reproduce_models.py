@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 import normscope as ns
+from normscope.errors import InputError
 from normscope.papers import models
 from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, NOT_RUN, WITH_REMARK, Panel, Request, Value
 from normscope.papers.models import Found, MeasuredModel, Reading, comparison
 from normscope.papers.subspaces import accuracy, collapse, large, norm_spread
-from normscope.papers.trainings import encoder_decoder, scan
+from normscope.papers.trainings import _cell, _scan_panels, encoder_decoder, scan
 from normscope.sweeps.plan import read_plan
 
 TINY: dict[str, Any] = {
@@ -53,6 +54,17 @@ def rows_of(values: tuple[Value, ...], what: str) -> list[Value]:
 
 def measured(name: str, shape: tuple[int, ...], published: bool = True) -> MeasuredModel:
     return MeasuredModel(name, "Pre-Norm", shape, published, ())
+
+
+def test_models_with_other_encoders_are_not_averaged() -> None:
+    found = [
+        Found(MeasuredModel(name, "Pre-Norm", SHAPE, False, (), encoder), [Value("loss", None, number, allowed=None)])
+        for name, encoder, number in (("a", 1, 1.0), ("b", 2, 3.0), ("c", 1, 2.0))
+    ]
+    values, _ = comparison(found)
+    assert [(value.measured, "mean" in value.quantity) for value in values] == [
+        (1.0, False), (2.0, False), (1.5, True), (3.0, False)
+    ]  # fmt: skip
 
 
 def test_the_mean_over_seeds_is_compared_and_other_shapes_are_not_mixed_in() -> None:
@@ -169,7 +181,7 @@ def test_a_scan_reports_every_strategy_width_and_rate_and_resumes(tmp_path: Path
     assert broken.measured == "0 of 2"
     assert len(found.values) == 2 + 8 * 3
     words = rows_of(found.values, "Pre-Norm, training at width 24, rate 0.01")
-    assert [(value.published, value.agrees) for value in words] == [("unstable", None)]
+    assert [(value.published, value.agrees) for value in words] == [(None, None)]
     complete = {path: path.stat().st_mtime_ns for path in tmp_path.glob("train-*/run.json")}
     assert len(complete) == 16
     assert scan(Request(folder=tmp_path), SCAN).values == found.values
@@ -194,6 +206,20 @@ def test_a_scan_calls_a_training_that_becomes_non_finite_unstable() -> None:
     assert (word.measured, last.measured, broken.measured) == ("unstable", "non-finite", "1 of 1")
 
 
+def test_table_and_chart_leave_out_seeds_that_became_non_finite() -> None:
+    cell = {"strategy": "Pre-Norm", "scheme": "pre", "dim": 16, "rate": 0.1}
+    runs = pd.DataFrame(
+        [{**cell, "seed": 1, "diverged": True, "last": 50.0, "lowest": 2.0, "rise": 48.0},
+         {**cell, "seed": 2, "diverged": False, "last": 2.0, "lowest": 2.0, "rise": 0.0}]
+    )  # fmt: skip
+    last, rise, broken = _cell(runs)
+    assert (last.measured, rise.measured, broken.measured) == (2.0, 24.0, "1 of 2")
+    assert last.quantity.endswith(", of 1 of 2 seeds")
+    curves = pd.DataFrame([{**cell, "seed": seed, "step": 1, "loss": loss} for seed, loss in ((1, 50.0), (2, 2.0))])
+    training, ends = _scan_panels(runs, curves.drop(columns="strategy"))
+    assert [list(panel.curves[0].y) for panel in (training, ends)] == [[2.0], [2.0]]
+
+
 def test_another_seed_trains_other_models() -> None:
     one = {**SCAN, "grid": {"seed": [1], "scheme": ["pre"], "dim": [16], "rate": [1e-2]}}
     first, second = (rows_of(scan(Request(seed=seed), one).values, "Pre-Norm, width")[0] for seed in (0, 1))
@@ -213,6 +239,8 @@ def test_encoder_decoders_are_trained_and_own_ones_are_measured(tmp_path: Path) 
     assert [(panel.title, len(panel.curves)) for panel in found.panels] == [
         ("In training", 2), ("Sums like those of the training", 2)
     ]  # fmt: skip
+    with pytest.raises(InputError, match="has no encoder"):
+        encoder_decoder(Request(models=("builtin:addition-small-pre",)))
     own = str(tmp_path / "own")
     ns.train("tiny", scheme="qkv", set=pair, device="cpu", out=own, progress=False)
     given = encoder_decoder(Request(models=(own,)))

@@ -15,7 +15,7 @@ from normscope.experiments import completed
 from normscope.experiments.experiment import Experiment
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
-from normscope.runs import fingerprint
+from normscope.runs import fingerprint, open_run
 
 REPRODUCED, WITH_REMARK, NOT_REPRODUCED = "reproduced", "reproduced with a remark", "not reproduced"
 NOT_RUN, NO_NUMBERS = "not run here", "nothing to compare with"
@@ -35,7 +35,7 @@ class Request:
         folder: where experiments are saved, so that an interrupted entry resumes; None keeps nothing.
         progress: receives how far it is.
         took: seconds that experiments took by their names, shared by the entries of a command.
-        reused: those of this entry's experiments whose results were there already.
+        earlier: of those, what this entry did not wait for because the results were there already.
     """
 
     full: bool = False
@@ -46,7 +46,7 @@ class Request:
     folder: Path | None = None
     progress: Progress = SILENT
     took: dict[str, float] = field(default_factory=dict)
-    reused: list[float] = field(default_factory=list)
+    earlier: list[float] = field(default_factory=list)
 
     def record(self, takes: Iterable[str] = ("full", "runs", "model")) -> dict[str, Any]:
         """What the outcome of an entry depends on that takes these settings."""
@@ -56,11 +56,11 @@ class Request:
     def run(self, experiment: Experiment) -> Result:
         """The result of an experiment; one that is complete in the folder is not run again."""
         name = f"{experiment.folder_name}-{fingerprint(experiment.record)}"
-        if name in self.took:
-            self.reused.append(self.took[name])
-        began = time.monotonic()
-        result = completed(experiment, None if self.folder is None else self.folder / name, self.progress)
-        self.took.setdefault(name, time.monotonic() - began)
+        folder, began = None if self.folder is None else self.folder / name, time.monotonic()
+        result = completed(experiment, folder, self.progress)
+        waited = time.monotonic() - began
+        took = self.took.setdefault(name, waited if folder is None else open_run(folder).description["seconds"])
+        self.earlier.append(max(0.0, took - waited))
         return result
 
 
@@ -71,7 +71,8 @@ class Value:
     Attributes:
         quantity: what it is.
         published, measured: both as numbers, or as texts where there is no number.
-        published_error, measured_error: their standard errors, where they are known.
+        published_error, measured_error: their standard errors, where they are known. Of a mean over models it is their standard
+            deviation: what was published is one model.
         allowed: the largest difference that counts as agreement, on top of twice the errors; None compares nothing.
         source: what was measured, this run or one that is stored.
     """

@@ -32,8 +32,9 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
     findings = [Finding(f"{listed}.", title=f"{len(rows)} figures and tables", severity="notice", weight=1)]
     findings += [_finding(row, tables["values"]) for row in rows if row["verdict"] == NOT_REPRODUCED]
     text = (
-        "Each figure and table of the three papers, published beside measured. A residual is the root mean square of the "
-        "differences between the measured curve and readings of the published one, where the stroke itself could be read.",
+        "Each figure and table of the three papers and some of others, published beside measured. A residual is the root "
+        "mean square of the differences between the measured curve and readings of the published one, where the stroke itself "
+        "could be read.",
         "Reproduced means within the stated limit, everywhere that is compared. A remark says what the paper leaves open and "
         "the curves decided, or what is not as published. An order that holds is not a reproduction.",
     )

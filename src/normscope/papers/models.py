@@ -103,7 +103,7 @@ def comparison(found: Iterable[Found]) -> tuple[list[Value], list[Residual]]:
     values: dict[tuple[Any, ...], list[tuple[Found, Value]]] = {}
     readings: dict[tuple[Any, ...], list[tuple[Found, Reading]]] = {}
     for one in found:
-        of_kind = (one.model.strategy, one.model.shape)
+        of_kind = (one.model.strategy, one.model.shape, one.model.encoder)
         for value in one.values:
             values.setdefault((*of_kind, value.quantity), []).append((one, value))
         for reading in one.readings:

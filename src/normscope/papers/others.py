@@ -6,7 +6,7 @@ import pandas as pd
 
 from normscope.experiments.trained import packaged
 from normscope.papers.curves import published
-from normscope.papers.entry import NOT_RUN, Entry, Reproduction, Request, Value
+from normscope.papers.entry import NO_NUMBERS, Entry, Reproduction, Request, Value
 from normscope.results.tables import plain_rows
 
 STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
@@ -25,29 +25,32 @@ def two_tables(request: Request) -> Reproduction:
     both = table.pivot(index=["scheme", "model"], columns="paper", values="perplexity").dropna()
     apart = both.max(axis=1) / both.min(axis=1) - 1
     values = [
-        Value(f"perplexity of {scheme} at {model}", _each(both.loc[(scheme, model)]), None, allowed=None)
+        Value(f"perplexity of {scheme} at {model}", _each(both.loc[(scheme, model)]), None, allowed=None, source="")
         for scheme, model in apart[apart > _SAME].index
     ]
     for scheme, theirs in table.groupby("scheme", sort=False):
         failures = {
             paper: ", ".join(rows[rows["perplexity"] > STUCK]["model"]) or "none" for paper, rows in theirs.groupby("paper")
         }
-        values.append(
-            Value(f"{scheme}: sizes that fail to train", _each(pd.Series(failures)), _own(str(scheme)), allowed=None,
-                  source=_STORED)
-        )  # fmt: skip
+        what = f"{scheme}: sizes that fail to train; held-out loss here"
+        values.append(Value(what, _each(pd.Series(failures)), _own(str(scheme)), allowed=None, source=_STORED))
     scheme, model = apart.sort_values().index[-1]
     remark = (
         f"The papers contradict each other: {scheme} at {model} has perplexity {_each(both.loc[(scheme, model)])}. "
         f"Of {len(both)} cells that both have, {int((apart <= _SAME).sum())} agree within {_SAME:.0%}. "
-        "At 1B one paper trained on 5 billion tokens and the other on 8.9. "
+        "At 1B Mix-LN's paper trained on 5 billion tokens and LN-Scaling's on 8.9. "
         f"A perplexity above {STUCK:,.0f} is that of token frequencies alone: the model failed to train. "
         "Whether Mix-LN fails depends on something that neither table states. The models of this project are smaller and were "
-        "trained on other text: they are shown beside, and nothing is compared."
+        "trained on other text: their losses, at the best of the rates "
+        "that all schemes of a depth were trained with, are shown beside, and nothing is compared."
     )
     runs = packaged().runs
-    settings = f"{len(runs)} stored runs, width {_listed(runs['width'])}, {_listed(runs['depth'])} layers"
-    return Reproduction(NOT_RUN, remark, settings, tuple(values))
+    runs = runs[runs["scheme"].isin(table["scheme"])]
+    settings = (
+        f"{len(runs)} stored runs of these schemes, rates {_listed(runs['rate'])}, width {_listed(runs['width'])}, "
+        f"{_listed(runs['depth'])} layers"
+    )
+    return Reproduction(NO_NUMBERS, remark, settings, tuple(values))
 
 
 def _each(numbers: pd.Series) -> str:

@@ -6,7 +6,7 @@ Schemes and theory: normscope reproduce 2:fig2
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
-    Without arguments: all figures and tables of the three papers, what each needs, and its last verdict.
+    Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
     The short form of an entry takes about a minute on two cores; --full is the published scale. The folder is a gallery that
     grows: it keeps every entry that was made, and its page shows all of them. Stopped at any moment, --all resumes.
 
@@ -99,7 +99,7 @@ class Reproduce(Seeded):
     @property
     def request(self) -> Request:
         """How they are made."""
-        return Request(self.full, self.runs, self.model or (), self.seed, self.device)
+        return Request(self.full, self.runs, _distinct(self.model or ()), self.seed, self.device)
 
     @property
     def saved(self) -> bool:
@@ -147,10 +147,10 @@ class Reproduce(Seeded):
             tables = {"entries": listing(FOLDER)}
             return Result(type(self), {**self.record, "list": True}, tables, f"{len(tables['entries'])} figures and tables")
         request = replace(self.request, folder=_work(folder), progress=progress)
-        made = {entry.id: self._made(entry, replace(request, reused=[]), folder) for entry in self.chosen}
+        made = {entry.id: self._made(entry, replace(request, earlier=[]), folder) for entry in self.chosen}
         if folder is not None:
             made = {**saved_entries(folder), **made}
-            shutil.rmtree(run_path(folder) / _UNFINISHED, ignore_errors=True)
+            _remove(request.took, run_path(folder) / _UNFINISHED)
         tables = merged([made[name] for name in all_entries() if name in made])
         summary = f"{len(tables['entries'])} figures and tables; seed {self.seed}"
         configuration = {**self.record, "list": False}
@@ -168,7 +168,7 @@ class Reproduce(Seeded):
         progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
         began = time.monotonic()
         found = entry.make(request)
-        seconds = time.monotonic() - began + sum(request.reused)
+        seconds = time.monotonic() - began + sum(request.earlier)
         tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat()).tables
         if path is not None:
             with new_run(path, self.command, record, seed=self.seed, device=self.device, overwrite=True) as run:
@@ -223,6 +223,19 @@ class Reproduce(Seeded):
 def _work(folder: Path | None) -> Path | None:
     """Where the experiments of entries are kept until all requested entries are made."""
     return None if folder is None else run_path(folder) / _UNFINISHED
+
+
+def _remove(experiments: Iterable[str], folder: Path) -> None:
+    """Remove experiments whose entries are made, and the folder if no unfinished entry has left any there."""
+    for name in experiments:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _distinct(models: tuple[str, ...]) -> tuple[str, ...]:
+    """Each model once, whichever way its path is written."""
+    return tuple({str(Path(name).resolve()) if Path(name).exists() else name: name for name in reversed(models)}.values())[::-1]
 
 
 def saved_entries(folder: Path) -> dict[str, Tables]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.experiments.evaluate import Evaluate
 from normscope.experiments.result import Result
 from normscope.experiments.train import Train
@@ -40,14 +41,14 @@ _SCANNED = (
     "seen. The paper varies depth and head width; the full scan has six layers, heads of 64 and 1.5 million examples a run."
 )
 _OTHER_TASK = (
-    "A scan of 36 runs with the Baseline's task (docs/results/sweeps.md, 20 minutes on an H200) shows it with a remark: Pre-LN "
+    "A scan of 36 runs with the Baseline's task (docs/results/sweeps.md, 20 minutes on an H200) agrees in part: Pre-LN "
     "does not learn at widths 1,024 and 2,048 with rate 1e-3, QKV-Norm learns at every width, but its loss jumps."
 )
 _SHORT = "This run has the paper's task and models far below the published widths, trained for too few steps to be compared."
 _ENCODERS = (
     "No published numbers of encoder-decoder models were read: nothing is compared. Depths are those of the pair that is "
-    "measured here, not the paper's (e, d). Norm spread, noise and collapse are not measured: of models that it trained, "
-    "normscope stability takes those with one residual stream."
+    "measured here, not the paper's (e, d). Norm spread, noise and collapse are not measured: of models that normscope "
+    "trained, normscope stability supports only those with one residual stream."
 )
 
 
@@ -82,30 +83,34 @@ def _cell(runs: pd.DataFrame) -> list[Value]:
     first = plain_rows(runs)[0]
     where = f"{first['strategy']}, width {first['dim']:,}, rate {first['rate']:g}"
     finite, count = runs[~runs["diverged"]], len(runs)
-    values = []
-    for column, what in (("last", "loss of the last block"), ("rise", "largest rise of the loss from a block to the next")):
-        mean, error = mean_and_error(finite[column].tolist()) if len(finite) else (math.nan, 0.0)
-        number: float | str = mean if len(finite) else "non-finite"
-        values.append(Value(f"{where}: {what}", None, number, measured_error=error, allowed=None))
-    diverged = f"{count - len(finite)} of {count}"
-    return [*values, Value(f"{where}: runs that became non-finite", None, diverged, allowed=None)]
+    last, error = mean_and_error(finite["last"].tolist()) if len(finite) else ("non-finite", 0.0)
+    some = "" if len(finite) in (0, count) else f", of {len(finite)} of {count} seeds"
+    rise, rise_error = mean_and_error(runs["rise"].tolist())
+    return [
+        Value(f"{where}: loss of the last block{some}", None, last, measured_error=error, allowed=None),
+        Value(
+            f"{where}: largest rise of the loss from a block to the next", None, rise, measured_error=rise_error, allowed=None
+        ),
+        Value(f"{where}: runs that became non-finite", None, f"{count - len(finite)} of {count}", allowed=None),
+    ]
 
 
 def _words(runs: pd.DataFrame, compared: bool) -> list[Value]:
-    """Published words beside what the widest models do at the highest rate."""
+    """What the widest models do at the highest rate; beside it the published words, which are of the published scale alone."""
     dim, high, low = runs["dim"].max(), runs["rate"].max(), runs["rate"].min()
     values = []
     for strategy, own in runs[runs["dim"] == dim].groupby("strategy", sort=False):
         fast, slow = (own[own["rate"] == rate] for rate in (high, low))
         failed = bool(fast["diverged"].any()) or float(fast["lowest"].min()) > float(slow["lowest"].min())
-        word, published = "unstable" if failed else "stable", _WORDS.get(str(strategy))
-        allowed = 0.0 if compared and published else None
-        values.append(Value(f"{strategy}, training at width {dim:,}, rate {high:g}", published, word, allowed=allowed))
+        word, published = "unstable" if failed else "stable", _WORDS.get(str(strategy)) if compared else None
+        values.append(Value(f"{strategy}, training at width {dim:,}, rate {high:g}", published, word))
     return values
 
 
 def _scan_panels(runs: pd.DataFrame, curves: pd.DataFrame) -> list[Panel]:
-    """The loss over steps of each strategy, and the last loss over width; means over seeds."""
+    """The loss over steps of each strategy, and the last loss over width; means over seeds that stayed finite."""
+    runs = runs[~runs["diverged"]]
+    curves = curves.merge(runs[["scheme", "dim", "rate", "seed"]])
     curves = curves.assign(strategy=curves["scheme"].map(lambda name: STRATEGIES.get(name, name)))
     means = curves.groupby([*_CELL, "step"], sort=False, as_index=False)["loss"].mean()
     panels = []
@@ -131,7 +136,7 @@ def encoder_decoder(request: Request, short: Mapping[str, Any] = _SHORT_PAIR) ->
     run = found[0].model.results[0].summary.split("; ")[1 if request.models else 2 :]  # names and shapes are listed already
     settings = "; ".join((", ".join(one.model.described for one in found), *run))
     own = "" if request.models else "Trained in this run; a pair of your own is measured with --model."
-    scanned = [one for one in found if one.model.encoder and one.model.shape[1] >= _LEAST_WIDTH]
+    scanned = [one for one in found if one.model.shape[1] >= _LEAST_WIDTH]
     verdict = judge(values) if scanned else NOT_RUN
     return Reproduction(verdict, f"{_ENCODERS} {own}".strip(), settings, tuple(values), (), tuple(_drawn(results)))
 
@@ -139,9 +144,11 @@ def encoder_decoder(request: Request, short: Mapping[str, Any] = _SHORT_PAIR) ->
 def _given(request: Request) -> list[Found]:
     """The models that were given, tested."""
     examples, found = 128_000 if request.full else 2_000, []
-    for name in dict.fromkeys(request.models):
-        run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
+    for name in request.models:
         config = saved_shape(name)
+        if not config.encoder:
+            raise InputError(f"'{name}' has no encoder; this entry takes encoder-decoders (train --set encoder_layers=N)")
+        run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
         model = MeasuredModel(name, config.strategy, config.shape, False, (run,), config.encoder)
         found.append(Found(model, _accuracies(run)))
     return found
@@ -157,7 +164,8 @@ def _trained(request: Request, short: Mapping[str, Any]) -> list[Found]:
         shape = (recipe.layers, recipe.dim, recipe.heads)
         model = MeasuredModel(f"{preset} {scheme}", strategy, shape, False, (run,), recipe.encoder_layers)
         losses = run.tables["metrics"]["loss"].tolist()
-        last = Value("loss of the last block of training", None, losses[-1] if losses else "non-finite", allowed=None)
+        ended = "non-finite" if "divergence" in run.tables else losses[-1]
+        last = Value("loss of the last block of training", None, ended, allowed=None)
         found.append(Found(model, [*_accuracies(run), last]))
     return found
 
@@ -191,8 +199,7 @@ ENTRIES = (
         "3, 4, 5 or 7 integers of 3 to 5 digits; widths 256 to 2,048, 12 heads, 16 frequencies, rates 1e-3 and 1e-4 without "
         "decay, seeds 1 and 2",
         "CPU, about a minute, 16 short trainings of tiny models", scan, "a GPU, 32 trainings, not timed",
-        (f"normscope sweep {_PLAN} --device cuda --per-gpu 3 --out runs/{_PLAN}",
-         "normscope reproduce 1:scan --full --device cuda"), ("full",),
+        ("normscope reproduce 1:scan --full --device cuda",), ("full",),
     ),
     Entry(
         "1:encoder-decoder", "Encoder-decoder models of the scan", "depths (e, d), rates 1e-3 and 1e-4",

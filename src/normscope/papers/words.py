@@ -1,6 +1,7 @@
 """Paper 3: embeddings, query-key and value-output probes, singular vectors and a trajectory, of GPT-2 or another model."""
 
 import tomllib
+import unicodedata
 from functools import lru_cache, partial
 from importlib import resources
 from typing import Any
@@ -29,7 +30,7 @@ _DISTANCES = {  # setting → mean and standard deviation of the ℓ2 and the co
 _TOP = ("the", ",", "and", "a", "in")  # top 5 by scaled norm and bias
 _SAME = (1, 5, 10)  # heads of block 0 that return the word itself
 _EXAMPLES = {(7, "time"): ("Show", "bed", "Movie"), (3, "world"): ("under", "Nether", "Fort")}  # head and word → nearest keys
-_MINUTES = {"queries": "1 to 2 minutes", "values": "1 to 2 minutes"}  # of probes that score heads
+_MINUTES = {"queries": "1 to 3 minutes", "values": "1 to 4 minutes"}  # of probes that score heads
 _MIDDLE = "middle"
 _BLOCKS = {"first": 0, _MIDDLE: _MIDDLE, "last": -1}
 _SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
@@ -38,6 +39,12 @@ _THEMES = {  # head of block 11 → what its singular vectors are said to hold
     1: "gender words", 2: "places", 3: "jobs and industries", 8: _PUNCTUATION, 10: "names", 11: _IDENTITY,
 }  # fmt: skip
 _VECTORS = 16  # of each head
+_LABELS = {
+    "meaning-preserving": "heads that preserve the word's meaning more than random weights do",
+    "precedence": "heads that return what precedes or follows the word more than random weights do",
+    "none": "heads that do neither",
+}
+_BROKEN = "\ufffd"  # in place of the bytes of a token that are no character
 
 
 @lru_cache(maxsize=1)
@@ -57,15 +64,24 @@ def _run(request: Request, probe: str, text: str | None = None, **settings: Any)
 
 
 def _finish(
-    request: Request, gpt2: bool, values: list[Value], remark: str, settings: str, panels: tuple[Panel, ...] = ()
+    request: Request,
+    gpt2: bool,
+    values: list[Value],
+    remark: str,
+    settings: str,
+    panels: tuple[Panel, ...] = (),
+    ours: bool = False,
 ) -> Reproduction:
-    """Compared where the model is GPT-2; else published values stand beside those of another model."""
+    """Compared where the model is GPT-2; else published values stand beside those of another model.
+
+    ``ours``: the criteria of what is compared are ours, which is a remark.
+    """
     if not gpt2:
         values = [
             Value(v.quantity, v.published, v.measured, v.published_error, v.measured_error, None, v.source) for v in values
         ]
     text = " ".join(filter(None, ("" if gpt2 else _OTHER, remark)))
-    return Reproduction(judge(values) if gpt2 else NOT_RUN, text, settings, tuple(values), panels=panels)
+    return Reproduction(judge(values, remark=ours) if gpt2 else NOT_RUN, text, settings, tuple(values), panels=panels)
 
 
 def distances(request: Request) -> Reproduction:
@@ -108,8 +124,8 @@ def queries(block: str, request: Request) -> Reproduction:
     if block == "first":
         values += _same_words(result.tables["heads"]) if "heads" in result.tables else []
         for head in _SAME:
-            own = _nearest(nearest, head, "time")
-            values.append(Value(f"head {head}: “time” → nearest key", "time", own[0].lower() if own else None))
+            if own := _nearest(nearest, head, "time"):
+                values.append(Value(f"head {head}: “time” → nearest key", "time", own[0].lower()))
         for (head, word), published in _EXAMPLES.items():
             own = _nearest(nearest, head, word)
             values.append(Value(f"head {head}: “{word}” → nearest keys", ", ".join(published), ", ".join(own[:3]) or None))
@@ -137,17 +153,14 @@ def _scores(result: Result) -> list[Value]:
         return []
     labels = result.tables["heads"]["label"]
     counts, total = labels.value_counts(), len(labels)
-    return [
-        Value(f"heads that are {kind} beyond random weights, of {total}", None, float(counts.get(kind, 0)), allowed=None)
-        for kind in ("meaning-preserving", "precedence", "none")
-    ]
+    return [Value(f"{what}, of {total}", None, float(counts.get(kind, 0)), allowed=None) for kind, what in _LABELS.items()]
 
 
 def _same_words(heads: pd.DataFrame) -> list[Value]:
     """Whether the heads that the paper reports to return the word itself do so for most nouns; and how many heads do."""
     most = (heads["same"] > 0.5).sum()
     values = [Value("heads that return the word itself for most nouns", None, float(most), allowed=None)]
-    for row in plain_rows(heads[heads["head"].isin(_SAME)]):
+    for row in plain_rows(heads[heads["head"].isin(_SAME)].sort_values("head")):
         own, random, head = 100 * row["same"], 100 * row["same_random"], f"head {row['head']}"
         values += [
             Value(f"{head}: returns the word itself for most nouns", "yes", "yes" if own > 50 else "no"),
@@ -163,7 +176,8 @@ def _nearest(table: pd.DataFrame, head: int, word: str) -> list[str]:
 
 def _block_outcome(request: Request, gpt2: bool, values: list[Value], result: Result, block: str) -> Reproduction:
     partly = "" if block == "first" else "The package holds no published values of this block."
-    found = _finish(request, gpt2, values, " ".join(filter(None, (_SCORED, partly))), result.summary)
+    remark = " ".join(filter(None, (_SCORED, partly)))
+    found = _finish(request, gpt2, values, remark, result.summary, ours=block == "first")
     if gpt2 and not any(value.agrees is not None for value in values):
         return Reproduction(NO_NUMBERS, found.remark, found.settings, found.values)
     return found
@@ -175,22 +189,23 @@ def singular(request: Request) -> Reproduction:
     table, values = result.tables["singular"], []
     counts = theme_counts(table)
     for head, theme in _THEMES.items():
-        best, others = counts[theme].idxmax(), counts[theme].drop(counts[theme].idxmax())
-        unit = "vectors" if theme == _IDENTITY else "tokens"
-        values += [
-            Value(f"{theme}: the head with most of them", f"head {head}", f"head {best}" if counts[theme].any() else "none"),
-            Value(f"{theme}: {unit} of that head (mean of the others {others.mean():.1f})", None, float(counts[theme].max()),
-                  allowed=None),
-        ]  # fmt: skip
+        most = counts[theme].max()
+        leading = counts.index[counts[theme] == most] if most else []
+        named = ", ".join(f"head {each}" for each in leading) or "none"
+        values.append(Value(f"{theme}: the head with most of them", f"head {head}", named))
+        if most:
+            unit, others = "vectors" if theme == _IDENTITY else "tokens", counts[theme].drop(leading).mean()
+            what = f"{theme}: {unit} of that head (mean of the others {others:.1f})"
+            values.append(Value(what, None, float(most), allowed=None))
     for name, rows in table[(table["side"] == "right") & (table["index"] == 0)].groupby("head"):
         first = ", ".join(str(text).strip() for text in rows.sort_values("rank")["nearest_text"][:5])
         values.append(Value(f"head {name}: tokens that its first right vector writes", None, first, allowed=None))
     remark = (
         f"Published as themes in words (block 11 of GPT-2). Counted are the 5 tokens nearest to each of the first {_VECTORS} "
-        "right vectors of a head, by lists of words that are ours (the paper has none); punctuation is any token without "
-        "letters and digits; near-identity counts vectors whose nearest key and nearest value are the same word."
+        "right vectors of a head, by lists of words that are ours (the paper has none); punctuation are tokens of "
+        "punctuation marks and symbols; near-identity counts vectors whose nearest key and nearest value are the same word."
     )
-    return _finish(request, gpt2, values, remark, result.summary)
+    return _finish(request, gpt2, values, remark, result.summary, ours=True)
 
 
 def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
@@ -200,16 +215,18 @@ def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
         table: of ``normscope words MODEL singular``, the tokens nearest to left (read) and right (written) vectors.
     """
     words = table.assign(word=table["nearest_text"].astype(str).str.strip().str.casefold())
+    words = words[~words["word"].str.contains(_BROKEN)]
     written = words[words["side"] == "right"]
     counts = {theme: written["word"].isin(listed).groupby(written["head"]).sum() for theme, listed in _theme_words().items()}
     counts[_PUNCTUATION] = written["word"].map(_is_punctuation).groupby(written["head"]).sum()
     first = words[words["rank"] == 1].pivot(index=["head", "index"], columns="side", values="word")
-    counts[_IDENTITY] = (first["left"] == first["right"]).groupby("head").sum()
-    return pd.DataFrame(counts)
+    same = (first["left"] == first["right"]) & first["left"].str.contains(r"[^\W\d_]", na=False)
+    counts[_IDENTITY] = same.groupby("head").sum()
+    return pd.DataFrame(counts).reindex(sorted(table["head"].unique()), fill_value=0).fillna(0).astype(int)
 
 
 def _is_punctuation(word: str) -> bool:
-    return bool(word) and not any(character.isalnum() for character in word)
+    return bool(word) and all(unicodedata.category(character)[0] in "PS" for character in word)
 
 
 @lru_cache(maxsize=1)
