@@ -320,7 +320,10 @@ def test_the_least_that_a_gain_and_a_bias_add_is_that_of_many_states() -> None:
     case = Case({"dim": 3, "vocabulary": 4, "radius": 2.0, "mean": 0.3, "bias": 2.0}, ((1, 1.0),))
     gain, bias, W_E = case.normal("gain", 3), 2.0 * case.normal("bias", 3), case.normal("W_E", 4, 3)
     x = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    log_p, plain = ((F.layer_norm(x, (3,), *affine, eps=0.0) @ W_E.T).log_softmax(-1) for affine in ((gain, bias), ()))
+    log_p, plain = (
+        (F.layer_norm(x, (3,), weight, shift, eps=0.0) @ W_E.T).log_softmax(-1)
+        for weight, shift in ((gain, bias), (None, None))
+    )
     added = log_p - plain
     sampled = float((added - added.mean(-1, keepdim=True)).amin(0).max())
     least, _ = heads._least_favour(case)

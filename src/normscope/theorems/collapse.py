@@ -188,7 +188,7 @@ STATEMENTS = (
         "inequality, with ε_t = δq·k_t + q·δk_t + δq·δk_t.",
         space={"keys": whole(2, 16), "head": whole(1, 8), "noise": Range(0.05, 5, log=True)},
         conclusion=_overtaken,
-        cases=180,
+        cases=300,
         notices=("sign",),
         remark="The slack is how far the noisy logits of the worst case are from a tie, at most 1.",
     ),

@@ -143,7 +143,8 @@ def _least_favour(case: Case) -> tuple[float, float]:
     pull = centre((gain - 1) * relative)
     states = case["radius"] * torch.cat([unit(pull), -unit(pull)]) + case["mean"]
     favoured, plain = (
-        centre(F.linear(F.layer_norm(states, (d,), *affine, eps=0.0), W_E).log_softmax(-1)) for affine in ((gain, bias), ())
+        centre(F.linear(F.layer_norm(states, (d,), weight, shift, eps=0.0), W_E).log_softmax(-1))
+        for weight, shift in ((gain, bias), (None, None))
     )
     claimed = relative @ bias - math.sqrt(d) * length(pull).squeeze(-1)
     return float((favoured - plain).amin(0).max()), float(claimed.max())
