@@ -13,7 +13,7 @@ from normscope.measures.head_spaces import factors
 from normscope.models.factors import singular_factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
-from normscope.theorems.statement import Statement
+from normscope.theorems.statement import Correction, Dial, Statement
 from normscope.theorems.tensors import attention_of
 
 _SPACE: Space = {"dim": whole(2, 48), "head": whole(1, 16), "tokens": whole(2, 24)}
@@ -113,17 +113,62 @@ def _favoured(case: Case) -> Comparison:
     """Mean and spread over the whole sphere of the logits of PyTorch's final norm and unembedding.
 
     They are taken over the points ± of an orthonormal frame of the hyperplane, which have the first and second moments of the
-    sphere. Beside them β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)| for every row e of W_E.
+    sphere. Beside them β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)| for every row e of W_E; and at every point the part of the logits that
+    is due to β, beside β W_Eᵀ.
     """
     d = case["dim"]
     frame = hyperplane_basis(d) @ torch.linalg.qr(case.normal("frame", d - 1, d - 1)).Q
     states = case["radius"] * torch.cat([frame.T, -frame.T]) + case["mean"]
     gain, bias = case.normal("gain", d), case["size"] * case.normal("bias", d)
     W_E = case.normal("W_E", case["vocabulary"], d)
-    logits = F.linear(F.layer_norm(states, (d,), gain, bias, eps=0.0), W_E)
+    logits, plain = (F.linear(F.layer_norm(states, (d,), gain, some, eps=0.0), W_E) for some in (bias, None))
     spread = math.sqrt(d / (d - 1)) * length(centre(gain * W_E)).squeeze(-1)
-    measured = torch.cat([logits.mean(0), logits.std(0, correction=0)])
-    return Comparison(measured, torch.cat([W_E @ bias, spread]), tolerance=1e-6, scale=max(case["size"], 1.0))
+    favour = W_E @ bias
+    measured = torch.cat([logits.mean(0), logits.std(0, correction=0), (logits - plain).flatten()])
+    claimed = torch.cat([favour, spread, favour.repeat(len(states))])
+    return Comparison(measured, claimed, tolerance=1e-6, scale=max(case["size"], 1.0))
+
+
+def _least_favour(case: Case) -> tuple[float, float]:
+    """What γ and β add to the log-odds of some token at every state, at least: measured, and max_e (β·e' − √d·|P((γ−1) ∘ e')|).
+
+    Log-odds are log-probabilities less their mean over tokens, e' is e less the mean row of W_E, and what is added is the
+    difference between PyTorch's final norm with γ and β and the one without. It is measured at the states ±P((γ−1) ∘ e') of all
+    tokens, where it is largest and smallest for each. Below 0 no token is favoured always. The statement's cases have β = 0.
+    """
+    d = case["dim"]
+    gain, bias = case.normal("gain", d), case.values.get("bias", 0.0) * case.normal("bias", d)
+    W_E = case.normal("W_E", case["vocabulary"], d)
+    relative = W_E - W_E.mean(0)
+    pull = centre((gain - 1) * relative)
+    states = case["radius"] * torch.cat([unit(pull), -unit(pull)]) + case["mean"]
+    favoured, plain = (
+        centre(F.linear(F.layer_norm(states, (d,), weight, shift, eps=0.0), W_E).log_softmax(-1))
+        for weight, shift in ((gain, bias), (None, None))
+    )
+    claimed = relative @ bias - math.sqrt(d) * length(pull).squeeze(-1)
+    return float((favoured - plain).amin(0).max()), float(claimed.max())
+
+
+def _gain_favours(case: Case) -> Comparison:
+    return Comparison(_least_favour(case)[0], 0.0, "≥", tolerance=1e-9, scale=1.0)
+
+
+def _gain_favours_corrected(case: Case) -> Comparison:
+    measured, claimed = _least_favour(case)
+    return Comparison(measured, claimed, tolerance=1e-6, scale=max(1.0, abs(claimed)))
+
+
+_BIAS_DIAL = Dial(
+    name="bias",
+    label="size of the bias β",
+    start=4.0,
+    end=0.0,
+    case=Case({"dim": 6, "vocabulary": 8, "radius": 1.0, "mean": 0.0}, ((0, 1.0),)),
+    quantity="least change of log-odds, of the token that is favoured most",
+    caption="Above 0, γ and β raise the log-odds of some token at every state. A large β does so; at 0 only γ is left, which "
+    "lowers every token at some state.",
+)
 
 
 STATEMENTS = (
@@ -188,10 +233,10 @@ STATEMENTS = (
     ),
     Statement(
         id="3:output",
-        title="The final norm favours some tokens",
-        claim="Output: softmax(LN(x_L) W_Eᵀ); γ and β of the final norm favour some tokens always.",
-        tested="Mean and spread of each token's logit over the whole sphere, from PyTorch's LayerNorm and unembedding, beside "
-        "β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)|.",
+        title="The bias of the final norm favours some tokens",
+        claim="Output: softmax(LN(x_L) W_Eᵀ); β of the final norm favours some tokens always.",
+        tested="What β adds to each logit at every state, from PyTorch's LayerNorm and unembedding, beside β W_Eᵀ; mean and "
+        "spread of each logit over the whole sphere beside β W_Eᵀ and √(d/(d−1))·|P(γ ∘ e)|, which has no β.",
         space={
             "dim": whole(2, 32),
             "vocabulary": whole(1, 32),
@@ -201,7 +246,31 @@ STATEMENTS = (
         },
         conclusion=_favoured,
         cases=90,
-        remark="'Always' is true of β, which adds the same β W_Eᵀ to the logits of every state. γ makes the logits of some "
-        "tokens vary more: where x favours a token because of it, −x is against it as much.",
+        remark="Printed in one sentence for γ and β; for γ see 3:output-gain.",
+    ),
+    Statement(
+        id="3:output-gain",
+        title="The gain of the final norm favours some tokens",
+        claim="γ of the final norm favours some tokens always.",
+        tested="What γ adds to the log-odds of each token (beside γ = 1, without β) at the states where that is least, from "
+        "PyTorch's LayerNorm and unembedding: for some token at least 0.",
+        space={
+            "dim": whole(2, 32),
+            "vocabulary": whole(2, 32),
+            "radius": Range(0.01, 100, log=True),
+            "mean": Range(-10, 10),
+        },
+        conclusion=_gain_favours,
+        cases=90,
+        correction=Correction(
+            claim="γ favours no token always: over all states it adds to the log-odds of a token from −√d·|P((γ−1) ∘ e')| to "
+            "+√d·|P((γ−1) ∘ e')|, with e' = e less the mean row of W_E. Only β adds the same, β·e', at every state.",
+            why="Before γ and β, LN(−x) = −LN(x): what γ adds at x, ((γ−1) ∘ LN(x))·e', it takes away at −x. LN(x) reaches "
+            "every point of radius √d in the hyperplane, so that the extremes are those of the projection P.",
+            conclusion=_gain_favours_corrected,
+        ),
+        dial=_BIAS_DIAL,
+        notices=(),
+        remark="Printed in one sentence for γ and β; for β see 3:output.",
     ),
 )

@@ -1,6 +1,6 @@
 """Flows followed to their end at any β: steps as long as the fastest rate allows, and tokens that have met move as one.
 
-Two clusters at cosine c approach at a speed of about e^{−β(1−c)}, tokens within a cluster at about 1. So the time to one
+Two clusters at cosine c approach at a speed of about e^{−β(1−c)}, tokens within a cluster at about 1. So the own time to one
 cluster grows as e^{2β}, and steps that resolve a cluster would never get there. Here tokens that have come as close as ``_MET``
 become one token with the mass m of both: they are in the narrow cone of Theorem 4.3, in which they only come closer.
 

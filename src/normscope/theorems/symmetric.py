@@ -204,6 +204,7 @@ STATEMENTS = (
             "scheme": choice(*SIX),
         },
         conclusion=_kept,
+        limit="'All times' are t up to 6; n up to 16, β up to 5, r_0 from 0.1 to 10, a constant α_t from 0.1 to 3.",
         by="scheme",
         cases=36,
         simulation={"schemes": ["post", "pre", "peri", "ngpt"], "tokens": 16, "dim": 16, "start": "orthogonal"},
