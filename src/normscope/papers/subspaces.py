@@ -59,17 +59,12 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _names(request: Request, default: tuple[str, ...] = _SMALL) -> tuple[str, ...]:
-    """The models to measure, each once."""
-    return tuple(dict.fromkeys(request.models or default))
-
-
 def _measure(
     request: Request, model: str, few: int = 128, samples: int = 1, names: tuple[str, ...] = (), **settings: Any
 ) -> list[MeasuredModel]:
     """The stability of the models that were given, or of the small pair of the package, on so many samples of examples."""
     found = []
-    for name in names or _names(request):
+    for name in names or request.models or _SMALL:
         given = {"examples": 1024 if request.full else few, "device": request.device, **settings}
         seeds = range(request.seed, request.seed + samples)
         results = tuple(request.run(Stability(model=name, seed=seed, **given)) for seed in seeds)
@@ -259,7 +254,7 @@ def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, le
 
 def collapse(entry: str, figure: str, model: str, definition: str, request: Request) -> Reproduction:
     """Circuit collapse of every model beside the published curves."""
-    return _outcome(entry, model, _collapse(request, model, figure, definition, _names(request, _SMALL[:1])))
+    return _outcome(entry, model, _collapse(request, model, figure, definition, request.models or _SMALL[:1]))
 
 
 def _level(noise: pd.Series, share: pd.Series) -> float:
@@ -311,7 +306,7 @@ def accuracy(request: Request) -> Reproduction:
     stored = _stored("1:accuracy")
     expected = {value.quantity: value for value in stored}
     examples, found = 128_000 if request.full else 2_000, []
-    for name in _names(request):
+    for name in request.models or _SMALL:
         run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
         config = saved_shape(name)
         one = MeasuredModel(name, config.strategy, config.shape, config.is_of("Baseline"), (run,), config.encoder)

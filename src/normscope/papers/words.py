@@ -2,6 +2,7 @@
 
 import tomllib
 import unicodedata
+from dataclasses import replace
 from functools import lru_cache, partial
 from importlib import resources
 from typing import Any
@@ -64,7 +65,6 @@ def _run(request: Request, probe: str, text: str | None = None, **settings: Any)
 
 
 def _finish(
-    request: Request,
     gpt2: bool,
     values: list[Value],
     remark: str,
@@ -77,9 +77,7 @@ def _finish(
     ``ours``: the criteria of what is compared are ours, which is a remark.
     """
     if not gpt2:
-        values = [
-            Value(v.quantity, v.published, v.measured, v.published_error, v.measured_error, None, v.source) for v in values
-        ]
+        values = [replace(value, allowed=None) for value in values]
     text = " ".join(filter(None, ("" if gpt2 else _OTHER, remark)))
     return Reproduction(judge(values, remark=ours) if gpt2 else NOT_RUN, text, settings, tuple(values), panels=panels)
 
@@ -96,7 +94,7 @@ def distances(request: Request) -> Reproduction:
         ):  # fmt: skip
             values.append(Value(f"{row['setting']}: {what}", published, own, allowed=0.001))
     remark = "Distances below 0.001 are published as such and stand as 0."
-    return _finish(request, gpt2, values, remark, result.summary)
+    return _finish(gpt2, values, remark, result.summary)
 
 
 def extremes(request: Request) -> Reproduction:
@@ -110,7 +108,7 @@ def extremes(request: Request) -> Reproduction:
         listed = ", ".join(f"“{token}”" for token in tokens[:5])
         values.append(Value(f"{score}, {end} 5", published, listed, allowed=0.0 if published else None))
     remark = "Of the published table the package holds one column: the top 5 by scaled norm and bias."
-    return _finish(request, gpt2, values, remark, result.summary)
+    return _finish(gpt2, values, remark, result.summary)
 
 
 def _is_published(score: str, end: str, table: pd.DataFrame) -> bool:
@@ -129,7 +127,7 @@ def queries(block: str, request: Request) -> Reproduction:
         for (head, word), published in _EXAMPLES.items():
             own = _nearest(nearest, head, word)
             values.append(Value(f"head {head}: “{word}” → nearest keys", ", ".join(published), ", ".join(own[:3]) or None))
-    return _block_outcome(request, gpt2, values, result, block)
+    return _block_outcome(gpt2, values, result, block)
 
 
 def value_outputs(block: str, request: Request) -> Reproduction:
@@ -144,7 +142,7 @@ def value_outputs(block: str, request: Request) -> Reproduction:
     norms = result.tables["updates"]
     largest = norms[norms["head"].notna()].groupby("head")["norm"].mean().max()
     values.append(Value("largest mean norm of a head's update", None, float(largest), allowed=None))
-    return _block_outcome(request, gpt2, values, result, block)
+    return _block_outcome(gpt2, values, result, block)
 
 
 def _scores(result: Result) -> list[Value]:
@@ -174,10 +172,10 @@ def _nearest(table: pd.DataFrame, head: int, word: str) -> list[str]:
     return [str(text).strip() for text in rows["nearest_text"]]
 
 
-def _block_outcome(request: Request, gpt2: bool, values: list[Value], result: Result, block: str) -> Reproduction:
+def _block_outcome(gpt2: bool, values: list[Value], result: Result, block: str) -> Reproduction:
     partly = "" if block == "first" else "The package holds no published values of this block."
     remark = " ".join(filter(None, (_SCORED, partly)))
-    found = _finish(request, gpt2, values, remark, result.summary, ours=block == "first")
+    found = _finish(gpt2, values, remark, result.summary, ours=block == "first")
     if gpt2 and not any(value.agrees is not None for value in values):
         return Reproduction(NO_NUMBERS, found.remark, found.settings, found.values)
     return found
@@ -205,7 +203,7 @@ def singular(request: Request) -> Reproduction:
         "right vectors of a head, by lists of words that are ours (the paper has none); punctuation are tokens of "
         "punctuation marks and symbols; near-identity counts vectors whose nearest key and nearest value are the same word."
     )
-    return _finish(request, gpt2, values, remark, result.summary, ours=True)
+    return _finish(gpt2, values, remark, result.summary, ours=True)
 
 
 def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
@@ -257,7 +255,7 @@ def journey(request: Request) -> Reproduction:
         "The published picture is a UMAP projection to three dimensions, in which a path can be an artefact; compared are its "
         "two ends, and the path is measured in the full space (normscope words MODEL journey --map umap draws the projection)."
     )
-    return _finish(request, gpt2, values, remark, result.summary, (panel,))
+    return _finish(gpt2, values, remark, result.summary, (panel,))
 
 
 def _layers(table: pd.DataFrame) -> str:
