@@ -11,6 +11,7 @@ import typer
 
 from normscope.cli.output import (
     FormatOption,
+    GalleryOption,
     JsonOption,
     OutOption,
     OverwriteOption,
@@ -55,7 +56,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     common = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, default, annotation in (
-            ("out", None, OutOption),
+            ("out", None, GalleryOption if kind.grows else OutOption),
             ("overwrite", False, OverwriteOption),
             ("format", "html", FormatOption),
             ("json", False, JsonOption),

@@ -22,6 +22,9 @@ OutOption = Annotated[
     Path | None,
     typer.Option("--out", help="The run folder to write.", show_default="runs/COMMAND, or the next free number"),
 ]
+GalleryOption = Annotated[
+    Path | None, typer.Option("--out", help="The folder to add to.", show_default="the command's own, the same every time")
+]
 FormatOption = Annotated[
     str, typer.Option("--format", help="Comma-separated: html or md for pages; png and csv add the figures as files.")
 ]

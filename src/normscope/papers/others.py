@@ -37,12 +37,12 @@ def two_tables(request: Request) -> Reproduction:
     scheme, model = apart.sort_values().index[-1]
     remark = (
         f"The papers contradict each other: {scheme} at {model} has perplexity {_each(both.loc[(scheme, model)])}. "
-        f"Of {len(both)} cells that both have, {int((apart <= _SAME).sum())} agree within {_SAME:.0%}. "
-        "At 1B Mix-LN's paper trained on 5 billion tokens and LN-Scaling's on 8.9. "
-        f"A perplexity above {STUCK:,.0f} is that of token frequencies alone: the model failed to train. "
-        "Whether Mix-LN fails depends on something that neither table states. The models of this project are smaller and were "
-        "trained on other text: their losses, at the best of the rates "
-        "that all schemes of a depth were trained with, are shown beside, and nothing is compared."
+        f"The tables share {len(both)} cells (only LN-Scaling's has 350M); {int((apart <= _SAME).sum())} of them agree within "
+        f"{_SAME:.0%}. At 1B Mix-LN's paper trained on 5 billion tokens and LN-Scaling's on 8.9. A perplexity above "
+        f"{STUCK:,.0f} is no better than predicting token frequencies: the model failed to train. Neither table explains why "
+        "Mix-LN fails in one paper and trains in the other. The models of this project are smaller and were trained on other "
+        "text, so their losses are shown for orientation and not compared. For each depth the loss is that of the best "
+        "learning rate among those used for all schemes."
     )
     runs = packaged().runs
     runs = runs[runs["scheme"].isin(table["scheme"])]

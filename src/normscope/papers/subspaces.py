@@ -325,8 +325,9 @@ def accuracy(request: Request) -> Reproduction:
     several = f"{SEVERAL} " if any(value.source.endswith(": mean") for value in values) else ""
     own = (
         "Stored values are of one seed, trained on 36 million examples in batches of 512; the paper trained on about 110 "
-        "million in batches of 128. In distribution both schemes are below the published values, QKV-Norm is below in "
-        f"interpolation, and Pre-Norm is above in extrapolation. {_LIMITS}"
+        "million in batches of 128. In distribution both schemes are below the published values. QKV-Norm is "
+        "also below them in interpolation and extrapolation. Pre-Norm agrees in interpolation and is above the published value "
+        f"in extrapolation. {_LIMITS}"
     )
     settings = f"{', '.join(one.model.described for one in found)}; {examples:,} examples a split; seed {request.seed}"
     return Reproduction(judge(compared or stored, remark=True), f"{small}{several}{own}", settings, (*stored, *values))

@@ -35,14 +35,14 @@ _SHORT_SCAN = {
 _SHORT_PAIR = {"encoder_layers": 1, "layers": 1, "batch": 64, "examples": 64_000, "test_examples": 2_000}
 _FULL_PAIR = {"encoder_layers": 5, "layers": 5}
 _SCANNED = (
-    "Published in words only: training at large width and rate 1e-3 is unstable for Pre-Norm and stable for QKV-Norm. Here a "
-    "training counts as unstable if its loss becomes non-finite, or if no seed at the highest rate reaches the lowest loss "
-    "that the same model reaches at the lowest rate; that criterion was chosen after the scan with the Baseline's task was "
-    "seen. The paper varies depth and head width; the full scan has six layers, heads of 64 and 1.5 million examples a run."
+    "Published in words only: training at large width and rate 1e-3 is unstable for Pre-Norm and stable for QKV-Norm. Here "
+    "training at the highest rate counts as unstable if a loss becomes non-finite, or if no seed gets down to the lowest loss "
+    "that the same model reaches at the lowest rate. This criterion was chosen after seeing the scan on the Baseline's task. "
+    "The paper also varies depth and head width; the full scan does not (six layers, heads of 64, 1.5 million examples a run)."
 )
 _OTHER_TASK = (
-    "A scan of 36 runs with the Baseline's task (docs/results/sweeps.md, 20 minutes on an H200) agrees in part: Pre-LN "
-    "does not learn at widths 1,024 and 2,048 with rate 1e-3, QKV-Norm learns at every width, but its loss jumps."
+    "A scan of 36 runs on the Baseline's task (docs/results/sweeps.md, 20 minutes on an H200) agrees in part: Pre-Norm does "
+    "not learn at widths 1,024 and 2,048 with rate 1e-3; QKV-Norm learns at every width, but its loss jumps and recovers."
 )
 _SHORT = "This run has the paper's task and models far below the published widths, trained for too few steps to be compared."
 _ENCODERS = (
