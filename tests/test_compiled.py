@@ -1,12 +1,18 @@
-"""What a GPU compiles: one block for all layers, the readout with the loss, and fused attention with a sink."""
+"""What a GPU compiles: one block for all layers, the readout with the loss, and fused kernels."""
 
+import math
+import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
+import pytest
 import torch
 
 from normscope.core import Scores, attend_scored
+from normscope.core.cross_entropy import cross_entropy
 from normscope.core.fused_scores import attend_with_sink, causal_blocks
+from normscope.core.swiglu import swiglu
 
 ONE_BLOCK = """
 from functools import partial
@@ -67,3 +73,84 @@ def test_blocks_of_a_causal_mask_are_those_of_earlier_keys() -> None:
     seen = blocks.mask_mod(torch.tensor(0), torch.tensor(0), torch.arange(1024)[:, None], torch.arange(1024)[None])
     assert torch.equal(seen, torch.ones(1024, 1024, dtype=torch.bool).tril())
     assert blocks.sparsity() == 43.75  # percent: 28 of 64 blocks
+
+
+FUSED = """
+import torch
+import torch.nn.functional as F
+from normscope.core.cross_entropy import cross_entropy
+from normscope.core.swiglu import swiglu
+
+def errors(got, expected):
+    for mine, theirs in zip(got, expected):
+        print(((mine.double() - theirs).norm() / theirs.norm()).item())
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+if device == "cpu":  # the kernels themselves, interpreted
+    from normscope.core.cross_entropy_kernel import fused_cross_entropy
+    from normscope.core.swiglu_kernel import fused_swiglu
+else:
+    fused_swiglu = swiglu
+    def fused_cross_entropy(x, weights, targets, ignored):
+        return *cross_entropy(x, weights, None, targets, ignored), None
+
+generator = torch.Generator(device).manual_seed(0)
+def drawn(*shape):
+    return torch.randn(shape, device=device, generator=generator).bfloat16()
+
+for shape in ((3, 5, 600), (17, 128)):
+    hidden, upstream = drawn(*shape).requires_grad_(), drawn(*shape[:-1], shape[-1] // 2)
+    exact = hidden.detach().double().requires_grad_()
+    got, expected = fused_swiglu(hidden), swiglu(exact)
+    got.backward(upstream), expected.backward(upstream.double())
+    errors((got, hidden.grad), (expected, exact.grad))
+for positions, dim, vocabulary in ((70, 16, 9001), (50, 8, 300)):
+    x, weights = drawn(positions, dim).requires_grad_(), drawn(vocabulary, dim).T.requires_grad_()
+    logits = (x @ weights).detach()
+    targets = torch.randint(vocabulary, (positions,), device=device, generator=generator)
+    targets[:20], targets[20:30] = logits[:20].argmax(1), -100
+    share = torch.rand(positions, device=device, generator=generator)
+    exact = [value.detach().double().requires_grad_() for value in (x, weights)]
+    losses, right, _ = fused_cross_entropy(x, weights, targets, -100)
+    wide, expected = cross_entropy(*exact, None, targets, -100)
+    (losses * share).sum().backward(), (wide * share).sum().backward()
+    errors((losses, x.grad, weights.grad), (wide, *(value.grad for value in exact)))
+    assert losses[20:30].abs().max() == 0 and not right[20:30].any() and right[:20].all(), right
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_fused_kernels_of_a_step_agree_with_float64_forward_and_backward() -> None:
+    """In a process of its own: Triton compiles the source as it is, not as the run-time type checks rewrite it.
+
+    Without a GPU Triton interprets it.
+    """
+    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    code, environment = [sys.executable, "-c", FUSED], os.environ | interpreted
+    result = subprocess.run(code, capture_output=True, text=True, check=True, env=environment)
+    errors = [float(line) for line in result.stdout.split()]
+    assert len(errors) == 10
+    assert max(errors) < 0.01
+
+
+def test_the_loss_of_tokens_is_their_negative_log_probability() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weights, bias = torch.randn(6, 4, generator=generator), torch.randn(4, 9, generator=generator), torch.randn(9)
+    targets = torch.tensor([0, 3, -100, 8, 5, -100])
+    bias[0] += 20 * (x[2] @ weights).abs().max()  # an ignored target is no token, not even the most probable one
+    logits = x @ weights + bias
+    targets[4] = logits[4].argmax()
+    losses, right = cross_entropy(x, weights, bias, targets, -100)
+    wanted = targets != -100
+    expected = -logits.double().softmax(1).log().gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    assert torch.allclose(losses.double(), torch.where(wanted, expected, 0.0), atol=1e-6)
+    assert torch.equal(right, wanted & (logits.argmax(1) == targets))
+    assert right[4]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, _ = cross_entropy(x, weights, bias, targets, -100)
+    assert rounded.dtype == torch.float32
+    assert torch.allclose(rounded, losses, rtol=0.02, atol=0.2)
+
+
+def test_swiglu_gates_the_first_half_with_the_second() -> None:
+    assert torch.allclose(swiglu(torch.tensor([[2.0, -1.0, 0.0, 3.0]])), torch.tensor([[0.0, -3 / (1 + math.exp(-3))]]))

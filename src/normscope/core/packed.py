@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from normscope.core.head_norm import HeadNorm
+from normscope.core.kernels import has_kernels
 
 TILES = (32, 64, 128)
 _FUSED_HEADS = (16, 32, 64, 128)
@@ -46,7 +47,7 @@ def pack_tiles(lengths: Int[Tensor, "rows examples"], tokens: int, tile: int) ->
 
 def has_kernel(device: torch.device, dtype: torch.dtype, head: int) -> bool:
     """Whether there is a fused kernel for heads of that width and precision."""
-    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and head in _FUSED_HEADS
+    return has_kernels(device, dtype) and head in _FUSED_HEADS
 
 
 def attend_packed(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.core.kernels import has_kernels
+
 _MOST_TOKENS = 256
 _ROWS = 64
 _COLUMNS = 64
@@ -16,9 +18,8 @@ _COLUMNS = 64
 
 def tile_takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernel can serve this shape: half precision, few tokens, heads that are a multiple of 64 wide."""
-    half = q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16)
     small = q.shape[-2] == k.shape[-2] <= _MOST_TOKENS
-    return half and small and q.shape[-1] % _COLUMNS == v.shape[-1] % _COLUMNS == 0 and _has_triton()
+    return has_kernels(q.device, q.dtype) and small and q.shape[-1] % _COLUMNS == v.shape[-1] % _COLUMNS == 0
 
 
 def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
@@ -34,15 +35,6 @@ def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool)
             PADDED=padded, ROWS=_ROWS, COLUMNS=_COLUMNS, CAUSAL=causal, num_warps=4,
         )  # fmt: skip
     return out
-
-
-@cache
-def _has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 @cache

@@ -11,17 +11,17 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 
+from normscope.core.cross_entropy import cross_entropy
 from normscope.training.batches import Batches, Feed, one_batch
 from normscope.training.parallel import Team
 from normscope.training.recipe import Recipe
 from normscope.transformer import Transformer
-from normscope.transformer.model import Run, call
+from normscope.transformer.model import Readout, Run, call
 
 _WARMUPS = 3
 _KERNELS = [
@@ -76,7 +76,7 @@ def restore_optimiser(model: Transformer, optimiser: torch.optim.AdamW, saved: d
 
 
 def next_token_loss(
-    readout: nn.Module,
+    readout: Readout,
     states: Float[Tensor, "positions dim"],
     unembedding: Float[Tensor, "last vocabulary"],
     targets: Int[Tensor, " positions"],
@@ -84,16 +84,10 @@ def next_token_loss(
     characters: Float[Tensor, ""] | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " 3"]]:
     """The loss of the last hidden states, and (loss, right, all); in float32 whatever the precision of the logits."""
-    logits = readout(states, unembedding).float()
-    if characters is None:
-        loss = F.cross_entropy(logits, targets, ignore_index=ignored)
-    else:
-        loss = F.cross_entropy(logits, targets, ignore_index=ignored, reduction="sum") / characters
-    wanted = targets != ignored
-    # the largest logit is one of the softmax's intermediate results; where it is, of thousands of tokens, would be another pass
-    largest = logits.amax(1, keepdim=True)
-    right = (logits.gather(1, targets.clamp(min=0)[:, None]) >= largest)[:, 0] & wanted
-    return loss, torch.stack((loss.detach(), right.sum(), wanted.sum()))
+    losses, right = cross_entropy(*readout.before_logits(states, unembedding), targets, ignored)
+    wanted = (targets != ignored).sum()
+    loss = losses.sum() / (wanted if characters is None else characters)
+    return loss, torch.stack((loss.detach(), right.sum(), wanted))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normscope.core import AttentionMask, HeadNorm
 from normscope.core.norms import EPSILON, NORMS, POINTWISE, SLOPE, pointwise
+from normscope.core.swiglu import swiglu
 from normscope.schemes import Scheme
 from normscope.transformer.calibration import Calibrated
 from normscope.transformer.config import TransformerConfig
@@ -19,7 +20,7 @@ from normscope.transformer.config import TransformerConfig
 _ROPE_BASE = 10_000.0
 States = Float[Tensor, "rows tokens dim"]
 Matrices = list[tuple[Tensor, int]]  # each with the axis of the residual stream's dimension
-Rotation = tuple[Float[Tensor, "#rows tokens half"], Float[Tensor, "#rows tokens half"]]  # cosine and sine of RoPE's angles
+Rotation = tuple[Float[Tensor, "#rows tokens head"], Float[Tensor, "#rows tokens head"]]  # factors on components, on partners
 
 
 class Attention(nn.Module):
@@ -162,15 +163,14 @@ class FeedForward(nn.Module):
     ) -> States:
         """F of every token; mask, memory and rotation are attention's."""
         W_in = self.W_in if self.input_gain is None else self.W_in * self.input_gain()[:, None]
-        hidden = F.linear(x, W_in.T, self.b_in)
-        if self.hidden_scale is not None:
-            hidden = hidden * self.hidden_scale()
-        return F.linear(self.inner(self._activated(hidden)), self.W_out.T, self.b_out)
+        if self.hidden_scale is not None:  # there are no biases with it
+            W_in = W_in * self.hidden_scale()
+        hidden = self._activated(F.linear(x, W_in.T, self.b_in))
+        return F.linear(self.inner(hidden), self.W_out.T, self.b_out)
 
     def _activated(self, hidden: Tensor) -> Tensor:
         if self.activation == "swiglu":
-            u, v = hidden.chunk(2, -1)
-            return u * F.silu(v)
+            return swiglu(hidden)
         return F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden)
 
 
@@ -224,17 +224,21 @@ class LearnedScale(nn.Module):
 
 
 def rope_angles(positions: Tensor, head: int, dtype: torch.dtype) -> Rotation:
-    """Cosine and sine of position · 10000^(−2i/head) for i < head/2."""
+    """Cos φ_i for components i and i + head/2 of a head, and ∓sin φ_i for their partners; φ_i = position · 10000^(−2i/head)."""
     along = torch.arange(0, head, 2, device=positions.device, dtype=torch.float32)
     angles = positions[..., None].to(torch.float32) / _ROPE_BASE ** (along / head)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def rotate(x: Float[Tensor, "rows tokens heads head"], rotation: Rotation) -> Float[Tensor, "rows tokens heads head"]:
-    """RoPE: components i and i + head/2 of every head are rotated by the angle of their position, as Llama pairs them."""
-    cos, sin = (part[..., None, :] for part in rotation)
-    a, b = x.chunk(2, -1)
-    return torch.cat(((a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)), -1)
+    """RoPE: components i and i + head/2 of every head are rotated by the angle of their position, as Llama pairs them.
+
+    The halves are swapped, not split and joined: a compiler makes an index of that, forward and backward.
+    """
+    own, other = (part[..., None, :] for part in rotation)
+    partners = x.reshape(*x.shape[:-1], 2, -1).flip(-2).flatten(-2)
+    return (x * own + partners * other).to(x.dtype)
 
 
 def number(value: float) -> Tensor:

@@ -323,8 +323,15 @@ class Readout(nn.Module):
         self, x: Float[Tensor, "*positions dim"], unembedding: Float[Tensor, "last vocabulary"]
     ) -> Float[Tensor, "*positions vocabulary"]:
         """Logits of every character or token."""
+        x, weights, bias = self.before_logits(x, unembedding)
+        return F.linear(x, weights.T, bias)
+
+    def before_logits(
+        self, x: Float[Tensor, "*positions dim"], unembedding: Float[Tensor, "last vocabulary"]
+    ) -> tuple[Float[Tensor, "*positions last"], Float[Tensor, "last vocabulary"], Float[Tensor, " vocabulary"] | None]:
+        """What the last product takes: logits are x W + b. A scale of logits is folded into W."""
         x = self.norm(x)
-        matrices = [*[self.weights[i] for i in range(self.hidden)], unembedding]  # torch 2.11 cannot compile a slice of them
-        for i, weight in enumerate(matrices):
-            x = F.linear(F.relu(x) if i else x, weight.T, self.biases[i] if self.biases is not None else None)
-        return x if self.scale is None else x * self.scale()
+        for i in range(self.hidden):  # torch 2.11 cannot compile a slice of the matrices
+            x = F.relu(F.linear(x, self.weights[i].T, None if self.biases is None else self.biases[i]))
+        weights = unembedding if self.scale is None else unembedding * self.scale()
+        return x, weights, None if self.biases is None else self.biases[self.hidden]

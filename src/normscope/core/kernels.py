@@ -1,0 +1,13 @@
+"""Where the Triton kernels of this package can run."""
+
+from importlib.util import find_spec
+
+import torch
+
+_TRITON = find_spec("triton") is not None
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether half-precision kernels run on a device: a GPU with Triton."""
+    return device.type == "cuda" and dtype in _HALF and _TRITON
