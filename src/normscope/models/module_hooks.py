@@ -13,10 +13,11 @@ from normscope.core.norms import orthogonal_part
 from normscope.errors import InputError
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.attention_trace import observing_attention
+from normscope.models.fits import fitted
 from normscope.models.head_reader import messages_matrix
 from normscope.models.hooks import Running, SiteHooks, before, given_states, rotation_of
 from normscope.models.observe import AttentionStep, OnAttention, Rotation, SublayerStep
-from normscope.models.placement import Placement, fitted
+from normscope.models.placement import Placement
 from normscope.models.states import POSITIONS_FIRST
 
 if TYPE_CHECKING:

@@ -10,50 +10,29 @@ output; ``proof`` repeats that with other states.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import combinations, product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from normscope.core.norms import factor_between, length, orthogonal_part, same
+from normscope.core.norms import factor_between, length
 from normscope.models.attention_interface import AttentionCall
 from normscope.models.blocks import Block
+from normscope.models.fits import NEAR, SMALLEST, Scales, States, agree, channel_scale, rounded
 from normscope.models.hooks import Site
 from normscope.models.inside import Inside, before_output, norm_before, score_slot
 from normscope.models.norm_modules import known_norm
 from normscope.models.offload import weight_of
 from normscope.models.record import Attended, Call, Record
+from normscope.models.sums import Anatomy, Sum, Value, computes
 from normscope.schemes import Slots
 from normscope.schemes.update import Update
 
 _HEAD_NORM = re.compile(r"(qk|q|k|v)(uery|ey|alue)?_?(layer_?)?(norm|ln)|norm_?(qk|q|k|v)")
-_NEAR = 1e-4
-_SMALLEST = 1e-6  # a step or carry
-_ALIKE = 1e-3  # channels that differ by less have one number
-_ONE = 1e-5  # a fitted number this near to 1 is 1
-_ROUNDING = 8  # of one tensor to another that is called equal, in units of the precision
-_EXPLAINED = 0.02  # of a change of the states that a fitted update may leave unexplained
-_SEEN = 512  # numbers of a tensor that are compared first
-_MOST_SUBLAYERS = 4
-_MOST_VALUES = 60  # of a block among which sums are searched
-_MOST_ENDS = 24  # results among which pairs of scaled updates are searched
 _AFFINE = 1e-3  # of a product whose own arithmetic may be half precision
-_FITTED = 64  # states that numbers for each channel are fitted to first
-_FEWEST = 6  # states to fit two numbers for each channel
 _NEITHER = "a norm is neither LayerNorm nor RMSNorm"
-States = Float[Tensor, "rows positions dim"]
-
-
-@dataclass(frozen=True)
-class Scales:
-    """The fitted branch and residual scale of a sublayer, each a number or one for each channel."""
-
-    step: Tensor
-    carry: Tensor
 
 
 @dataclass(frozen=True)
@@ -102,7 +81,7 @@ class Branch:
         """Whether carry = 1 − step."""
         carry, rest = self.scales.carry, 1 - self.scales.step
         carry = carry + torch.zeros_like(rest)
-        return bool(self.scales.step.any()) and not bool((carry == 1).all()) and _same(carry, rest + torch.zeros_like(carry))
+        return bool(self.scales.step.any()) and not bool((carry == 1).all()) and agree(carry, rest + torch.zeros_like(carry))
 
     def grown(self, factor: float) -> "Branch":
         """The same with a larger step."""
@@ -196,274 +175,9 @@ class Evidence:
     latent: bool = False
 
 
-@dataclass(eq=False)
-class _Value:
-    """Equal tensors in a block: their numbers, some of them, the calls that returned and received them, and when they began."""
-
-    states: States
-    picked: Float[Tensor, " picked"]
-    first: float
-    returned: list[Call] = field(default_factory=list)
-    received: list[Call] = field(default_factory=list)
-
-    @property
-    def computed(self) -> bool:
-        """Whether a product or a module with parts returned it."""
-        return any(call.is_product or not call.is_leaf for call in self.returned)
-
-    @property
-    def is_state(self) -> bool:
-        """Whether a norm received or returned it."""
-        return any(call.is_norm for call in (*self.received, *self.returned))
-
-    @property
-    def is_result(self) -> bool:
-        """Whether it may be what a sublayer adds, up to scales: what was computed, or a norm of it."""
-        return self.computed or any(call.is_norm for call in self.returned)
-
-
-_Updates = tuple[tuple[_Value, Tensor], ...]
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """before → after = stream(carry·before + Σ step·update), with a norm of the stream or none.
-
-    Without updates it is the norm of the block's input that the sums begin with. ``tangent`` updates are orthogonal to before.
-    """
-
-    before: _Value
-    updates: _Updates
-    carry: Tensor
-    after: _Value
-    stream: Call | None = None
-    tangent: bool = False
-
-
-class _Anatomy:
-    """The tensors of a block, and how its output is a sum of its input and updates."""
-
-    def __init__(self, block: Block, record: Record) -> None:
-        self.block, self._layout, self._shape = block, block.site.layout, block.input.shape
-        self.calls = sorted(record.inside(block.call), key=lambda call: call.ended)
-        self.attended = record.attended_inside(block.call)
-        self.values: list[_Value] = []
-        self.tolerance = max(_NEAR, torch.finfo(block.input.dtype).eps)
-        self._equal = _ROUNDING * torch.finfo(block.input.dtype).eps
-        self._known: dict[int, tuple[Tensor, _Value]] = {}  # tensors are kept, so that none takes the id of another
-        self.x = self._value(block.input, -1.0)
-        events = [(call.began, call, x) for call in self.calls for x in call.inputs]
-        events += [(call.ended, call, x) for call in self.calls for x in call.outputs]
-        for time, call, x in sorted(events, key=lambda event: event[0]):
-            value = self.value_of(x) or (self._value(x, time) if self._states(x) is not None else None)
-            if value is not None:
-                (value.received if time == call.began else value.returned).append(call)
-        self.y = self.value_of(block.output) or self._value(block.output, block.call.ended)
-
-    @cached_property
-    def _picked(self) -> Tensor:
-        count = self.block.input.numel()
-        picked = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:_SEEN]
-        return picked.to(self.block.input.device)
-
-    def _states(self, x: Tensor) -> States | None:
-        return self._layout.seen(x, self._shape)
-
-    def _value(self, x: Tensor, first: float) -> _Value:
-        states = self._states(x)
-        assert states is not None
-        value = _Value(states, states.reshape(-1)[self._picked].double(), first)
-        self.values.append(value)
-        self._known[id(x)] = (x, value)
-        return value
-
-    def value_of(self, x: Tensor | None) -> _Value | None:
-        """The value that a tensor is equal to, as far as it is known."""
-        if x is None or id(x) in self._known:
-            return None if x is None else self._known[id(x)][1]
-        states = self._states(x)
-        if states is None:
-            return None
-        picked = states.reshape(-1)[self._picked].double()
-        near = (v for v in self.values if same(v.picked, picked, self._equal))
-        value = next((v for v in near if same(v.states.flatten().double(), states.flatten().double(), self._equal)), None)
-        if value is not None:
-            self._known[id(x)] = (x, value)
-        return value
-
-    @property
-    def has_second_stream(self) -> bool:
-        """Whether the block returns other states, of the same shape, that it did not receive."""
-        call, y = self.block.call, self.y
-        others = (
-            value
-            for x in call.outputs
-            if x.shape == call.outputs[self.block.site.returned].shape
-            for value in [self.value_of(x)]
-        )
-        received = [self.value_of(x) for x in call.inputs]
-        return any(value is not y and value not in received for value in others)
-
-    @property
-    def before_attention(self) -> list[Call]:
-        """The calls that ended before the last attention."""
-        last = max((attended.time for attended in self.attended), default=0)
-        return [call for call in self.calls if call.ended < last]
-
-    def is_read(self, norm: Call) -> bool:
-        """Whether a product receives what a norm returned."""
-        made = norm.outputs[0].flatten()
-        inputs = (x for call in self.calls if _computes(call) for x in call.inputs if x.numel() == made.numel())
-        return any(torch.equal(x.flatten(), made) for x in inputs)
-
-    def sums(self) -> list[_Sum] | None:
-        """The sums that lead from the block's input to its output; None if there are none."""
-        return self._towards(self.y, _MOST_SUBLAYERS)
-
-    def _towards(self, after: _Value, most: int) -> list[_Sum] | None:
-        """The sums from the block's input to some states; fewest assumptions first."""
-        if after is self.x:
-            return []
-        if most <= 0 or not bool(after.picked.isfinite().all()):
-            return None
-        norm = next((call for call in after.returned if call.is_norm), None)
-        total = None if norm is None else self.value_of(norm.inputs[0])
-        options = [(None, after), *([(norm, total)] if total is not None else [])]
-        for fit in (_tangent, _exact, _scaled, _parallel, _channels):
-            for stream, value in options:
-                for before, updates, carry in fit(_Terms(self, value)):
-                    rest = self._towards(before, most - len(updates))
-                    if rest is not None:
-                        return [*rest, _Sum(before, updates, carry, after, stream, tangent=fit is _tangent)]
-        one = after.states.new_ones((), dtype=torch.float32)
-        return [_Sum(self.x, (), one, after, norm)] if total is self.x and after is not self.y else None
-
-
-class _Terms:
-    """A sum, and what it may be made of: values that appeared before it, the latest first, and updates among them."""
-
-    def __init__(self, anatomy: _Anatomy, total: _Value) -> None:
-        self.total, self.states, self.tolerance = total, total.states, anatomy.tolerance
-        self.t = total.picked
-        values = [v for v in anatomy.values if v.first < total.first and bool(v.picked.any() & v.picked.isfinite().all())]
-        latest = sorted(values, key=lambda v: -v.first)
-        self.starts = [*latest[:_MOST_VALUES], *(v for v in latest[_MOST_VALUES:] if v.first < 0)]
-        self.updates = [v for v in latest if v.returned][:_MOST_VALUES]
-        self.U = torch.stack([v.picked for v in self.updates]) if self.updates else self.t.new_zeros(0, len(self.t))
-
-    def pairs(self, fewer: bool = False) -> Iterator[tuple[_Value, Tensor]]:
-        """Every start, and which updates came after it; or only what norms receive, and the block's input."""
-        starts = [v for v in self.starts if v.first < 0 or v.is_state] if fewer else self.starts
-        for start in starts:
-            yield start, torch.tensor([v.first > start.first for v in self.updates], dtype=torch.bool, device=self.t.device)
-
-    def hits(self, start: _Value, made: Float[Tensor, "updates picked"], allowed: Tensor) -> list[int]:
-        """The updates whose sums are the target, and not only because the states hardly change."""
-        left, change = (self.t - made).norm(dim=-1), (self.t - start.picked).norm()
-        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * self.t.norm()
-        good = (left <= self.tolerance * self.t.norm()) & (left <= (_EXPLAINED * change).clamp(min=rounding)) & allowed
-        return [int(index) for index in good.nonzero()[:, 0]]
-
-    def is_sum(self, start: _Value, made: Tensor, exact: bool = False) -> bool:
-        """Whether all numbers agree, and not only because the states hardly change; ``exact`` is up to rounding."""
-        target, x = self.states.double(), start.states.double()
-        left, change, size = (float(length(y.flatten())) for y in (target - made, target - x, target))
-        rounding = _ROUNDING * torch.finfo(self.states.dtype).eps * size
-        return left <= (rounding if exact else self.tolerance * size) and left <= max(_EXPLAINED * change, rounding)
-
-
-_Found = Iterator[tuple[_Value, _Updates, Tensor]]
-
-
-def _tangent(terms: _Terms) -> _Found:
-    """Before + step·(the part of an update that is orthogonal to before), where the change is orthogonal and the update not."""
-    one = terms.states.new_ones((), dtype=torch.float32)
-    for start, later in terms.pairs(fewer=True):
-        x = start.states.double()
-        change = terms.states.double() - x
-        if not bool(change.any()) or not _same(orthogonal_part(change, x), change):
-            continue
-        for update, after in zip(terms.updates, later, strict=True):
-            u = update.states.double()
-            across = orthogonal_part(u, x)
-            if bool(after) and update.is_result and not _same(across, u):
-                step = _tidy(torch.tensor(factor_between(change, across)), terms.states)
-                if float(step.abs()) >= _SMALLEST and terms.is_sum(start, x + step * across):
-                    yield start, ((update, step),), one
-
-
-def _exact(terms: _Terms) -> _Found:
-    """Before + update."""
-    one = terms.states.new_ones((), dtype=torch.float32)
-    for start, later in terms.pairs():
-        for index in terms.hits(start, start.picked + terms.U, later):
-            update = terms.updates[index]
-            if terms.is_sum(start, start.states + update.states, exact=True):
-                yield start, ((update, one),), one
-
-
-def _scaled(terms: _Terms) -> _Found:
-    """Before + step·update, then carry·before + step·update."""
-    for exact, free in product((True, False), (False, True)):
-        for start, later in terms.pairs():
-            step, carry = _fit(terms.t, start.picked, terms.U, free)
-            allowed = later & (step.abs() >= _SMALLEST) & (carry.abs() >= _SMALLEST)
-            for index in terms.hits(start, carry[:, None] * start.picked + step[:, None] * terms.U, allowed):
-                update = terms.updates[index]
-                t, x, u = (states.double().flatten() for states in (terms.states, start.states, update.states))
-                scale, kept = (_tidy(number[0], terms.states) for number in _fit(t, x, u[None], free))
-                if terms.is_sum(start, kept * start.states + scale * update.states, exact):
-                    yield start, ((update, scale),), kept
-
-
-def _parallel(terms: _Terms) -> _Found:
-    """Before + update₁ + update₂, then with a step each."""
-    one = terms.states.new_ones((), dtype=torch.float32)
-    for start, later in terms.pairs():
-        for first, update in enumerate(terms.updates):
-            if bool(later[first]):
-                for second in terms.hits(start, start.picked + terms.U[first] + terms.U, later):
-                    other = terms.updates[second]
-                    if other.first > update.first and terms.is_sum(
-                        start, start.states + update.states + other.states, exact=True
-                    ):
-                        yield start, ((update, one), (other, one)), one
-    ends = [index for index, update in enumerate(terms.updates) if update.is_result][:_MOST_ENDS]
-    for start, later in terms.pairs(fewer=True):
-        for pair in combinations(reversed([index for index in ends if bool(later[index])]), 2):
-            U = terms.U[list(pair)]
-            steps = torch.linalg.lstsq(U.mT, (terms.t - start.picked)[:, None]).solution[:, 0]
-            enough = (steps.abs() >= _SMALLEST).all()[None]
-            if terms.hits(start, (start.picked + steps @ U)[None], enough):
-                chosen = tuple((terms.updates[index], _tidy(steps[n], terms.states)) for n, index in enumerate(pair))
-                if terms.is_sum(start, start.states + sum(step * update.states for update, step in chosen)):
-                    yield start, chosen, one
-
-
-def _channels(terms: _Terms) -> _Found:
-    """Carry ⊙ before + step ⊙ update, a number for each channel; fitted to some of the states first."""
-    count = terms.states.shape[0] * terms.states.shape[1]
-    if count < _FEWEST:
-        return
-    some = slice(None, None, max(count // _FITTED, 1))
-    target = terms.states.flatten(0, 1)[some].double()
-    for start, later in terms.pairs(fewer=True):
-        allowed = [update for update, after in zip(terms.updates, later, strict=True) if bool(after) and update.is_result]
-        x = start.states.flatten(0, 1)[some].double()
-        for update in allowed[:_MOST_ENDS]:
-            u = update.states.flatten(0, 1)[some].double()
-            step, carry = _fit_channels(x, u, target)
-            small = min(float(step.abs().mean()), float(carry.abs().mean())) < _SMALLEST
-            if small or not _same(target, carry * x + step * u):
-                continue
-            step, carry = _fit_channels(start.states.double(), update.states.double(), terms.states.double())
-            if terms.is_sum(start, carry * start.states + step * update.states):
-                yield start, ((update, _tidy(step, terms.states)),), _tidy(carry, terms.states)
-
-
 def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
     """The slots of a block, and what they were seen by."""
-    anatomy = _Anatomy(block, record)
+    anatomy = Anatomy(block, record)
     attention = next((a for a in anatomy.attended if not a.crosses), None)
     plain = Placement({}, {}, None)
     if attention is not None:
@@ -479,11 +193,11 @@ def placement_of(block: Block, record: Record) -> tuple[Placement, Evidence]:
     return _with_branches(plain, anatomy, sums)
 
 
-def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) -> tuple[Placement, Evidence]:
+def _with_branches(plain: Placement, anatomy: Anatomy, sums: Sequence[Sum]) -> tuple[Placement, Evidence]:
     """The placement with the sublayers of the sums, if these reproduce the block's output."""
     nothing = Evidence({}, {})
     branches: list[Branch] = []
-    outputs: list[_Value] = []
+    outputs: list[Value] = []
     windows: list[tuple[int, int]] = []
     reads: dict[Site, States] = {}
     began = anatomy.block.call.began
@@ -513,7 +227,7 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
             if reading[0] is not None and (read := anatomy.value_of(reading[0].outputs[0])) is not None:
                 reads[sites["input"]] = read.states
                 known = known_norm(reading[0].module, read.states.shape[-1], read.states.device)
-                if known is None or not _same(known(total.before.states), read.states):
+                if known is None or not agree(known(total.before.states), read.states):
                     return replace(plain, unclear=_NEITHER), nothing
             windows.append(window)
             began = window[1]
@@ -539,21 +253,21 @@ def _with_branches(plain: Placement, anatomy: _Anatomy, sums: Sequence[_Sum]) ->
     return proved(placement, anatomy.block.input, evidence.results, anatomy.block.output), evidence
 
 
-def _adds_nothing(anatomy: _Anatomy, sums: Sequence[_Sum], windows: Sequence[tuple[int, int]]) -> bool:
+def _adds_nothing(anatomy: Anatomy, sums: Sequence[Sum], windows: Sequence[tuple[int, int]]) -> bool:
     """Whether something is computed of the states after attention, or after the last sum, that reaches no sum."""
-    shaped = [call for call in anatomy.calls if _computes(call) and any(anatomy.value_of(x) for x in call.outputs)]
+    shaped = [call for call in anatomy.calls if computes(call) and any(anatomy.value_of(x) for x in call.outputs)]
     if any(call.began > windows[-1][1] for call in shaped):
         return True
     starts = [total.before for total in sums for _ in total.updates]
     for (began, ended), before in zip(windows, starts, strict=True):
         times = [attended.time for attended in anatomy.attended if began < attended.time < ended]
-        if times and any(min(times) < call.began < ended and (_computes(call) or call.is_norm) for call in before.received):
+        if times and any(min(times) < call.began < ended and (computes(call) or call.is_norm) for call in before.received):
             return True
     return False
 
 
 def _with_output_projection(
-    plain: Placement, anatomy: _Anatomy, window: tuple[int, int], branch: Branch
+    plain: Placement, anatomy: Anatomy, window: tuple[int, int], branch: Branch
 ) -> tuple[Placement, Call | None]:
     """W_O is the product that gives the output of attention; and the norm before it, if there is one."""
     attended = next(a for a in anatomy.attended if not a.crosses)
@@ -563,13 +277,13 @@ def _with_output_projection(
     return (plain, None) if call is None else _with_inside(plain, anatomy, attended, call)
 
 
-def _product_of(anatomy: _Anatomy, branch: Branch, window: tuple[int, int]) -> Call | None:
+def _product_of(anatomy: Anatomy, branch: Branch, window: tuple[int, int]) -> Call | None:
     """The product that computed the output of a sublayer; None if something else did."""
     call = next((c for c in anatomy.calls if c.module is branch.result.module and c.ended == window[1]), None)
     return call if call is not None and call.is_product and call.inputs else None
 
 
-def _with_inside(plain: Placement, anatomy: _Anatomy, attended: Attended, out: Call) -> tuple[Placement, Call | None]:
+def _with_inside(plain: Placement, anatomy: Anatomy, attended: Attended, out: Call) -> tuple[Placement, Call | None]:
     """The placement with W_O and the gate before it; and the norm before it."""
     inside = before_output([c for c in anatomy.calls if c.began < out.began], attended.mixed, out)
     gate = "sigmoid" if inside.gated else "none"
@@ -595,7 +309,7 @@ def proved(placement: Placement, x: States, results: Mapping[str, States], y: St
             before = made = update.settle(made)
     error = float(length((made - y).double().flatten()) / length(y.double().flatten()))
     error = max(error, placement.error or 0.0)
-    if error <= max(_NEAR, torch.finfo(x.dtype).eps):
+    if error <= max(NEAR, torch.finfo(x.dtype).eps):
         return replace(placement, error=error)
     unclear = f"updates with the slots that were seen miss the block's output by {error:.1e} of its norm"
     return replace(placement, branches={}, unclear=unclear, error=None)
@@ -611,10 +325,10 @@ def _note(names: Sequence[str]) -> str:
 
 def _is_unknown(call: Call) -> bool:
     """Whether a module that is no product, norm or scale has parameters, and so may be any of them in another form."""
-    return call.is_leaf and not _computes(call) and any(True for _ in call.module.parameters())
+    return call.is_leaf and not computes(call) and any(True for _ in call.module.parameters())
 
 
-def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]) -> list[str] | str:
+def _names(anatomy: Anatomy, windows: Sequence[tuple[int, int]], branches: Sequence[Branch]) -> list[str] | str:
     """The names of sublayers by what runs in their windows of time; or why there are none."""
     names: list[str] = []
     for began, ended in windows:
@@ -635,7 +349,7 @@ def _names(anatomy: _Anatomy, windows: Sequence[tuple[int, int]], branches: Sequ
     return names
 
 
-def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _Value, Call | None, Tensor] | None:
+def _result(anatomy: Anatomy, update: Value, before: Value) -> tuple[Call, Value, Call | None, Tensor] | None:
     """The call that computed an update, what it computed, the output norm after it, and the scale of each channel between.
 
     Where no call returned what the output norm receives, the call is the norm. None if the update passes through a module
@@ -645,7 +359,7 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _V
     while True:
         call = min(update.returned, key=lambda call: (call.ended, -call.began))
         source = anatomy.value_of(call.inputs[0]) if call.inputs else None
-        if _computes(call) or not call.is_leaf or norm is not None:
+        if computes(call) or not call.is_leaf or norm is not None:
             return call, update, norm, scale
         if source is not None and source in (anatomy.x, before):
             return None if call.is_norm or update is source else (call, update, norm, scale)
@@ -657,7 +371,7 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _V
                 return norm, source, norm, scale
             continue
         if source is not update:
-            factor = _channel_scale(source.states, update.states)
+            factor = channel_scale(source.states, update.states)
             if factor is None:
                 return (call, update, norm, scale) if source.returned else None
             scale, update = scale * factor, source
@@ -668,35 +382,28 @@ def _result(anatomy: _Anatomy, update: _Value, before: _Value) -> tuple[Call, _V
             scale, update = scale * scaled[0], scaled[1]
 
 
-def _scaled_from(anatomy: _Anatomy, value: _Value, receiver: Call) -> tuple[Tensor, _Value] | None:
+def _scaled_from(anatomy: Anatomy, value: Value, receiver: Call) -> tuple[Tensor, Value] | None:
     """The scale and the value of a computed result that a module received times that scale; None if there is none."""
     for other in sorted(anatomy.values, key=lambda v: -v.first):
         if other is not value and other.computed and other.first < receiver.began:
-            factor = _channel_scale(other.states, value.states)
+            factor = channel_scale(other.states, value.states)
             if factor is not None:
                 return factor, other
     return None
 
 
-def _is_rearranged(anatomy: _Anatomy, value: _Value, receiver: Call) -> bool:
+def _is_rearranged(anatomy: Anatomy, value: Value, receiver: Call) -> bool:
     """Whether a value has the numbers of a result in another order, as the windows of an image do."""
     numbers = value.states.flatten().sort().values
-    results = (x for call in anatomy.calls if call.ended < receiver.began and _computes(call) for x in call.outputs)
+    results = (x for call in anatomy.calls if call.ended < receiver.began and computes(call) for x in call.outputs)
     return any(x.numel() == len(numbers) and torch.equal(x.flatten().sort().values, numbers) for x in results)
 
 
-def _channel_scale(x: States, y: States) -> Tensor | None:
-    """The vector s for which y = s ⊙ x; None if there is none."""
-    flat_x, flat_y = x.double().flatten(0, -2), y.double().flatten(0, -2)
-    scale = (flat_x * flat_y).sum(0) / flat_x.square().sum(0)
-    return _tidy(scale, x) if bool(scale.isfinite().all()) and _same(y, scale * x.double()) else None
-
-
-def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tuple[Call | None, float] | str:
+def _reading(anatomy: Anatomy, before: Value, window: tuple[int, int]) -> tuple[Call | None, float] | str:
     """The input norm of a sublayer and the factor after it, from what its modules read; or why that is unclear."""
     norms = [call for call in before.received if call.is_norm]
     readers = [call for call in anatomy.calls if window[0] < call.began < window[1] and not call.is_norm]
-    direct = [call for call in readers if call in before.received and _computes(call)]
+    direct = [call for call in readers if call in before.received and computes(call)]
     for norm in norms:
         value = anatomy.value_of(norm.outputs[0])
         if value is not None and any(call in value.received for call in readers):
@@ -705,20 +412,20 @@ def _reading(anatomy: _Anatomy, before: _Value, window: tuple[int, int]) -> tupl
     if direct:
         plain = all(map(_is_affine, direct))
         return (None, 1.0) if plain else f"what a {type(direct[0].module).__name__} reads of the states is unknown"
-    for norm, call in product(norms, (call for call in readers if _computes(call))):
+    for norm, call in product(norms, (call for call in readers if computes(call))):
         read = anatomy.value_of(call.inputs[0]) if call.inputs else None
         made = anatomy.value_of(norm.outputs[0])
         if read is not None and made is not None:
             factor = factor_between(read.states, made.states)
-            if abs(factor) >= _SMALLEST and _same(read.states, factor * made.states.double()):
+            if abs(factor) >= SMALLEST and agree(read.states, factor * made.states.double()):
                 return norm, round(factor, 6)
     rearranged = [
-        call for call in readers if _computes(call) and call.inputs and call.inputs[0].numel() == before.states.numel()
+        call for call in readers if computes(call) and call.inputs and call.inputs[0].numel() == before.states.numel()
     ]
     for norm, call in product(norms, rearranged[:1]):  # windows of an image are read one by one
-        if _same(call.inputs[0].flatten().sort().values, norm.outputs[0].flatten().sort().values):
+        if agree(call.inputs[0].flatten().sort().values, norm.outputs[0].flatten().sort().values):
             return norm, 1.0
-    if not any(_computes(call) for call in readers) and any(call in before.received for call in readers):
+    if not any(computes(call) for call in readers) and any(call in before.received for call in readers):
         return None, 1.0
     return "a sublayer reads neither the states nor a norm of them"
 
@@ -741,18 +448,13 @@ def _is_affine(call: Call) -> bool:
     return False
 
 
-def _computes(call: Call) -> bool:
-    """Whether a module without parts has parameters of two axes or more: a product, a convolution, experts."""
-    return call.is_leaf and any(parameter.ndim > 1 for parameter in call.module.parameters())
-
-
-def _reader(anatomy: _Anatomy, after: _Value, time: int) -> Site | None:
+def _reader(anatomy: Anatomy, after: Value, time: int) -> Site | None:
     """The first call after a time that reads some states."""
     call = min((call for call in after.received if call.began >= time), key=lambda call: call.began, default=None)
     return None if call is None else _site(anatomy, call, after, received=True)
 
 
-def _site(anatomy: _Anatomy, call: Call, value: _Value | None, received: bool = False) -> Site:
+def _site(anatomy: Anatomy, call: Call, value: Value | None, received: bool = False) -> Site:
     """A call by its module and its number among the calls of that module in the block, and which of its tensors is a value."""
     nth = sum(other.module is call.module and other.began < call.began for other in anatomy.calls)
     tensors = call.inputs if received else call.outputs
@@ -760,15 +462,15 @@ def _site(anatomy: _Anatomy, call: Call, value: _Value | None, received: bool = 
     return Site(call.module, nth, received, place)
 
 
-def _output_projection(anatomy: _Anatomy, attended: Attended) -> Call | None:
+def _output_projection(anatomy: Anatomy, attended: Attended) -> Call | None:
     """The product that reads the mixed values, or in the attention module what a norm or gate makes of them."""
     products = [c for c in anatomy.calls if c.is_product and c.began > attended.time and c.inputs and c.outputs]
-    plain = [c for c in products if _same(c.inputs[0], attended.mixed)]
+    plain = [c for c in products if agree(c.inputs[0], attended.mixed)]
     inside = [c for c in products if attended.within.holds(c) and c.inputs[0].numel() == attended.mixed.numel()]
     return next((c for c in plain + inside if c.outputs[0].numel() == anatomy.block.input.numel()), None)
 
 
-def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
+def _head_norms(anatomy: Anatomy, attended: Attended) -> dict[str, nn.Module]:
     """Norms between the projections and attention, by letter: by their names, else by the size of what they return."""
     norms: dict[str, nn.Module] = {}
     attention = attended.attention
@@ -781,7 +483,7 @@ def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
         letters = [
             letter
             for letter, x in sizes.items()
-            if x.numel() == made.numel() and abs(float(length(x.double().flatten()) / length(made)) - 1) < _NEAR
+            if x.numel() == made.numel() and abs(float(length(x.double().flatten()) / length(made)) - 1) < NEAR
         ]
         named = (match[1] or match[5]) if match else ""
         chosen = named if named and (not letters or set(named) & set(letters)) else letters[0] if letters else ""
@@ -792,53 +494,3 @@ def _head_norms(anatomy: _Anatomy, attended: Attended) -> dict[str, nn.Module]:
 def _unshared(x: Tensor, attention: AttentionCall) -> Tensor:
     """Keys or values without the repetition for the queries that share them."""
     return x[:, :: max(attention.q.shape[1] // max(attention.kv_heads, 1), 1)]
-
-
-def _fit(target: Tensor, x: Tensor, U: Float[Tensor, "updates picked"], free: bool) -> tuple[Tensor, Tensor]:
-    """Least squares of target = carry·x + step·u for every update u, with carry 1 unless it is free."""
-    uu, ut, xu = U.square().sum(-1), U @ target, U @ x
-    if free:
-        return _solve((x * x).sum(), xu, uu, (x * target).sum(), ut)
-    return ((ut - xu) / uu).nan_to_num(0.0), torch.ones_like(uu)
-
-
-def _fit_channels(x: Tensor, u: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with two numbers for each channel."""
-    x, u, target = (y.flatten(0, -2) for y in (x, u, target))
-    return _solve(*((a * b).sum(0) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
-
-
-def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[Tensor, Tensor]:
-    """The normal equations of two unknowns."""
-    determinant = xx * uu - xu.square()
-    step, carry = (xx * ut - xu * xt) / determinant, (uu * xt - xu * ut) / determinant
-    return step.nan_to_num(0.0), carry.nan_to_num(0.0)
-
-
-def fitted(before: States, added: States, total: States, by_channel: bool) -> Scales:
-    """The scales of total = carry·before + step·added in one pass: least squares, a number or one for each channel."""
-    x, u, target = (y.double().flatten(0, -2) for y in (before, added, total))
-    over = (0,) if by_channel and len(x) >= _FEWEST else (0, 1)
-    step, carry = _solve(*((a * b).sum(over) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
-    return Scales(step.float(), carry.float())
-
-
-def _tidy(scale: Tensor, states: Tensor) -> Tensor:
-    """A scale as precise as its fit: equal channels are one number, and 1 up to rounding is 1."""
-    scale = scale.float()
-    scale = scale.mean() if scale.ndim and bool((scale - scale.mean()).abs().max() < _ALIKE * scale.mean().abs()) else scale
-    one = not scale.ndim and abs(float(scale) - 1) < _ONE
-    return (torch.ones_like(scale) if one else scale).to(states.device)
-
-
-def rounded(scale: Tensor) -> float:
-    """A fitted scale with five digits."""
-    return float(f"{float(scale):.5g}")
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal up to the rounding of their precision."""
-    if a.numel() != b.numel():
-        return False
-    near = max(_NEAR, torch.finfo(a.dtype).eps, torch.finfo(b.dtype).eps)
-    return same(a.flatten().double(), b.flatten().double(), near)

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from normscope.models.placement import Placement, rounded
+from normscope.models.fits import rounded
+from normscope.models.placement import Placement
 from normscope.schemes import NAMED, Expression, Scheme, Slots
 from normscope.schemes.scheme import At
 
