@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, has_kernel, pack_tiles, tile_for
+from normscope.core import (
+    AttentionMask,
+    CausalMask,
+    HeadNorm,
+    PackedMask,
+    PaddingMask,
+    has_kernel,
+    kernels,
+    pack_tiles,
+    tile_for,
+)
 
 HEADS, HEAD = 3, 4
 SCALE = torch.tensor(0.7, dtype=torch.float64)
@@ -238,8 +248,11 @@ def test_a_cpu_has_no_kernel(dtype: torch.dtype) -> None:
     assert not has_kernel(torch.device("cpu"), dtype, 64)
 
 
-def test_a_gpu_has_a_kernel_for_half_precision_and_usual_heads() -> None:
+def test_a_gpu_with_triton_has_a_kernel_for_half_precision_and_usual_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
+    monkeypatch.setattr(kernels, "_TRITON", False)
+    assert not has_kernel(gpu, torch.bfloat16, 64)
+    monkeypatch.setattr(kernels, "_TRITON", True)
     assert all(has_kernel(gpu, dtype, head) for dtype in (torch.bfloat16, torch.float16) for head in (16, 32, 64, 128))
     assert not has_kernel(gpu, torch.float32, 64)
     assert not has_kernel(gpu, torch.bfloat16, 24)

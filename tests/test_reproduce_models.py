@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from normscope.papers import models
 from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, NOT_RUN, WITH_REMARK, Panel, Request, Value
 from normscope.papers.models import Found, MeasuredModel, Reading, comparison
 from normscope.papers.subspaces import accuracy, collapse, large, norm_spread
-from normscope.papers.trainings import _cell, _scan_panels, encoder_decoder, scan
+from normscope.papers.trainings import _cell, _scan_panels, _source, encoder_decoder, scan
 from normscope.sweeps.plan import read_plan
 
 TINY: dict[str, Any] = {
@@ -22,6 +23,11 @@ TINY: dict[str, Any] = {
     "batch": 32, "examples": 64, "epoch": 1, "test_examples": 16,
 }  # fmt: skip
 SHAPE = (1, 16, 2)
+MEASURED = [
+    "half-width of the 90 % interval in the widest layer, in %", "no noise, accuracy in %",
+    *(f"{level} % noise on {parts}, accuracy in %" for parts in ("q, k, m", "q and k") for level in (1, 10)),
+    *(f"RMS noise at which 1 % of the sparse rows switch {to}, in %" for to in ("key", "to another sparse row")),
+]  # fmt: skip
 SCAN: dict[str, Any] = {
     "kind": "train",
     "preset": "tiny",
@@ -128,7 +134,7 @@ def test_only_pre_norm_is_compared_with_the_published_collapse(seeds: tuple[str,
     found = collapse("1:fig3", "3", "Baseline", "loose", Request(models=(seeds[0], seeds[2])))
     (pre,), (qkv,) = (rows_of(found.values, strategy) for strategy in ("Pre-Norm", "QKV-Norm"))
     assert pre.published == pytest.approx(10.97, abs=0.02)
-    assert (qkv.published, qkv.measured, qkv.agrees) == (None, "not reached up to 30 %", None)
+    assert (qkv.published, qkv.measured, qkv.agrees) == (None, "no sparse rows", None)
 
 
 def test_the_large_model_is_measured_and_nothing_is_compared(seeds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,22 +238,40 @@ def test_encoder_decoders_are_trained_and_own_ones_are_measured(tmp_path: Path) 
     assert found.verdict == NOT_RUN
     assert "1 + 1 layers" in found.settings
     for strategy in ("Pre-Norm", "QKV-Norm"):
-        rows = rows_of(found.values, f"{strategy}, ")
+        rows = [*rows_of(found.values, f"{strategy}, sums"), *rows_of(found.values, f"{strategy}, OOD")]
         assert sum("accuracy" in value.quantity for value in rows) == 3
         assert all(value.measured_error > 0 for value in rows if "accuracy" in value.quantity)
         assert math.isfinite(float(rows_of(found.values, f"{strategy}, loss")[0].measured or math.nan))
-    assert [(panel.title, len(panel.curves)) for panel in found.panels] == [
-        ("In training", 2), ("Sums like those of the training", 2)
-    ]  # fmt: skip
+        encoder, decoder = (rows_of(found.values, f"{strategy}, {stream}, ") for stream in ("encoder", "decoder"))
+        assert [row.quantity.partition("encoder, ")[2] for row in encoder] == MEASURED
+        assert [row.quantity.partition("decoder, ")[2] for row in decoder] == MEASURED
+        assert all(row.measured_error > 0 for row in (*encoder[:6], *decoder[:6]))
+        assert encoder[0].measured != decoder[0].measured
+        assert encoder[1].measured == decoder[1].measured  # without noise
+    titles = [panel.title for panel in found.panels]
+    assert titles[:2] == ["In training", "Sums like those of the training"]
+    assert len(set(titles)) == len(titles)
+    assert {title for title in titles if title.endswith(", noise")} == {
+        f"{strategy}: tiny {scheme}, {stream}, noise"
+        for scheme, strategy in models.STRATEGIES.items()
+        for stream in ("encoder", "decoder")
+    }
     with pytest.raises(InputError, match="has no encoder"):
         encoder_decoder(Request(models=("builtin:addition-small-pre",)))
     own = str(tmp_path / "own")
-    ns.train("tiny", scheme="qkv", set=pair, device="cpu", out=own, progress=False)
+    run = ns.train("tiny", scheme="qkv", set=pair, device="cpu", out=own, progress=False)
+    assert _source(replace(measured("own", SHAPE), results=(run,)), "encoder") == own  # by its folder, whose content is checked
     given = encoder_decoder(Request(models=(own,)))
     tested = ns.evaluate(own, examples=2000, device="cpu", progress=False).tables["accuracy"]
     assert given.values[0].measured == pytest.approx(100 * float(tested["accuracy"].iloc[0]))
     assert given.values[0].source == f"this run: {own}"
-    assert [panel.title for panel in given.panels] == ["Sums like those of the training"]
+    assert [panel.title for panel in given.panels] == [
+        "Sums like those of the training",
+        *(f"QKV-Norm: {own}, {stream}, noise" for stream in ("encoder", "decoder")),
+    ]
+    noise = ns.stability(own, stream="encoder", examples=128, measures="noise", device="cpu", progress=False).tables["noise"]
+    clean = rows_of(given.values, "QKV-Norm, encoder, no noise")[0]
+    assert clean.measured == pytest.approx(100 * float(noise["accuracy"].iloc[0]))
     assert f"{own} (QKV-Norm, 1 + 1 layers, width 16, 2 heads)" in given.settings
 
 
@@ -257,3 +281,10 @@ def test_an_encoder_decoder_is_not_taken_for_the_baseline(tmp_path: Path, monkey
     ns.train("tiny", set={**TINY, "encoder_layers": 1}, device="cpu", out=own, progress=False)
     assert accuracy(Request(models=(own,))).verdict in (NOT_REPRODUCED, WITH_REMARK)
     assert all(value.agrees is None for value in rows_of(accuracy(Request(models=(own,))).values, ""))
+    alone = ns.train("tiny", set={**TINY, "encoder_layers": 1}, device="cpu", progress=False)
+    views = [_source(replace(measured("own", SHAPE), results=(alone,)), stream) for stream in ("encoder", "decoder")]
+    assert [getattr(view, "stream", None) for view in views] == ["encoder", "decoder"]
+    spread = norm_spread("1:fig1", "Baseline", Request(models=(own,)))
+    assert not spread.residuals
+    assert [value.agrees for value in rows_of(spread.values, "Pre-Norm, decoder, half-width")] == [None]
+    assert "1 + 1 layers" in spread.settings

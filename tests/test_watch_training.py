@@ -100,7 +100,13 @@ def test_a_training_that_diverges_leaves_its_probes_and_an_alarm(here: Path, cap
     assert "non-finite values" in set(tables["alarms"]["rule"])
 
 
-def test_an_encoder_decoder_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, err = run(capsys, "train", "--preset", "tiny", "--set", "encoder_layers=1", "--watch", "10", "--out", "runs/a")
-    assert status == 2
-    assert "--watch 10" in err
+def test_of_an_encoder_decoder_the_decoder_is_watched(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out, more in (("runs/plain", ()), ("runs/a", ("--watch", "10"))):
+        assert train(capsys, out, "--set", "encoder_layers=1", *more) == 0
+    plain, watched = (open_run(f"runs/{name}") for name in ("plain", "a"))
+    assert plain.table("metrics")["loss"].equals(watched.table("metrics")["loss"])
+    tables = read_segments(watched.path / "watch")
+    assert list(tables["steps"]["step"]) == [1, 10, 20, 30]
+    assert set(tables["sublayers"]["sublayer"]) == {"attention", "cross", "feedforward"}
+    assert tables["layers"]["layer"].max() == SMALL["layers"]
+    assert bool((tables["layers"]["norm"] > 0).all())

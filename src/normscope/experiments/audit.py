@@ -264,6 +264,7 @@ def measure_key(measure: "Measure", subject: "Subject") -> dict[str, Any]:
         "measure": measure.name,
         **measure.settings,
         "model": subject.checksum,
+        "stream": subject.model.stream,
         "device": subject.model.device.type,
         "code": code_fingerprint(),
         "torch": torch.__version__,

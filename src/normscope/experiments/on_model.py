@@ -206,6 +206,7 @@ class OnModel(WithModel):
     ) -> Result:
         """The result of measures of a subject: their tables, findings, and what ``run.json`` reports of both."""
         from normscope.measures.reading import reading_of
+        from normscope.models.describe import view_text
 
         about = {**subject.about, **reading_of(tables)}
         cards = findings_of(measures, tables, about)
@@ -217,7 +218,7 @@ class OnModel(WithModel):
             type(self),
             {**about, **settings, **read, "bos": self.bos, **self.digests},
             {"findings": found, **tables},
-            f"{about['model']}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
+            f"{view_text(subject.model)}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,
             str(subject.model.device),
             started=started,

@@ -136,8 +136,7 @@ class Train(Experiment):
     def _consistent(self) -> "Train":
         if (self.recipe is None) == (self.preset is None):
             raise InputError("give either a recipe file or preset=, for example preset=tiny")
-        if self.found.encoder_layers and self.watch:  # a recipe that cannot run is refused here, too
-            raise InputError(f"watch={self.watch}: an encoder-decoder has two residual streams and cannot be watched; watch=0")
+        _ = self.found  # a recipe that cannot run is refused here, too
         return self
 
     @classmethod
@@ -296,8 +295,8 @@ class Train(Experiment):
         from normscope.models import Sample
         from normscope.watch import Watch
 
-        drawn = training.task.probe(None, training.recipe.seed, training.device)
-        probe = Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])
+        recipe = training.recipe
+        probe = Sample.drawn(training.task.probe(None, recipe.seed, training.device, encoder=bool(recipe.encoder_layers)))
         return Watch(training.model, probe, self.watch, folder, rows=None, tokens=None, resume=True, start=training.step)
 
     def _diverged(

@@ -136,7 +136,7 @@ class Words(WithModel):
         read = {"sentence": subject.sentence_text, **chosen, **measure.facts(subject, tables)}
         configuration = {**self.record, **self.digests, **read}
         notes = pd.DataFrame({"text": measure.notes(model)}, dtype="string")
-        summary = _summary({"special": None, **configuration}, (*chosen, "word", "text", "special"))
+        summary = _summary({"special": None, **configuration}, ("stream", *chosen, "word", "text", "special"))
         return Result(type(self), configuration, {"notes": notes, **tables}, summary, self.seed, self.device)
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -80,7 +80,7 @@ class Reading:
         tables: of the measures that observed the pass; those that come later are added.
         states: the hidden states before every layer and after the last.
         attention: by layer.
-        logits: of every position; None for a model that predicts nothing.
+        logits: of every position; None for a stream whose states have none.
         missing: why measures were not taken, by name.
         noisy: the last disturbance, and the attention weights by layer under it.
         whole: whether the measures that need the matrices of heads were taken too.
@@ -99,7 +99,7 @@ class Reading:
     @cached_property
     def tokens(self) -> list[str]:
         """The texts of the positions."""
-        return self.subject.model.words(self.subject.sample.tokens[0])
+        return self.subject.model.words(self.subject.viewed.tokens[0])
 
 
 class _Keeper(PassObserver):
@@ -129,7 +129,7 @@ class _Keeper(PassObserver):
         self.reading.states.append(x[0].clone())
 
     def logits(self, logits: Tensor) -> None:
-        self.reading.logits = logits[0].float()
+        self.reading.logits = logits[0].float() if self.reading.subject.model.reads_out else None
 
     def tables(self) -> Tables:
         tables = {"entropy": self.entropy, "sparsity": self.largest}
@@ -314,7 +314,7 @@ class ModelSession:
         if reason:
             return {"rows": [], "missing": reason}
         _check_head(reading.attention[layer], layer, head)
-        token = int(reading.subject.sample.tokens[0, self._position(reading, position)])
+        token = int(reading.subject.viewed.tokens[0, self._position(reading, position)])
         tokens = torch.tensor([token, *(word.token for word in self._common)], device=self.model.device)
         names = [*self.model.words(tokens[:1]), *(word.name for word in self._common)]
         keys, values = self._sought(layer, head, tokens, check), self._promoted(layer, head, tokens)
@@ -334,7 +334,7 @@ class ModelSession:
         stream = torch.stack([x[place] for x in reading.states])
         logits = stream.new_zeros(0) if reading.logits is None else reading.logits[place]
         with one_thread(self._small):
-            trajectory = trajectory_of(self.model, reading.subject.sample, place, stream, logits, self._linear)
+            trajectory = trajectory_of(self.model, reading.subject.viewed, place, stream, logits, self._linear)
             check()
             mapped = places(self.model, trajectory, "sphere", self.seed)
         return {
@@ -484,7 +484,7 @@ class ModelSession:
             moved = moved_states(model, layer, updates_of(model, layer, tokens))[head]
         except InputError:  # a gate or norm between the heads and W_O
             return None
-        if model.predicts:
+        if model.reads_out:
             return self._named(top_scores(model.read_out(moved)[:, : model.vocabulary], _NEAREST)[1])
         return self._named(most_probable(model, moved, _NEAREST)[1])
 
@@ -554,13 +554,14 @@ def _fixed(model: Model) -> tuple[Model, bool]:
 
 
 def _first_row(sample: Sample) -> Sample:
-    """The first row of a sample, without its padding."""
+    """The first row of a sample, without its padding, in both halves of an encoder-decoder."""
     present = int(sample.attention_mask[0].sum()) if sample.features is None else sample.tokens.shape[1]
 
     def cut(name: str, x: Tensor) -> Tensor:
         return x[:1] if name == "features" else x[:1, :present]
 
-    return sample.mapped(cut)
+    decoded = None if sample.decoded is None else _first_row(sample.decoded)
+    return replace(replace(sample, decoded=None).mapped(cut), decoded=decoded)
 
 
 def _numbers(prompt: str, vocabulary: int) -> list[int]:

@@ -47,9 +47,9 @@ class Subject:
 
     def memory(self, states: float, embeddings: float) -> dict[str, float]:
         """Bytes that measures need at most, about: so many copies of the hidden states and of the embeddings, and logits."""
-        model, (rows, tokens) = self.model, self.sample.tokens.shape
+        model, (rows, tokens) = self.model, self.viewed.tokens.shape
         read = rows * tokens * (states * model.dim + _PATTERNS * tokens * model.heads)
-        vocabulary = model.vocabulary * (embeddings * model.dim + _LOGITS * rows * tokens)
+        vocabulary = model.vocabulary * (embeddings * model.dim + _LOGITS * self.sample.predicting.tokens.numel())
         return {f"reading {rows * tokens:,} tokens": 4.0 * (read + vocabulary)}
 
     @property
@@ -57,12 +57,14 @@ class Subject:
         """Plain facts on the model and the sample: what findings and ``run.json`` say of them."""
         from normscope.models.describe import scheme_text
 
-        model, sample = self.model, self.sample
+        model, sample = self.model, self.viewed
         joint = {norm.slot for norm in model.norms} & {"q", "k"} - set(model.normalised_heads)
         return {
             "model": model.name,
             "dtype": str(model.dtype).removeprefix("torch."),
             "checksum": self.checksum,
+            "stream": model.stream,
+            "streams": list(model.streams),
             "scheme": None if model.scheme is None else model.scheme.name,
             "schemes": scheme_text(model.schemes),
             "description": model.summary,
@@ -86,17 +88,25 @@ class Subject:
         """The sentence for people, also of token ids."""
         if self.sentence is None or isinstance(self.sentence, str):
             return self.sentence
-        return " ".join(self.model.words(self.model.batch(self.sentence).tokens[0]))
+        return " ".join(self.model.words(self.model.viewed(self.model.batch(self.sentence)).tokens[0]))
 
     @property
     def record(self) -> dict[str, Any]:
         """What tables may depend on besides the model, as plain values: ``sample``, ``sentence``, ``seed``."""
-        digest, sample = hashlib.sha256(), self.sample
-        for tensor in (sample.tokens, sample.targets, sample.attention_mask, sample.positions, sample.features):
-            digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
-        read = f"{tuple(sample.tokens.shape)} {digest.hexdigest()}"
-        sentence = None if self.sentence is None else self.model.batch(self.sentence).tokens.tolist()
+        digest, shapes = hashlib.sha256(), []
+        for part in self.sample.parts:
+            shapes.append(tuple(part.tokens.shape))
+            for tensor in (part.tokens, part.targets, part.attention_mask, part.positions, part.features):
+                digest.update(b"" if tensor is None else tensor.cpu().numpy().tobytes())
+        read = f"{', '.join(map(str, shapes))} {digest.hexdigest()}"
+        said = () if self.sentence is None else self.model.batch(self.sentence).parts
+        sentence = [part.tokens.tolist() for part in said] or None
         return {"sample": read, "sentence": sentence, "seed": self.seed}
+
+    @cached_property
+    def viewed(self) -> "Sample":
+        """What the residual stream that is viewed reads of the sample."""
+        return self.model.viewed(self.sample)
 
     @cached_property
     def checksum(self) -> str:
@@ -113,16 +123,16 @@ class Subject:
     @cached_property
     def present(self) -> "Tensor":
         """Tokens (rows, tokens) that have hidden states: all but padding, and those whose embedding is 0."""
-        mask = self.sample.attention_mask
+        mask = self.viewed.attention_mask
         # what a position adds is not 0
         if self.model.position_kind in ("learned", "cyclic") or "vocabulary" in self.lacking:
             return mask
-        return mask & self.model.embeddings[self.sample.tokens].any(-1)
+        return mask & self.model.embeddings[self.viewed.tokens].any(-1)
 
     @property
     def without_embedding(self) -> int:
         """How many tokens have no hidden state before layer 0, since their embedding is 0."""
-        return int((self.sample.attention_mask & ~self.present).sum())
+        return int((self.viewed.attention_mask & ~self.present).sum())
 
     @cached_property
     def counted(self) -> "Tensor":
@@ -189,7 +199,7 @@ class PassObserver:
         """The hidden states (rows, tokens, dim) before a layer; with ``layer`` the number of layers, those after the last."""
 
     def logits(self, logits: "Tensor") -> None:
-        """The logits (rows, tokens, vocabulary) of the sample, for a model that predicts."""
+        """The logits (rows, tokens, vocabulary) of the sample, for a model that predicts; see ``Sample.predicting``."""
 
     def fault(self, fault: "Fault") -> None:
         """What is 0 or non-finite; what is not ``measured`` reaches no other method."""
@@ -305,7 +315,7 @@ class Measure(ABC):
             return lacking[0]
         if "sentence" in self.asks and subject.sentence is None:
             return "needs a sentence: the model reads no text"
-        if "predictions" in self.needs and not bool((subject.sample.targets != NOTHING).any()):
+        if "predictions" in self.needs and not bool((subject.sample.predicting.targets != NOTHING).any()):
             return "needs predictions: the sample has no targets"
         return ""
 

@@ -84,7 +84,7 @@ class _Observer(PassObserver):
         order = torch.randperm(len(scores), generator=self.generator, device=scores.device)
         chosen = order[: measure.sampled].sort().values
         drawn = torch.zeros(len(scores), dtype=torch.bool, device=scores.device).index_fill(0, chosen, True)
-        strict = torch.zeros(len(measure.levels), len(scores), device=scores.device)
+        strict = scores.new_zeros(len(measure.levels), len(scores))
         moved = chosen[self._can_collapse(margins[chosen])]
         if self.disturbed and len(moved):
             strict[:, moved] = sampled_collapse(

@@ -51,7 +51,7 @@ class Gate:
         if int(subject.counted.sum()) < _FEWEST and subject.without_embedding:
             raise InputError(
                 f"'{self.name}' has an embedding of zeros for {subject.without_embedding:,} of the "
-                f"{int(subject.sample.attention_mask.sum()):,} tokens of the sample: too few are left to be measured"
+                f"{int(subject.viewed.attention_mask.sum()):,} tokens of the sample: too few are left to be measured"
             )
         self._kind = norm_kind(subject.model)
         self._report, self._faults = report, list[Fault]()

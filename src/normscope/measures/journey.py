@@ -88,7 +88,8 @@ class Journey(TokenMeasure):
         """The token, the model's final prediction, the target token, and the special tokens around the text."""
         model = subject.model
         assert subject.sentence is not None
-        last, (sample, place) = plain_rows(tables["journey"])[-1], _read(model, subject.sentence, self.token)
+        last, (read, place) = plain_rows(tables["journey"])[-1], _read(model, subject.sentence, self.token)
+        sample = model.viewed(read)
         followed = {
             "word": model.words(sample.tokens[0, place][None])[0],
             "predicted": last.get("predicted_text", ""),
@@ -102,8 +103,8 @@ class Journey(TokenMeasure):
 
     def notes(self, model: Model) -> list[str]:
         """On models without predictions, and on output layers."""
-        lens = [] if model.predicts else ["The model predicts no tokens: there is no next token, and no logit lens."]
-        return [*super().notes(model), *logit_notes(model), *lens]
+        lens = "No logits are computed of these hidden states: there is no next token, and no logit lens."
+        return [*super().notes(model), *logit_notes(model), *([] if model.reads_out else [lens])]
 
     def findings(self, tables: Mapping[str, pd.DataFrame], about: Mapping[str, Any]) -> Iterator[Finding]:
         """How far the token moves, and from which layer on the logit lens shows the target token."""
@@ -185,7 +186,8 @@ def follow(model: Model, text: TextOrIds, token: int) -> Trajectory:
     sample, place = _read(model, text, token)
     states: list[Tensor] = []
     logits = model.forward(sample, Observer(state=lambda layer, x: states.append(x[0, place].clone())))
-    return trajectory_of(model, sample, place, torch.stack(states), logits[0, place])
+    after = logits[0, place] if model.reads_out else logits.new_zeros(0)
+    return trajectory_of(model, model.viewed(sample), place, torch.stack(states), after)
 
 
 @torch.no_grad()
@@ -197,7 +199,7 @@ def trajectory_of(
     logits: Float[Tensor, " vocabulary"],
     linear: bool | None = None,
 ) -> Trajectory:
-    """The trajectory of the token at a place of a sample's first row, of its hidden states and of the logits after them.
+    """The trajectory of the token at a place of what its stream reads, of its hidden states and of the logits after them.
 
     ``linear``: whether logits are a product of normalised states (``output_bias``); None to test it. A model without a
     vocabulary has columns of angles and norms alone, and no landmarks; see ``follow``.
@@ -212,7 +214,7 @@ def trajectory_of(
         )
     table = _nearest_tokens(model, path, start, direction) if known else {}
     table = {"layer": list(range(len(stream))), **table, **_angles(path), "radius": length(stream).squeeze(-1).tolist()}
-    if not known or not model.predicts or not bool(logits.isfinite().all()):
+    if not known or not model.reads_out or not bool(logits.isfinite().all()):
         return Trajectory(word, "", "", _defined(table, path), path, start, None)
     last = int(logits.argmax())
     following = _following(sample, place, last, model.causal)
@@ -294,7 +296,7 @@ def _read(model: Model, text: TextOrIds, token: int) -> tuple[Sample, int]:
     sample = model.sample(text, None, 0)
     if not model.causal:
         sample = replace(sample, tokens=torch.where(sample.targets == NOTHING, sample.tokens, sample.targets))
-    count = sample.tokens.shape[1]
+    count = model.viewed(sample).tokens.shape[1]
     if not -count <= token < count:
         raise InputError(f"token={token}: the text has {count} tokens, 0 to {count - 1}, or −{count} to −1 from the end")
     return sample, token % count

@@ -55,7 +55,7 @@ class _Observer(PassObserver):
 
     def _text(self, x: Tensor, row: int, position: int) -> str | None:
         """The token at a position; None where positions are not those of a text."""
-        tokens = self.subject.sample.tokens
+        tokens = self.subject.viewed.tokens
         if not self.reads_tokens or tokens.shape != x.shape[:2]:
             return None
         token = int(tokens[row, position])

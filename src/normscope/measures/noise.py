@@ -170,7 +170,7 @@ def _enough(drawn: list[Tensor], clean: Tensor, sample: Sample, draws: int | Non
 
 def check_predicts(model: Model, sample: Sample) -> None:
     """Raise an error for a model that predicts nothing."""
-    if not model.predicts or not bool((sample.targets != NOTHING).any()):
+    if not model.predicts or not bool((sample.predicting.targets != NOTHING).any()):
         raise InputError(f"'{model.name}' predicts no tokens of this sample: noise is measured by what predictions lose")
 
 

@@ -36,7 +36,7 @@ def score_means(
 
 def independent_rows(sample: Sample) -> bool:
     """Whether there are rows enough for errors over rows, which are independent; tokens of a row are not."""
-    return len(sample.targets) >= FEWEST_ROWS
+    return len(sample.tokens) >= FEWEST_ROWS
 
 
 def standard_errors(values: Float[Tensor, "draws predicted"], sample: Sample) -> tuple[float, float]:
@@ -47,7 +47,7 @@ def standard_errors(values: Float[Tensor, "draws predicted"], sample: Sample) ->
     means = values.mean(0)
     deviations = means - means.mean()
     if independent_rows(sample):
-        groups = (sample.targets != NOTHING).sum(1).tolist()
+        groups = (sample.predicting.targets != NOTHING).sum(1).tolist()
         deviations = torch.stack([part.sum() for part in torch.split(deviations, groups)])
     over_tokens = float(deviations.square().sum().sqrt()) / len(means)
     if len(values) < 2 or independent_rows(sample):

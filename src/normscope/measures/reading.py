@@ -27,8 +27,9 @@ def token_scores(
     logits: Float[Tensor, "rows tokens vocabulary"], sample: Sample
 ) -> tuple[Bool[Tensor, " predicted"], Float[Tensor, " predicted"]]:
     """Whether each predicted token is right, and its loss in nats; NaN where a logit is not finite."""
-    wanted = sample.targets != NOTHING
-    rows, targets = logits[wanted], sample.targets[wanted]
+    targets = sample.predicting.targets
+    wanted = targets != NOTHING
+    rows, targets = logits[wanted], targets[wanted]
     right, losses = [], []
     for part, target in zip(*(torch.split(x, max(1, _TOGETHER // logits.shape[-1])) for x in (rows, targets)), strict=True):
         wide = part.float()
@@ -40,6 +41,7 @@ def token_scores(
 
 def unigram_loss(sample: Sample) -> float:
     """Mean −log p(target) with p the frequencies of the sample's own tokens: what a model without any context would lose."""
+    sample = sample.predicting
     wanted = sample.targets != NOTHING
     read = torch.where(wanted & ~_is_next(sample), sample.targets, sample.tokens)[sample.attention_mask]
     known, counts = torch.unique(read, return_counts=True)
@@ -58,11 +60,11 @@ def _is_next(sample: Sample) -> Bool[Tensor, "rows tokens"]:
 class _Observer(PassObserver):
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.row: dict[str, Any] = {"tokens": int(subject.sample.attention_mask.sum()), **special_facts(subject)}
+        self.row: dict[str, Any] = {"tokens": int(subject.viewed.attention_mask.sum()), **special_facts(subject)}
 
     def logits(self, logits: Tensor) -> None:
         sample = self.subject.sample
-        if not bool((sample.targets != NOTHING).any()):
+        if not bool((sample.predicting.targets != NOTHING).any()):
             return
         right, losses = token_scores(logits, sample)
         self.row |= {
@@ -83,11 +85,11 @@ def special_facts(subject: Subject) -> dict[str, Any]:
 
     None without a tokenizer.
     """
-    model, first = subject.model, subject.sample.tokens[0][subject.sample.attention_mask[0]]
+    model, sample = subject.model, subject.viewed
     if model.tokenizer is None:
         return {"special_before": None, "special_after": None, "unknown": None}
-    before, after = model.special_ends(first)
-    rows = [row[mask] for row, mask in zip(subject.sample.tokens, subject.sample.attention_mask, strict=True)]
+    rows = [row[mask] for row, mask in zip(sample.tokens, sample.attention_mask, strict=True)]
+    before, after = model.special_ends(rows[0])
     counts = [model.unknown(row) for row in rows]
     unknown = None if None in counts else sum(count or 0 for count in counts) / max(1, sum(map(len, rows)))
     return {"special_before": " ".join(before), "special_after": " ".join(after), "unknown": unknown}

@@ -53,7 +53,7 @@ def identity(x: Tensor) -> Tensor:
 
 def output_bias(model: Model) -> Float[Tensor, " vocabulary"] | None:
     """The b of logits N(x) W_Uᵀ + b with the final norm N; None where logits are computed in another way."""
-    if model.unembedding is None or not model.predicts:
+    if model.unembedding is None or not model.reads_out:
         return None
     states = torch.randn(2, model.dim, generator=torch.Generator().manual_seed(0)).to(model.device)
     logits = model.read_out(states)
@@ -67,9 +67,9 @@ def most_probable(
 ) -> tuple[Float[Tensor, "states count"], Int[Tensor, "states count"]]:
     """The largest logits of states after the last layer, and their tokens, in pieces that fit memory.
 
-    A model that predicts nothing is read with its embeddings.
+    A model that computes no logits of them is read with its embeddings.
     """
-    if not model.predicts:
+    if not model.reads_out:
         return nearest(states, model.embeddings[: model.vocabulary], count)
     bias = output_bias(model)
     if bias is not None and model.unembedding is not None:

@@ -79,7 +79,7 @@ def read_alone(
         around = [piece.new_tensor(part).expand(len(piece), -1) for part in (front, back)]
         row = torch.cat((around[0], piece[:, None], around[1]), -1)
         logits = model.forward(Sample.of(row), Observer(attention=ablated, state=keep))
-        if model.predicts and model.causal:
+        if model.reads_out and model.causal:
             expected.append(logits[:, place].log_softmax(-1)[:, columns])
         progress((first + len(piece)) / len(tokens))
     read = torch.cat(states)

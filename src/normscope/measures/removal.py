@@ -51,10 +51,14 @@ def removal_scores(model: Model, sample: Sample, layers: Sequence[int]) -> Float
 
 
 def beginning(sample: Sample, predictions: int) -> Sample:
-    """The first rows of a sample with so many targets, or the beginning of its first row if that has enough; all with fewer."""
-    wanted = sample.targets != NOTHING
+    """The first rows of a sample with so many targets, or the beginning of its first row if that has enough; all with fewer.
+
+    Rows of an encoder-decoder that reads two texts are not cut.
+    """
+    wanted = sample.predicting.targets != NOTHING
     rows = int((wanted.sum(1).cumsum(0) < predictions).sum()) + 1
-    tokens = int((wanted[0].cumsum(0) < predictions).sum()) + 1 if rows == 1 else sample.tokens.shape[1]
+    short = rows == 1 and sample.decoded is None
+    tokens = int((wanted[0].cumsum(0) < predictions).sum()) + 1 if short else None
     return sample.mapped(lambda name, x: x[:rows] if name == "features" else x[:rows, :tokens])
 
 
@@ -91,8 +95,9 @@ class Removal(Measure):
         count = {"tokens": clean.shape[1]}
         rows: list[dict[str, Any]] = [{"layer": None, **score_means(clean, clean, sample), **count}]
         layers = [layer for layer in range(model.layers) if shapes[layer] == shapes[layer + 1]]
-        largest = max(model.vocabulary, model.heads * sample.tokens.shape[1], 8 * model.dim)
-        together = max(1, _HELD // (sample.tokens.numel() * largest))
+        most = max((sample.tokens, sample.predicting.tokens), key=torch.Tensor.numel)
+        largest = max(model.vocabulary, model.heads * most.shape[1], 8 * model.dim)
+        together = max(1, _HELD // (most.numel() * largest))
         for first in range(0, len(layers), together):
             some = layers[first : first + together]
             for layer, scores in zip(some, removal_scores(model, sample, some), strict=True):

@@ -33,7 +33,7 @@ class _Observer(PassObserver):
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.size = min(_MAP, int(subject.sample.attention_mask[0].sum()))
+        self.size = min(_MAP, int(subject.viewed.attention_mask[0].sum()))
         self.sparsity: list[Row] = []
         self.maxima: list[Row] = []
         self.total = torch.zeros(_BINS, dtype=torch.long)
@@ -83,7 +83,7 @@ class _Observer(PassObserver):
         """With the rows of the whole model."""
         if not self.sparsity:
             return {}
-        texts = self.subject.model.words(self.subject.sample.tokens[0, : self.size])
+        texts = self.subject.model.words(self.subject.viewed.tokens[0, : self.size])
         tables = {
             "sparsity": [*self.sparsity, self._whole_model()],
             "maxima": self.maxima + _histogram(None, None, self.total),

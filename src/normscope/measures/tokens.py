@@ -88,13 +88,13 @@ def position_notes(model: Model, distance: int) -> list[str]:
 
 def precedence_notes(model: Model) -> list[str]:
     """On models that do not predict what follows a token."""
-    predicts_next = model.predicts and model.causal
+    predicts_next = model.reads_out and model.causal
     return [] if predicts_next else ["The model does not predict the next token: precedence is not measured."]
 
 
 def logit_notes(model: Model) -> list[str]:
     """On output layers that are more than a norm and a matrix."""
-    if model.predicts and output_bias(model) is None:
+    if model.reads_out and output_bias(model) is None:
         return [
             "Logits are more than one product after the final norm: hidden states are read by the model's own output layers."
         ]

@@ -6,7 +6,7 @@ stream, in the order in which they run: one module that runs many times is as ma
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normscope.core.norms import cosine
-from normscope.errors import InputError
+from normscope.errors import InputError, did_you_mean
 from normscope.models.hooks import BlockSite
 from normscope.models.record import Call, Record, members
 from normscope.models.states import Layout
@@ -43,6 +43,16 @@ class Stream:
     path: str
     blocks: tuple[Block, ...]
     parameters: int
+
+
+def stream_named(name: str, streams: Iterable[str]) -> str:
+    """The residual stream of a name, or of a part of it that no other has; InputError if there is none."""
+    known = list(streams)
+    alike = [stream for stream in known if name in stream]
+    if name not in known and len(alike) != 1:
+        listed = f"{', '.join(known)}{did_you_mean(name, known)}"
+        raise InputError(f"stream={name!r}: there is no residual stream of that name; the model has {listed}")
+    return name if name in known else alike[0]
 
 
 def streams_of(model: nn.Module, record: Record, shape: tuple[int, ...], blocks: str | None = None) -> tuple[Stream, ...]:

@@ -100,7 +100,10 @@ def _attention_facts(layer: int, slots: Slots) -> dict[Place, Value]:
 
 
 def scheme_facts(scheme: Scheme, model: Model) -> dict[Place, Value]:
-    """What a scheme declares for the sublayers of a model; a stream that is not normalised at its end needs a final norm."""
+    """What a scheme declares for the sublayers of a model; a stream that is not normalised at its end needs a final norm.
+
+    Encoders of normscope need none: the decoder's cross-attention normalises what it reads of them.
+    """
     facts: dict[Place, Value] = {}
     scheme.check(model.layers)
     for layer in range(model.layers):
@@ -119,7 +122,8 @@ def scheme_facts(scheme: Scheme, model: Model) -> dict[Place, Value]:
                 learned = "alpha" in slots.named_formulas[slot].names
                 facts[Place(layer, sublayer, name)] = LEARNED if learned else float(slots.number(slot, place))
     last = scheme.at(model.layers - 1, model.layers).feedforward
-    facts[Place(-1, "", "final")] = NORM if last.stream == "none" else LEARNED
+    ends = not isinstance(model, NormscopeModel) or model.reads_out
+    facts[Place(-1, "", "final")] = NORM if ends and last.stream == "none" else LEARNED
     return facts
 
 

@@ -53,11 +53,17 @@ def shape_text(model: "Model") -> str:
     return f"{size_text(model)}{f', vocabulary {model.vocabulary:,}' if model.vocabulary else ''}"
 
 
+def view_text(model: "Model") -> str:
+    """The name, with the stream that is viewed where there are several."""
+    return f"{model.name} ({model.stream})" if len(model.streams) > 1 else model.name
+
+
 def rows(model: "Model") -> list[tuple[str, str]]:
     """What a model is, line by line."""
     norms = dict.fromkeys(NORM_TITLES[scheme.norm] for scheme in model.schemes if scheme is not None)
     kinds = f" ({', '.join(norms)})" if norms else ""
-    lines = [("scheme", scheme_text(model.schemes) + kinds)]
+    lines = [("stream", f"{model.stream}, of {' and '.join(model.streams)}")] if len(model.streams) > 1 else []
+    lines += [("scheme", scheme_text(model.schemes) + kinds)]
     lines += [("", model.scheme_note)] if (model.scheme_note and model.scheme is not None) or None in model.schemes else []
     lines += [
         ("shape", shape_text(model)),

@@ -16,7 +16,7 @@ from normscope.core.norms import NORMS, POINTWISE, pointwise
 from normscope.errors import InputError
 from normscope.models.capture import Captured
 from normscope.models.check import WeightFault
-from normscope.models.describe import as_html, as_text, size_text
+from normscope.models.describe import as_html, as_text, size_text, view_text
 from normscope.models.inputs import device_of
 from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, combine
 from normscope.models.precision import wide, widened
@@ -430,6 +430,11 @@ class Model(ABC):
     def predicts(self) -> bool:
         """Whether the model gives logits."""
 
+    @property
+    def reads_out(self) -> bool:
+        """Whether the logits are of the states after the last layer; those of an encoder-decoder are of its decoder's alone."""
+        return self.predicts
+
     @abstractmethod
     def sample(self, text: Any, size: int | None, seed: int) -> Sample:
         """A batch to read: the first ``size`` tokens of a text or of token ids, pictures, or examples of the model's task."""
@@ -478,6 +483,8 @@ class Model(ABC):
 
     def read_out(self, states: Float[Tensor, "states dim"]) -> Float[Tensor, "states vocabulary"]:
         """The logits that the model computes, from the final norm on, of hidden states after the last layer."""
+        if self.predicts and not self.reads_out:
+            raise InputError(f"'{self.name}' computes no logits of the states of its {self.stream}")
         tokens = torch.zeros(len(states), 1, dtype=torch.long, device=states.device)
         replace = Observer(state=lambda layer, x: states[:, None] if layer == self.layers else None)
         return self.forward(Sample.of(tokens), replace)[:, 0]
@@ -497,9 +504,9 @@ class Model(ABC):
     def summary(self) -> str:
         """A sentence on its scheme and shape."""
         if self.scheme is None:
-            return f"{self.name}: no common scheme: {self.scheme_note}."
+            return f"{view_text(self)}: no common scheme: {self.scheme_note}."
         note = f" ({self.scheme_note})" if self.scheme_note else ""
-        return f"{self.name} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: {size_text(self)}."
+        return f"{view_text(self)} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: {size_text(self)}."
 
     @property
     def final_norm(self) -> BlockNorm | None:

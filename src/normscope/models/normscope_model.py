@@ -1,6 +1,6 @@
 """Models that normscope trained, behind a ``Model``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -9,37 +9,43 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from normscope.core import AttentionMask, CausalMask, HeadNorm, Scores
+from normscope.core import CausalMask, HeadNorm, PaddingMask, Scores
 from normscope.core.norms import EPSILON, orthogonal_part
 from normscope.errors import InputError
 from normscope.machine.memory import require_memory
+from normscope.models.blocks import stream_named
 from normscope.models.checksum import checksum
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
 from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
-from normscope.models.observe import AttentionStep, Observer, Rotation, Sample, SublayerStep
+from normscope.models.observe import AttentionStep, Observer, OnAttention, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
 from normscope.training.recipe import data_of
-from normscope.training.tasks import as_text
+from normscope.training.tasks import as_text, split_rows
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.layers import Attention, Norm
 from normscope.transformer.model import Sublayer
 
+_ENCODER, _DECODER = "encoder", "decoder"
+_CROSS = "cross"
 _EXAMPLES = 256
 _ADDITION = "addition"
 
 
 class NormscopeModel(Model):
-    """A decoder that ``normscope train`` saved, or one of the package."""
+    """A decoder that ``normscope train`` saved, or one of the package; or one half of an encoder-decoder.
 
-    causal, scheme_note, predicts = True, "", True
+    Both halves predict: noise in the encoder changes the logits of the decoder.
+    """
 
-    def __init__(self, name: str, saved: SavedModel, tokenizer: Any = None) -> None:
+    scheme_note, predicts = "", True
+
+    def __init__(self, name: str, saved: SavedModel, tokenizer: Any = None, *, stream: str | None = None) -> None:
         config, recipe = saved.model.config, saved.about.get("recipe", {})
-        if config.encoder_layers:
-            raise InputError(f"unsupported architecture: '{name}' is an encoder-decoder, with two residual streams")
+        self.streams = (_ENCODER, _DECODER) if config.encoder_layers else (_DECODER,)
+        self.stream = _DECODER if stream is None else stream_named(stream, self.streams)
         self.name, self.model, self.about = name, saved.model, saved.about
-        self.scheme, self.vocabulary = config.scheme, config.vocabulary
-        self.layers, self.heads, self.dim, self.head_dim = config.layers, config.heads, config.dim, config.head
+        self.scheme, self.vocabulary, self.causal = config.scheme, config.vocabulary, self.stream == _DECODER
+        self.layers, self.heads, self.dim, self.head_dim = len(self.blocks), config.heads, config.dim, config.head
         self.kv_heads = self.heads
         self.tokenizer, self.position_kind = tokenizer, "rotary" if config.positions == "rope" else config.positions
         self.reads_examples = tokenizer is None and recipe.get("task", _ADDITION) == _ADDITION and config.positions == "cyclic"
@@ -54,23 +60,51 @@ class NormscopeModel(Model):
         return checksum(f"{self.model.config.values} {self.about.get('recipe')} {words}", tensors_of(self.model))
 
     def _run(self, sample: Sample, observer: Observer) -> Tensor:
-        """Logits of the next character or token at every position."""
-        mask: AttentionMask = CausalMask()
-        positions = sample.positions
-        if positions is None:
-            positions = torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
+        """Logits of the next character or token at every position that the decoder reads."""
+        decoded, there = sample.predicting, PaddingMask(sample.attention_mask)
+        positions = _positions(decoded)
+        masks: dict[str, Any] = {_DECODER: CausalMask(), _ENCODER: there, _CROSS: there}
         with ExitStack() as stack:
-            running = Running([BlockSite(block) for block in self.model.decoder], len(sample.tokens))
+            running = Running([BlockSite(block) for block in self.blocks], len(sample.tokens))
             if observer.state is not None or observer.left is not None:
                 running.observe(observer.state, observer.left)
                 running.install(stack)
             if observer.sublayer is not None:
                 _SublayerHooks(self, observer.sublayer).install(stack)
-            if observer.attention is not None:
-                mask = _ObservedMask(self, observer.attention, self._angles(positions))
-                mask.install(stack)
-            logits: Tensor = self.model(Row(sample.tokens, positions, mask))
+            for mask, sublayer, observe in (
+                (self.stream, "attention", observer.attention),
+                (_CROSS, _CROSS, observer.cross),
+            ):
+                if observe is not None and sublayer in self.sublayers(0):
+                    masks[mask] = _ObservedMask(self, sublayer, masks[mask], observe, self._angles(positions))
+                    masks[mask].install(stack)
+            asked = (Row(sample.tokens, _positions(sample), masks[_ENCODER]), masks[_CROSS]) if self._encoded else ()
+            logits: Tensor = self.model(Row(decoded.tokens, positions, masks[_DECODER]), *asked)
             return logits
+
+    @property
+    def _encoded(self) -> bool:
+        """Whether the model has an encoder."""
+        return _ENCODER in self.streams
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the view is of the decoder."""
+        return self.stream == _DECODER
+
+    def viewed(self, sample: Sample) -> Sample:
+        """What the half that is viewed reads of a sample."""
+        return sample.predicting if self.stream == _DECODER else sample
+
+    def sublayers(self, layer: int) -> tuple[str, ...]:
+        """Attention, attention to the encoder in a decoder that has one, and the feed-forward layer."""
+        crossed = (_CROSS,) if self._encoded and self.stream == _DECODER else ()
+        return "attention", *crossed, "feedforward"
+
+    def _missing(self, name: str, layer: int) -> str:
+        """Values of attention to an encoder, where there is none."""
+        crossed = _CROSS in self.sublayers(layer) or not name.startswith(_CROSS)
+        return "" if crossed else "it has no attention to another stream"
 
     def step(self, layer: int, sublayer: str) -> Tensor:
         """The branch scale with the learned α, as the forward pass uses it."""
@@ -96,15 +130,19 @@ class NormscopeModel(Model):
 
     def projections(self, layer: int) -> HeadProjections:
         """Weights of a layer's heads, with gains before them and the calibrated size of the update; there are no biases."""
-        attention = self._attention(layer)
+        return self._projections(layer, "attention")
+
+    def _projections(self, layer: int, name: str) -> HeadProjections:
+        """Those of attention, or of attention to the encoder."""
+        attention, sublayer = self._attention(layer, name), self._sublayer(layer, name)
         weights = attention.W_QKV
         if attention.input_gains is not None:
             weights = weights * attention.input_gains().T[:, :, None, None]
         W_Q, W_K, W_V = weights.detach().permute(1, 2, 0, 3).unbind()
         none = W_Q.new_zeros(self.heads, self.head_dim)
         W_O = attention.W_O.detach()
-        if not isinstance(self._sublayer(layer).output, Norm):  # else the norm between has the size of the update
-            W_O = self._sublayer(layer).write_scale.factor * W_O
+        if not isinstance(sublayer.output, Norm):  # else the norm between has the size of the update
+            W_O = sublayer.write_scale.factor * W_O
         return HeadProjections(W_Q, W_K, W_V, W_O, none, none, none, none.new_zeros(self.dim))
 
     @torch.no_grad()
@@ -139,23 +177,27 @@ class NormscopeModel(Model):
     def norms(self) -> list[BlockNorm]:
         """All norms, the final one last; gains folded into a matrix are 1 here, those of outputs have the size of updates."""
         norms = self._norms_in(self.model.embed.norm, "embedding", None, "")
-        for layer, block in enumerate(self.model.decoder):
-            for sublayer in ("attention", "feedforward"):
-                part = getattr(block, sublayer)
-                for slot in ("input", "inner", "output", "stream"):
-                    of_slot = self._norms_in(getattr(part.f if slot == "inner" else part, slot), slot, layer, sublayer)
-                    size = part.write_scale.factor if slot == "output" else 1.0
-                    norms += [norm.times(size) for norm in of_slot]
-            norm = self._attention(layer).head_norm
-            if norm is not None:
-                gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
-                norms += [BlockNorm(x, layer, "attention", norm.kind, gains[x], None, EPSILON) for x in norm.letters]
-        return norms + self._norms_in(self.model.readout.norm, "final", None, "")
+        for layer in range(self.layers):
+            for name in self.sublayers(layer):
+                norms += self._sublayer_norms(layer, name)
+        return norms + (self._norms_in(self.model.readout.norm, "final", None, "") if self.reads_out else [])
+
+    def _sublayer_norms(self, layer: int, name: str) -> Iterator[BlockNorm]:
+        """The norms in the slots of a sublayer, then those of q, k and v."""
+        sublayer = self._sublayer(layer, name)
+        for slot in ("input", "inner", "output", "stream"):
+            of_slot = self._norms_in(getattr(sublayer.f if slot == "inner" else sublayer, slot), slot, layer, name)
+            size = sublayer.write_scale.factor if slot == "output" else 1.0
+            yield from (norm.times(size) for norm in of_slot)
+        norm = sublayer.f.head_norm if isinstance(sublayer.f, Attention) else None
+        if norm is not None:
+            gains = dict(zip("qkv", norm.gains.detach().flatten(1), strict=True))
+            yield from (BlockNorm(x, layer, name, norm.kind, gains[x], None, EPSILON) for x in norm.letters)
 
     @property
     def blocks(self) -> list[nn.Module]:
         """The module of every layer."""
-        return list(self.model.decoder)
+        return list(self.model.decoder if self.stream == _DECODER else self.model.encoder)
 
     @property
     def norm_modules(self) -> list[nn.Module]:
@@ -172,26 +214,33 @@ class NormscopeModel(Model):
 
     @property
     def unembedding(self) -> Float[Tensor, "vocabulary dim"] | None:
-        """The matrix of the logits, with the scales of logits; None where the readout has hidden layers."""
+        """The matrix of the logits, with the scales of logits; None where the readout has hidden layers, and of an encoder."""
         readout = self.model.readout
-        if readout.hidden:
+        if readout.hidden or not self.reads_out:
             return None
         rows: Tensor = self.model.unembedding.detach().T
         scale = None if readout.scale is None else readout.scale().detach()
         return rows if scale is None else scale[:, None] * rows
 
+    def batch(self, x: "TextOrIds | Sample") -> Sample:
+        """A text, token ids or a sample as a sample; an encoder reads examples up to ``=``, its decoder ``[`` and the rest."""
+        sample = super().batch(x)
+        split = self._encoded and self.reads_examples and not isinstance(x, Sample)
+        return Sample.drawn(split_rows(sample.tokens)) if split else sample
+
     def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row; or the first tokens of a text, or token ids."""
-        if text is not None and (not isinstance(text, str) or not self.reads_examples):
-            return Sample.continued(self.batch(text).tokens if self.reads_examples else self._first_tokens(text, size))
+        if text is not None and not self.reads_examples:
+            return Sample.continued(self._first_tokens(text, size))
+        if text is not None and not isinstance(text, str):
+            return self.batch(text).with_next()
         if text is not None:
             raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
         if "recipe" not in self.about:
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
         task, count = data_of(self.about), size or _EXAMPLES
         require_memory({f"examples={count}": task.drawn_bytes(count)}, str(self.device))
-        drawn = task.probe(count, seed, self.device)
-        return Sample(drawn["characters"], drawn["targets"], drawn["there"], drawn["positions"])
+        return Sample.drawn(task.probe(count, seed, self.device, encoder=self._encoded))
 
     def encode(self, text: str) -> list[int]:
         """The ids of characters or tokens."""
@@ -232,13 +281,20 @@ class NormscopeModel(Model):
         return f"{' and '.join(parts)} changes its mixed values before W_O" if parts else ""
 
     def _sublayer(self, layer: int, sublayer: str = "attention") -> Sublayer:
-        part: Sublayer = getattr(self.model.decoder[layer], sublayer)
+        part: Sublayer = getattr(self.blocks[layer], sublayer)
         return part
 
-    def _attention(self, layer: int) -> Attention:
-        attention = self._sublayer(layer).f
+    def _attention(self, layer: int, sublayer: str = "attention") -> Attention:
+        attention = self._sublayer(layer, sublayer).f
         assert isinstance(attention, Attention)
         return attention
+
+
+def _positions(sample: Sample) -> Int[Tensor, "rows tokens"]:
+    """The positions of a sample, by default from 0 on."""
+    if sample.positions is not None:
+        return sample.positions
+    return torch.arange(sample.tokens.shape[1], device=sample.tokens.device).expand_as(sample.tokens)
 
 
 class _SublayerHooks:
@@ -251,7 +307,7 @@ class _SublayerHooks:
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe every sublayer."""
         for layer in range(self.model.layers):
-            for name in ("attention", "feedforward"):
+            for name in self.model.sublayers(layer):
                 part = self.model._sublayer(layer, name)
                 before(stack, part, self._on_input)
                 after(stack, part.f, self._on_computed)
@@ -276,23 +332,27 @@ class _SublayerHooks:
 
 
 class _ObservedMask:
-    """A mask that passes q, k and v of every layer to an observer."""
+    """A mask that passes q, k and v of one sublayer of every layer to an observer: ``attention`` or ``cross``."""
 
     def __init__(
-        self, model: NormscopeModel, observe: Callable[[AttentionStep], Tensor | None], rotation: Rotation | None
+        self,
+        model: NormscopeModel,
+        sublayer: str,
+        mask: CausalMask | PaddingMask,
+        observe: OnAttention,
+        rotation: Rotation | None,
     ) -> None:
-        self.model, self.observe, self.rotation, self.layer = model, observe, rotation, -1
-        self._causal: AttentionMask = CausalMask()
-        self.stream = self.input = torch.empty(0)
+        self.model, self.sublayer, self.mask, self.observe, self.rotation = model, sublayer, mask, observe, rotation
+        self.layer, self.stream, self.input = -1, torch.empty(0), torch.empty(0)
 
     def install(self, stack: ExitStack) -> None:
         """Until the stack unwinds: observe the inputs of blocks and of their attention."""
-        for layer, block in enumerate(self.model.model.decoder):
-            before(stack, block, self._on_block)
-            before(stack, self.model._attention(layer), self._on_attention)
+        for layer, block in enumerate(self.model.blocks):
+            before(stack, block, partial(self._on_block, layer))
+            before(stack, self.model._attention(layer, self.sublayer), self._on_attention)
 
-    def _on_block(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.stream, self.layer = given_states(args, kwargs), self.layer + 1
+    def _on_block(self, layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.layer, self.stream = layer, given_states(args, kwargs)
 
     def _on_attention(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.input = given_states(args, kwargs)
@@ -300,7 +360,7 @@ class _ObservedMask:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> Tensor:
         """The mixed values that the observer returns, or those of the model."""
         mixed = self._observed(q, k, v, float(scale), Scores(), None)
-        return self._causal(q, k, v, scale) if mixed is None else mixed
+        return self.mask(q, k, v, scale) if mixed is None else mixed
 
     def scored(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, scores: Scores, sink: Tensor | None = None) -> Tensor:
         """The same with other scores than a plain softmax."""
@@ -309,14 +369,13 @@ class _ObservedMask:
             seen = torch.arange(1, q.shape[2] + 1, device=q.device, dtype=torch.float64)
             factor = (factor * scores.temperature(seen)).to(q)[None, None, :, None]
         mixed = self._observed(q, k, v, factor, scores, sink)
-        return self._causal.scored(q, k, v, scale, scores, sink) if mixed is None else mixed
+        return self.mask.scored(q, k, v, scale, scores, sink) if mixed is None else mixed
 
     def _observed(
         self, q: Tensor, k: Tensor, v: Tensor, factor: float | Tensor, scores: Scores, sink: Tensor | None
     ) -> Tensor | None:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
-        W_O = None if self.model.changes_mixed(self.layer) else self.model.projections(self.layer).W_O
-        values = (q, k, v, factor, mask, W_O, scores.cap, self.rotation, None, sink)
+        W_O = None if self.model.changes_mixed(self.layer) else self.model._projections(self.layer, self.sublayer).W_O
+        values = (q, k, v, factor, self.mask.seen(q, k), W_O, scores.cap, self.rotation, None, sink)
         return self.observe(AttentionStep(self.layer, self.stream, self.input, *values))
 
     def stacked(self, qkv: Tensor, scale: Tensor, norm: HeadNorm | None = None) -> Tensor:
@@ -325,5 +384,5 @@ class _ObservedMask:
         return self(q, k, v, scale)
 
     def scores(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """All scores, and which are not of later keys."""
-        return self._causal.scores(q, k)
+        """All scores, and which are of keys that a query attends to."""
+        return self.mask.scores(q, k)

@@ -1,6 +1,6 @@
 """What a forward pass shows: the sample that a model reads, and what an observer receives at every layer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -25,7 +25,7 @@ class Sample:
         positions: the position of every token, for models that take positions; by default they count from 0.
         features: pixels or a spectrogram, for models that read them; ``tokens`` are then the numbers of the positions in the
             stream, unless the model reads both.
-        decoded: what the decoder of an encoder-decoder reads, if not the same tokens.
+        decoded: what the decoder of an encoder-decoder reads, with its targets, if not the same tokens.
     """
 
     tokens: Int[Tensor, "rows tokens"]
@@ -34,6 +34,16 @@ class Sample:
     positions: Int[Tensor, "rows tokens"] | None = None
     features: Float[Tensor, "rows ..."] | None = None
     decoded: "Sample | None" = None
+
+    @property
+    def predicting(self) -> "Sample":
+        """The positions that logits and targets belong to: those that the decoder reads."""
+        return self if self.decoded is None else self.decoded
+
+    @property
+    def parts(self) -> "tuple[Sample, ...]":
+        """The sample, and what a decoder reads of it if that is something else."""
+        return (self,) if self.decoded is None else (self, self.decoded)
 
     @cached_property
     def padded(self) -> bool:
@@ -54,9 +64,26 @@ class Sample:
     @classmethod
     def continued(cls, tokens: Int[Tensor, "rows tokens"]) -> "Sample":
         """Tokens without padding, each of which but the last of its row predicts the next."""
-        targets = torch.full_like(tokens, NOTHING)
-        targets[:, :-1] = tokens[:, 1:]
-        return replace(cls.of(tokens), targets=targets)
+        return cls.of(tokens).with_next()
+
+    def with_next(self) -> "Sample":
+        """The same, where each token that logits belong to predicts the next of its row."""
+        decoded = self.predicting
+        targets = torch.full_like(decoded.tokens, NOTHING)
+        targets[:, :-1] = torch.where(decoded.attention_mask[:, 1:], decoded.tokens[:, 1:], NOTHING)
+        own = replace(decoded, targets=targets)
+        return own if self.decoded is None else replace(self, decoded=own)
+
+    @classmethod
+    def drawn(cls, batch: Mapping[str, Tensor]) -> "Sample":
+        """Examples of a task, as ``Task.probe`` returns them; an encoder-decoder has a part of them in each half."""
+        decoded = cls(batch["characters"], batch["targets"], batch["there"], batch["positions"])
+        if "question" not in batch:
+            return decoded
+        unpredicted = torch.full_like(batch["question"], NOTHING)
+        return cls(
+            batch["question"], unpredicted, batch["question_there"], batch["question_positions"], decoded=decoded
+        )  # fmt: skip
 
 
 Rotation = tuple[Tensor, ...]  # cosines and sines of rotary positions, or the positions where a module rotates by itself

@@ -92,7 +92,7 @@ def open_model(
     source = unwrapped(source) if isinstance(source, nn.Module) else source
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
-        return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, device, tokenizer)
+        return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, stream, device, tokenizer)
     if not isinstance(source, nn.Module):
         raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a torch.nn.Module")
     name = str(getattr(getattr(source, "config", None), "_name_or_path", "")) or type(source).__name__
@@ -121,7 +121,7 @@ def _open_name(
         folder = model_folder(source)
         if tokenizer is None and (folder / "tokenizer.json").is_file():
             tokenizer = read_tokenizer(text, folder, None, False, {})
-        return _normscope_model(text, load_model(source, device), tokenizer=tokenizer)
+        return _normscope_model(text, load_model(source, device), view["stream"], tokenizer=tokenizer)
     if path.is_file():
         file = str(path.resolve())  # of a name alone the library takes the file in the working directory
         need_gguf()
@@ -130,11 +130,14 @@ def _open_name(
     return _from_library(text, path if path.is_dir() else text, device, dtype, tokenizer, trust_remote_code, view)
 
 
-def _normscope_model(name: str, saved: SavedModel, device: torch.device | str | None = None, tokenizer: Any = None) -> Model:
+def _normscope_model(
+    name: str, saved: SavedModel, stream: str | None, device: torch.device | str | None = None, tokenizer: Any = None
+) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
     zeros = check_finite(name, saved.model)
-    model = NormscopeModel(name, saved if device is None else SavedModel(saved.model.to(device), saved.about), tokenizer)
+    saved = saved if device is None else SavedModel(saved.model.to(device), saved.about)
+    model = NormscopeModel(name, saved, tokenizer, stream=stream)
     model.zero_weights = zeros
     return model
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.core.norms import factor_between, same
-from normscope.errors import InputError, did_you_mean
-from normscope.models.blocks import Stream, streams_of
+from normscope.models.blocks import Stream, stream_named, streams_of
 from normscope.models.hooks import Site, before
 from normscope.models.inputs import TOKEN_INPUT, call, is_encoder_decoder, main_input, precision_of, probe_sample, results
 from normscope.models.observe import Sample
@@ -104,13 +103,7 @@ class Probe:
         if name is None:
             largest = max(self.streams, key=lambda stream: stream.parameters)
             return by_name.get("decoder", largest) if is_encoder_decoder(self.model) else largest
-        alike = [stream for stream in by_name if name in stream]
-        if name not in by_name and len(alike) == 1:
-            return by_name[alike[0]]
-        if name not in by_name:
-            known = f"{', '.join(by_name)}{did_you_mean(name, by_name)}"
-            raise InputError(f"stream={name!r}: there is no residual stream of that name; the model has {known}")
-        return by_name[name]
+        return by_name[stream_named(name, by_name)]
 
     @property
     def degenerate(self) -> bool:

@@ -30,6 +30,7 @@ class MeasuredModel:
         published_shape: whether that is the shape of the entry's model.
         results: one for each sample of examples.
         encoder: layers of the encoder; 0 for a decoder alone.
+        stream: of an encoder-decoder, the half that was measured; empty for what is of the whole model.
     """
 
     name: str
@@ -38,11 +39,17 @@ class MeasuredModel:
     published_shape: bool
     results: tuple[Result, ...]
     encoder: int = 0
+    stream: str = ""
 
     @property
     def label(self) -> str:
-        """Strategy and name."""
-        return f"{self.strategy}: {self.name}"
+        """Strategy, name and half."""
+        return ", ".join(filter(None, (f"{self.strategy}: {self.name}", self.stream)))
+
+    @property
+    def kind(self) -> str:
+        """Strategy and half: what models have in common that are averaged."""
+        return ", ".join(filter(None, (self.strategy, self.stream)))
 
     @property
     def described(self) -> str:
@@ -54,6 +61,15 @@ class MeasuredModel:
     def table(self, name: str) -> pd.DataFrame:
         """A table of the first sample."""
         return self.results[0].tables[name]
+
+
+@dataclass(frozen=True)
+class Half:
+    """The encoder or the decoder of a model: the model, what an experiment opens, and the stream."""
+
+    model: MeasuredModel
+    source: Any
+    stream: str
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ def comparison(found: Iterable[Found]) -> tuple[list[Value], list[Residual]]:
     values: dict[tuple[Any, ...], list[tuple[Found, Value]]] = {}
     readings: dict[tuple[Any, ...], list[tuple[Found, Reading]]] = {}
     for one in found:
-        of_kind = (one.model.strategy, one.model.shape, one.model.encoder)
+        of_kind = (one.model.kind, one.model.shape, one.model.encoder)
         for value in one.values:
             values.setdefault((*of_kind, value.quantity), []).append((one, value))
         for reading in one.readings:
@@ -119,7 +135,7 @@ def _value_rows(group: list[tuple[Found, Value]]) -> list[Value]:
     allowed = first.allowed if model.published_shape else None
     numbers = [value.measured for _, value in group if isinstance(value.measured, float) and math.isfinite(value.measured)]
     averaged = len(group) > 1 and len(numbers) == len(group)
-    quantity = f"{model.strategy}, {first.quantity}"
+    quantity = f"{model.kind}, {first.quantity}"
     rows = [
         replace(value, quantity=quantity, allowed=None if averaged else allowed, source=f"{THIS_RUN}: {one.model.name}")
         for one, value in group
@@ -142,7 +158,7 @@ def _residual_rows(group: list[tuple[Found, Reading]]) -> list[Residual]:
         at, _, own = first.columns
         by_place = pd.concat([reading.ours for _, reading in group]).groupby(at, as_index=False)[own]
         mean = by_place.mean().assign(stderr=by_place.std()[own])
-        rows.append(replace(first, ours=mean).residual(f"{model.strategy}: mean of {len(group)} models", allowed))
+        rows.append(replace(first, ours=mean).residual(f"{model.kind}: mean of {len(group)} models", allowed))
     return rows
 
 

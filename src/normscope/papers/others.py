@@ -73,6 +73,6 @@ ENTRIES = (
     Entry(
         "others:mix-ln", "Perplexity on C4 under five schemes, in two papers that contradict each other",
         "LLaMA shapes of 71M to 1B parameters on C4: Table 1 of Mix-LN (arXiv 2412.13795) and of LN-Scaling (arXiv 2502.05795)",
-        "CPU, 1 s", two_tables, commands=("python benchmarks/language_models.py compare",),
+        "CPU, 1 s", two_tables, commands=("python benchmarks/language_models_compare.py",),
     ),
 )  # fmt: skip

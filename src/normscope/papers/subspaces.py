@@ -19,6 +19,7 @@ from normscope.papers.models import (
     SHAPES,
     STRATEGIES,
     Found,
+    Half,
     MeasuredModel,
     Reading,
     comparison,
@@ -60,19 +61,24 @@ def _number(text: str) -> float | str:
 
 
 def _measure(
-    request: Request, model: str, few: int = 128, samples: int = 1, names: tuple[str, ...] = (), **settings: Any
+    request: Request, model: str, samples: int = 1, chosen: Sequence[str | Half] = (), **settings: Any
 ) -> list[MeasuredModel]:
-    """The stability of the models that were given, or of the small pair of the package, on so many samples of examples."""
+    """The stability of those that are chosen, or were given, or of the small pair, on so many samples of examples."""
     found = []
-    for name in names or request.models or _SMALL:
-        given = {"examples": 1024 if request.full else few, "device": request.device, **settings}
+    for one in chosen or request.models or _SMALL:
+        half = one if isinstance(one, Half) else Half(_saved(one, model), one, "")
+        given = {"examples": 1024 if request.full else 128, "device": request.device, "stream": half.stream or None, **settings}
         seeds = range(request.seed, request.seed + samples)
-        results = tuple(request.run(Stability(model=name, seed=seed, **given)) for seed in seeds)
-        about = results[0].configuration
-        shape = (about["layers"], about["dim"], about["heads"])
-        strategy = STRATEGIES.get(about["scheme"], about["scheme"])
-        found.append(MeasuredModel(name, strategy, shape, shape == SHAPES[model], results))
+        results = tuple(request.run(Stability(model=half.source, seed=seed, **given)) for seed in seeds)
+        stream = str(results[0].configuration["stream"]) if half.model.encoder else ""
+        found.append(replace(half.model, results=results, stream=stream))
     return found
+
+
+def _saved(name: str, model: str, results: tuple[Result, ...] = ()) -> MeasuredModel:
+    """A model that normscope trained, compared with one of the paper if it has its shape."""
+    config = saved_shape(name)
+    return MeasuredModel(name, config.strategy, config.shape, config.is_of(model), results, config.encoder)
 
 
 def _outcome(entry: str, model: str, found: Sequence[Found], note: str = "") -> Reproduction:
@@ -100,23 +106,26 @@ def _settings(found: Sequence[Found]) -> str:
     """The models, and what each reads."""
     models = {one.model.name: one.model.described for one in found}
     first = found[0].model.results[0]
-    read = dict.fromkeys(_read(one.model.results) for one in found if one.model.name == found[0].model.name)
-    return f"{', '.join(models.values())}; {', '.join(read)}; seed {first.seed}"
+    return f"{', '.join(models.values())}; {read_text(found)}; seed {first.seed}"
 
 
-def _read(results: Sequence[Result]) -> str:
-    """The examples of one sample or several."""
-    about = results[0].configuration
-    each = f" in each of {len(results)} samples" * (len(results) > 1)
-    return f"{about['rows']:,} examples ({about['tokens']:,} tokens){each} for {', '.join(about['measures'])}"
+def read_text(found: Sequence[Found]) -> str:
+    """What the first model reads for each measure: the examples of one sample or several."""
+    read: dict[str, dict[str, None]] = {}
+    for model in (one.model for one in found if one.model.name == found[0].model.name):
+        about, several = model.results[0].configuration, len(model.results) > 1
+        each, half = f" in each of {len(model.results)} samples" * several, f" of the {model.stream}" * bool(model.stream)
+        examples = f"{about['rows']:,} examples ({about['tokens']:,} tokens{half}){each}"
+        read.setdefault(examples, {}).update(dict.fromkeys(about["measures"]))
+    return ", ".join(f"{examples} for {' and '.join(measures)}" for examples, measures in read.items())
 
 
-def _spread(request: Request, model: str) -> list[Found]:
+def spread_of(request: Request, model: str, chosen: Sequence[str | Half] = ()) -> list[Found]:
     """90 % interval of the norms at the attention input relative to the median, by layer."""
     readings = published("1-fig1-norm-spread")
     readings = readings[readings["model"] == model].rename(columns={"low90_ratio": "low90", "high90_ratio": "high90"})
     found = []
-    for one in _measure(request, model, samples=_SAMPLES, measures="spread"):
+    for one in _measure(request, model, _SAMPLES, chosen, measures="spread"):
         tables = [result.tables["spread"] for result in one.results]
         samples = [table[table["head"].isna()].assign(layer=lambda rows: rows["layer"].astype(float) + 1) for table in tables]
         widths = [50 * float((rows["high90"] - rows["low90"]).max()) for rows in samples]
@@ -142,10 +151,10 @@ def _spread(request: Request, model: str) -> list[Found]:
 
 def norm_spread(entry: str, model: str, request: Request) -> Reproduction:
     """The norm spread of every model beside the published intervals."""
-    return _outcome(entry, model, _spread(request, model))
+    return _outcome(entry, model, spread_of(request, model))
 
 
-def _noise(request: Request, model: str, figures: tuple[str, ...] = ()) -> list[Found]:
+def noise_of(request: Request, model: str, figures: tuple[str, ...] = (), chosen: Sequence[str | Half] = ()) -> list[Found]:
     """Accuracy against the RMS of noise on the norms of q, k, m and of q, k; on all, sparse and non-sparse rows."""
     left, right = published("1-fig2-left-noise-accuracy"), published("1-fig2-right-sparse-accuracy")
     left = left[(left["tokens"] == "all") & (left["noisy"] != "v")].assign(where="all")
@@ -156,7 +165,8 @@ def _noise(request: Request, model: str, figures: tuple[str, ...] = ()) -> list[
     shown = readings[["perturbed", "where"]].drop_duplicates().itertuples(index=False, name=None)
     disturbed = list(shown) or [("q,k,m", "all"), ("q,k", "all")]
     draws: dict[str, Any] = {} if request.full else {"draws": 2}
-    models = _measure(request, model, measures="noise", noise_levels=_NOISE_LEVELS, layer_noise="none", **draws)
+    measured_at = {"noise_levels": _NOISE_LEVELS, "layer_noise": "none", **draws}
+    models = _measure(request, model, chosen=chosen, measures="noise", **measured_at)
     found = []
     for one in models:
         table = one.table("noise")
@@ -193,44 +203,52 @@ def _accuracy(what: str, level: float, theirs: pd.DataFrame, ours: pd.DataFrame)
 
 def noise_accuracy(entry: str, figures: tuple[str, ...], model: str, request: Request) -> Reproduction:
     """Accuracy under noise of every model beside the published curves."""
-    return _outcome(entry, model, _noise(request, model, figures))
+    return _outcome(entry, model, noise_of(request, model, figures))
 
 
-def _collapse(
-    request: Request, model: str, figure: str = "", definition: str = "loose", names: tuple[str, ...] = ()
+def collapse_of(
+    request: Request,
+    model: str,
+    figure: str = "",
+    definitions: tuple[str, ...] = ("loose",),
+    chosen: Sequence[str | Half] = (),
 ) -> list[Found]:
     """Share of sparse rows whose largest weight moves to another key, against the RMS of the noise in one layer."""
     draws: dict[str, Any] = {} if request.full else {"draws": 2}
     readings = published("1-fig3-circuit-collapse")
     readings = readings[readings["figure"].astype(str) == figure]
     readings = readings.assign(noise=readings["noise_rms_percent"], log_share=np.log10(readings["collapse_percent"]))
-    found = []
-    for one in _measure(request, model, names=names, measures="collapse", **draws):
-        read = readings if one.strategy == _COLLAPSED else readings[:0]
-        everywhere = read[read["layer"] == "all"].sort_values("noise")
-        level = _level(everywhere["noise"], everywhere["collapse_percent"])
-        table = one.table("collapse")
-        table = table[(table["definition"] == definition) & table["head"].isna()]
-        table = table.assign(noise=100 * table["noise"], share=100 * table["probability"], stderr=100 * table["stderr"])
-        whole = table[table["layer"].isna()]
-        strokes = {"all layers": (whole, everywhere)}
-        if one.published_shape:  # layers of another model are others
-            for layer, rows in table[table["layer"].notna()].groupby("layer"):
-                number = int(str(layer)) + 1
-                strokes[f"layer {number}"] = (rows, read[read["layer"] == str(number)])
-        compared, curves = [], []
-        for name, (ours, theirs) in strokes.items():
-            above = ours[ours["share"] > 0]
-            logs = above[["noise"]].assign(log_share=np.log10(above["share"]))
-            columns = ("noise", "log_share", "log_share")
-            compared.append(Reading(name, "log10 of the collapse in %", theirs, logs, columns, None, between=True))
-            curves.append(Curve(name, ours["noise"], ours["share"]))
-            if len(theirs):
-                curves.append(Curve(name, theirs["noise"], theirs["collapse_percent"], published=True))
-        panel = Panel(f"{one.label}, collapse", "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
-        drawn = [panel] if (table["share"] > 0).any() else []  # a logarithmic axis has no zero
-        found.append(Found(one, [_collapse_level(one, whole, definition, level)], compared, drawn))
-    return found
+    models = _measure(request, model, chosen=chosen, measures="collapse", **draws)
+    return [_collapsed(one, readings, definition) for one in models for definition in definitions]
+
+
+def _collapsed(one: MeasuredModel, readings: pd.DataFrame, definition: str) -> Found:
+    """The collapse of one model by one definition, beside readings of the published curves."""
+    read = readings if one.strategy == _COLLAPSED else readings[:0]
+    everywhere = read[read["layer"] == "all"].sort_values("noise")
+    level = _level(everywhere["noise"], everywhere["collapse_percent"])
+    table = one.table("collapse")
+    table = table[(table["definition"] == definition) & table["head"].isna()]
+    table = table.assign(noise=100 * table["noise"], share=100 * table["probability"], stderr=100 * table["stderr"])
+    whole = table[table["layer"].isna()]
+    strokes = {"all layers": (whole, everywhere)}
+    if one.published_shape:  # layers of another model are others
+        for layer, rows in table[table["layer"].notna()].groupby("layer"):
+            number = int(str(layer)) + 1
+            strokes[f"layer {number}"] = (rows, read[read["layer"] == str(number)])
+    compared, curves = [], []
+    for name, (ours, theirs) in strokes.items():
+        above = ours[ours["share"] > 0]
+        logs = above[["noise"]].assign(log_share=np.log10(above["share"]))
+        columns = ("noise", "log_share", "log_share")
+        compared.append(Reading(name, "log10 of the collapse in %", theirs, logs, columns, None, between=True))
+        curves.append(Curve(name, ours["noise"], ours["share"]))
+        if len(theirs):
+            curves.append(Curve(name, theirs["noise"], theirs["collapse_percent"], published=True))
+    title = f"{one.label}, {'strict ' * (definition == 'strict')}collapse"
+    panel = Panel(title, "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
+    drawn = [panel] if (table["share"] > 0).any() else []  # a logarithmic axis has no zero
+    return Found(one, [_collapse_level(one, whole, definition, level)], compared, drawn)
 
 
 def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, level: float) -> Value:
@@ -242,7 +260,8 @@ def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, le
         own = _level(whole["noise"], whole["share"])
         edges = [_level(whole["noise"], whole["share"] + sign * whole["stderr"]) for sign in (1, -1)]
         error = abs(edges[1] - edges[0]) / 2
-    reached = own if math.isfinite(own) else f"not reached up to {whole['noise'].max():.3g} %"
+    sparse = bool(whole["sparse"].any())
+    reached = own if math.isfinite(own) else f"not reached up to {whole['noise'].max():.3g} %" if sparse else "no sparse rows"
     what = "switch key" if definition == "loose" else "switch to another sparse row"
     known = level if math.isfinite(level) else None
     return Value(
@@ -254,7 +273,7 @@ def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, le
 
 def collapse(entry: str, figure: str, model: str, definition: str, request: Request) -> Reproduction:
     """Circuit collapse of every model beside the published curves."""
-    return _outcome(entry, model, _collapse(request, model, figure, definition, request.models or _SMALL[:1]))
+    return _outcome(entry, model, collapse_of(request, model, figure, (definition,), request.models or _SMALL[:1]))
 
 
 def _level(noise: pd.Series, share: pd.Series) -> float:
@@ -267,7 +286,7 @@ def _level(noise: pd.Series, share: pd.Series) -> float:
 def sparsity(request: Request) -> Reproduction:
     """Histogram of the largest weight of attention rows."""
     found, curves = [], []
-    for one in _measure(request, "Baseline", samples=_SAMPLES, measures="sparsity"):
+    for one in _measure(request, "Baseline", _SAMPLES, measures="sparsity"):
         tables = [result.tables["maxima"] for result in one.results]
         bins = pd.concat([table[table["layer"].isna() & table["head"].isna()] for table in tables])
         counts = bins.pivot_table(index=["low", "high"], values="count", aggfunc="sum", sort=True).reset_index()
@@ -292,9 +311,9 @@ def large(request: Request) -> Reproduction:
     """Norm spread, noise and collapse of models, of the Large shape if such were given; nothing of it can be compared."""
     note = "The published curves of the Large model (Figures 16 and 23) were not read: nothing is compared."
     found = [
-        *_spread(request, "Large"),
-        *_noise(request, "Large"),
-        *_collapse(request, "Large"),
+        *spread_of(request, "Large"),
+        *noise_of(request, "Large"),
+        *collapse_of(request, "Large"),
     ]
     return _outcome("1:large", "Large", found, note)
 
@@ -308,8 +327,7 @@ def accuracy(request: Request) -> Reproduction:
     examples, found = 128_000 if request.full else 2_000, []
     for name in request.models or _SMALL:
         run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
-        config = saved_shape(name)
-        one = MeasuredModel(name, config.strategy, config.shape, config.is_of("Baseline"), (run,), config.encoder)
+        one = _saved(name, "Baseline", (run,))
         values = []
         for row in plain_rows(run.tables["accuracy"]):
             quantity = f"{splits[row['split']]}, accuracy in %"

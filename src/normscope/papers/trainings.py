@@ -1,7 +1,7 @@
 """Paper 1, what is trained: the stability scan over width and learning rate, and encoder-decoder models."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,15 @@ from normscope.errors import InputError
 from normscope.experiments.evaluate import Evaluate
 from normscope.experiments.result import Result
 from normscope.experiments.train import Train
+from normscope.models import Model, open_model
 from normscope.papers.entry import NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Value, judge
-from normscope.papers.models import STRATEGIES, Found, MeasuredModel, comparison, mean_and_error, saved_shape
+from normscope.papers.models import STRATEGIES, Found, Half, MeasuredModel, comparison, mean_and_error, saved_shape
+from normscope.papers.subspaces import collapse_of, noise_of, read_text, spread_of
 from normscope.results.tables import plain_rows
 from normscope.sweeps.plan import packaged_plan, read_plan
 
 _PLAN = "paper-scan"
+_MODEL, _STREAMS = "encoder-decoder", ("encoder", "decoder")
 _CELL = ["strategy", "dim", "rate"]
 _LEAST_WIDTH = 256  # of the published scan
 _WORDS = {"Pre-Norm": "unstable", "QKV-Norm": "stable"}  # published, of training at large width and rate 1e-3
@@ -47,8 +50,8 @@ _OTHER_TASK = (
 _SHORT = "This run has the paper's task and models far below the published widths, trained for too few steps to be compared."
 _ENCODERS = (
     "No published numbers of encoder-decoder models were read: nothing is compared. Depths are those of the pair that is "
-    "measured here, not the paper's (e, d). Norm spread, noise and collapse are not measured: of models that normscope "
-    "trained, normscope stability supports only those with one residual stream."
+    "measured here, not the paper's (e, d). Norm spread, noise and collapse are those of the self-attention of each half; "
+    "accuracy is always that of what the decoder predicts."
 )
 
 
@@ -129,16 +132,43 @@ def _scan_panels(runs: pd.DataFrame, curves: pd.DataFrame) -> list[Panel]:
 
 
 def encoder_decoder(request: Request, short: Mapping[str, Any] = _SHORT_PAIR) -> Reproduction:
-    """Accuracy of encoder-decoder models: of those that were given, or of a pair that is trained."""
+    """Accuracy of encoder-decoder models, given or trained now, and what norms do in each of their halves."""
     found = _given(request) if request.models else _trained(request, short)
-    values, _ = comparison(found)
+    measured = _stability(request, [one.model for one in found])
+    values, _ = comparison([*found, *measured])
     results = {one.model.label: one.model.results[0] for one in found}
     run = found[0].model.results[0].summary.split("; ")[1 if request.models else 2 :]  # names and shapes are listed already
-    settings = "; ".join((", ".join(one.model.described for one in found), *run))
+    settings = "; ".join((", ".join(one.model.described for one in found), *run, *([read_text(measured)] if measured else [])))
     own = "" if request.models else "Trained in this run; a pair of your own is measured with --model."
     scanned = [one for one in found if one.model.shape[1] >= _LEAST_WIDTH]
     verdict = judge(values) if scanned else NOT_RUN
-    return Reproduction(verdict, f"{_ENCODERS} {own}".strip(), settings, tuple(values), (), tuple(_drawn(results)))
+    curves = (panel for one in measured for panel in one.panels if len(list(panel.curves[0].x)) > 1)  # one layer is a point
+    panels = [*_drawn(results), *curves]
+    return Reproduction(verdict, f"{_ENCODERS} {own}".strip(), settings, tuple(values), (), tuple(panels))
+
+
+def _stability(request: Request, models: Sequence[MeasuredModel]) -> list[Found]:
+    """Norm spread, noise and collapse of both halves of models; none of a training that became non-finite."""
+    halves = [
+        Half(model, source, stream) for model in models for stream in _STREAMS if (source := _source(model, stream)) is not None
+    ]
+    if not halves:
+        return []
+    return [
+        *spread_of(request, _MODEL, halves),
+        *noise_of(request, _MODEL, chosen=halves),
+        *collapse_of(request, _MODEL, definitions=("loose", "strict"), chosen=halves),
+    ]
+
+
+def _source(model: MeasuredModel, stream: str) -> str | Model | None:
+    """What an experiment opens: the name of a model that was given, or what was trained."""
+    run = model.results[0]
+    if run.kind is not Train:
+        return model.name
+    if "divergence" in run.tables:
+        return None
+    return open_model(run.objects["model"], stream=stream) if run.path is None else str(run.path)
 
 
 def _given(request: Request) -> list[Found]:

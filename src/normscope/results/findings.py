@@ -116,3 +116,8 @@ def card_html(finding: Finding) -> str:
     ]
     body = "<br>".join(filter(None, lines))
     return f"<div style='border-left:3px solid {colour};padding:.2em .8em;margin:.5em 0;max-width:60em'>{body}</div>"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

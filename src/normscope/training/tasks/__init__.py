@@ -1,7 +1,7 @@
 """Tasks: data that a model can be trained on, made on any device from a seed."""
 
 from normscope.core.seeds import stream_seed
-from normscope.training.tasks.addition import CHARACTERS, MASK, Addition, AdditionTask, Examples, as_text, encode
+from normscope.training.tasks.addition import CHARACTERS, MASK, Addition, AdditionTask, Examples, as_text, encode, split_rows
 from normscope.training.tasks.task import Report, Score, Task, Tested
 from normscope.training.tasks.text import TextTask
 
@@ -21,5 +21,6 @@ __all__ = [
     "TextTask",
     "as_text",
     "encode",
+    "split_rows",
     "stream_seed",
 ]

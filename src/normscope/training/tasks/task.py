@@ -158,10 +158,12 @@ class Task(Protocol):
     def run_some(self, model: Transformer, batch: int, seed: int) -> None:
         """One forward pass of examples of the training distribution, on the CPU, such as scales are calibrated on."""
 
-    def probe(self, examples: int | None, seed: int, device: torch.device) -> Batches:
+    def probe(self, examples: int | None, seed: int, device: torch.device, encoder: bool = False) -> Batches:
         """Examples of the training distribution in rows: characters, positions, targets, and ``there`` for what is no padding.
 
-        None for as many as are enough to observe a model. The target is ``NOTHING`` where nothing is predicted.
+        None for as many as are enough to observe a model. The target is ``NOTHING`` where nothing is predicted. For an
+        encoder-decoder these are of its decoder; its ``encoder`` reads ``question``, ``question_positions`` and
+        ``question_there``.
         """
 
     def evaluate(

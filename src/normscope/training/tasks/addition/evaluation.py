@@ -12,7 +12,7 @@ from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.training.batches import one_batch
 from normscope.training.tasks.addition.examples import MASK, Addition, Examples, as_text
-from normscope.training.tasks.addition.feeds import ExamplesFeed, PaddedFeed, SplitFeed
+from normscope.training.tasks.addition.feeds import feed_in_rows
 from normscope.transformer import Transformer
 
 TESTED_AT_A_TIME = {"cpu": 512, "cuda": 8192}
@@ -156,7 +156,7 @@ def _predict(
     drawn = task.draw(examples, generator)
     shifts = torch.randint(offsets + 1, (examples,), generator=generator, device=device)
     order = drawn.lengths.argsort(stable=True)
-    feed: ExamplesFeed = SplitFeed(task.longest_answer) if model.config.encoder_layers else PaddedFeed()
+    feed = feed_in_rows(task, bool(model.config.encoder_layers))
     for rows in torch.split(order, TESTED_AT_A_TIME[device.type]):
         part = drawn[rows]
         batch = feed.trimmed(one_batch(feed.arrange(part, shifts[rows], 1), 0))

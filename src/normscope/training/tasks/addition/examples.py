@@ -7,6 +7,7 @@ on the device that trains on them, the same ones from the same seed.
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -35,6 +36,13 @@ class Examples:
     def __getitem__(self, rows: "Tensor | slice") -> "Examples":
         """Some of the examples."""
         return Examples(self.characters[rows], self.lengths[rows], self.answers[rows])
+
+    @classmethod
+    def begun(cls, characters: Int[Tensor, "examples begun"]) -> "Examples":
+        """Beginnings such as ``[1+2=`` or ``[1+2=3``, ended by ``]``; all of one without ``=`` comes before its answer."""
+        width, equals = characters.shape[1], characters == EQUALS
+        answers = torch.where(equals.any(1), equals.int().argmax(1) + 1, width)
+        return cls(F.pad(characters, (0, 1), value=END), torch.full_like(answers, width + 1), answers)
 
     @property
     def inputs(self) -> Int[Tensor, "examples places"]:

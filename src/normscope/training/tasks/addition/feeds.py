@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from normscope.core import CausalMask, PackedMask, PaddingMask, has_kernel, pack_tiles, tile_for
-from normscope.training.batches import Batches, Feed, Reads
+from normscope.training.batches import Batches, Feed, Reads, one_batch
 from normscope.training.tasks.addition.examples import MASK, Addition, Examples
+from normscope.training.tasks.task import NOTHING
 from normscope.transformer import Row, Transformer
 
 _SAMPLE = 20_000
@@ -46,13 +48,19 @@ class PaddedFeed:
 
     def trimmed(self, batch: Batches) -> Batches:
         """The batch up to the end of its longest example."""
-        used = int((batch["targets"] != MASK).any(0).nonzero().max()) + 1
+        used = _width(batch["targets"] != MASK)
         return {name: values[:, :used] for name, values in batch.items()}
 
     def logits(self, model: Reads, batch: Batches) -> Tensor:
         """Logits of every place."""
         logits: Tensor = model(Row(batch["characters"], batch["positions"], CausalMask()))
         return logits.flatten(0, 1)
+
+    def observed(self, batch: Batches) -> Batches:
+        """What ``Task.probe`` returns of a batch."""
+        batch = self.trimmed(batch)
+        targets = torch.where(batch["targets"] == MASK, NOTHING, batch["targets"])
+        return {**batch, "targets": targets, "there": batch["characters"] != MASK}
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,20 @@ class SplitFeed:
         answer = Row(batch["answer"], batch["positions"][:, : self.answer], CausalMask())
         logits: Tensor = model(answer, source, seen)
         return logits.flatten(0, 1)
+
+    def observed(self, batch: Batches) -> Batches:
+        """What ``Task.probe`` returns of a batch; ``]`` is read where nothing is predicted any more, and counts as padding."""
+        there, asked = batch["targets"] != MASK, batch["question_there"]
+        read, question = _width(there), _width(asked)
+        return {
+            "characters": batch["answer"][:, :read],
+            "positions": batch["positions"][:, :read],
+            "targets": torch.where(there, batch["targets"], NOTHING)[:, :read],
+            "there": there[:, :read],
+            "question": batch["question"][:, :question],
+            "question_positions": batch["positions"][:, :question],
+            "question_there": asked[:, :question],
+        }
 
 
 @dataclass(frozen=True)
@@ -165,13 +187,27 @@ class PackedFeed:
 
 def feed_for(task: Addition, model: Transformer, batch: int, device: torch.device, precision: torch.dtype) -> ExamplesFeed:
     """Packed rows where a GPU has a kernel for them, rows of their own elsewhere, split rows for an encoder-decoder."""
-    if model.config.encoder_layers:
-        return SplitFeed(task.longest_answer)
     tile = tile_for(task.longest - 1)
-    plain = "scores" not in model.config.scheme.features
+    plain = not model.config.encoder_layers and "scores" not in model.config.scheme.features
     if plain and tile is not None and has_kernel(device, precision, model.config.head):
         return PackedFeed.of(task, batch, tile)
-    return PaddedFeed()
+    return feed_in_rows(task, bool(model.config.encoder_layers))
+
+
+def feed_in_rows(task: Addition, encoder: bool) -> PaddedFeed | SplitFeed:
+    """Every example in rows of its own: one for a decoder alone, one for each half of an encoder-decoder."""
+    return SplitFeed(task.longest_answer) if encoder else PaddedFeed()
+
+
+def split_rows(characters: Int[Tensor, "rows begun"]) -> Batches:
+    """What an encoder-decoder reads of beginnings of examples, as ``Task.probe`` returns it, with positions from 0 on.
+
+    There are no targets: what follows the last character is not known.
+    """
+    examples = Examples.begun(characters)
+    feed = SplitFeed(int((examples.lengths - examples.answers).max()))
+    batch = feed.observed(one_batch(feed.arrange(examples, torch.zeros_like(examples.answers), 1), 0))
+    return {**batch, "targets": torch.full_like(batch["targets"], NOTHING)}
 
 
 def draw_batches(
@@ -196,6 +232,11 @@ def draw_batches(
 
 def _by_batch(values: Tensor, batches: int) -> Tensor:
     return values.reshape(batches, -1, *values.shape[1:])
+
+
+def _width(there: Bool[Tensor, "rows places"]) -> int:
+    """The places of the longest row."""
+    return int(there.any(0).nonzero().max()) + 1
 
 
 def _moved(values: Tensor, places: Tensor, width: int, empty: int) -> Tensor:

@@ -10,9 +10,9 @@ from normscope.core import tile_for
 from normscope.core.seeds import stream_seed
 from normscope.training.batches import Batches, Feed, one_batch
 from normscope.training.tasks.addition.evaluation import DRAWN_FOR_A_TEST, TESTED_AT_A_TIME, Evaluation, evaluate
-from normscope.training.tasks.addition.examples import CHARACTERS, MASK, Addition
-from normscope.training.tasks.addition.feeds import ExamplesFeed, PackedFeed, PaddedFeed, draw_batches, feed_for
-from normscope.training.tasks.task import NOTHING, Advance, Report, Score, silent
+from normscope.training.tasks.addition.examples import CHARACTERS, Addition
+from normscope.training.tasks.addition.feeds import ExamplesFeed, PackedFeed, draw_batches, feed_for, feed_in_rows
+from normscope.training.tasks.task import Advance, Report, Score, silent
 from normscope.transformer import Transformer
 
 _EXAMPLES_A_BLOCK = {"cpu": 2048, "cuda": 1 << 16}
@@ -156,13 +156,10 @@ class AdditionTask:
             packed = PackedFeed.exactly(task.draw(self.calibrated, torch.Generator().manual_seed(seed)), tile)
             model(packed.row(one_batch(draw_batches(task, packed, 1, self.calibrated, self.offsets, seed, cpu), 0)))
 
-    def probe(self, examples: int | None, seed: int, device: torch.device) -> Batches:
-        """Examples in rows of their own."""
-        feed = PaddedFeed()
-        drawn = draw_batches(self.train, feed, 1, examples or _PROBED, self.offsets, seed, device)
-        batch = feed.trimmed(one_batch(drawn, 0))
-        targets = torch.where(batch["targets"] == MASK, NOTHING, batch["targets"])
-        return {**batch, "targets": targets, "there": batch["characters"] != MASK}
+    def probe(self, examples: int | None, seed: int, device: torch.device, encoder: bool = False) -> Batches:
+        """Examples in rows of their own; an encoder reads the sums, its decoder the answers."""
+        feed = feed_in_rows(self.train, encoder)
+        return feed.observed(one_batch(draw_batches(self.train, feed, 1, examples or _PROBED, self.offsets, seed, device), 0))
 
     def evaluate(
         self,

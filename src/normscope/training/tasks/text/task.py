@@ -266,7 +266,7 @@ class TextTask:
         starts = self._starts(torch.arange(min(self.calibrated, self._windows)), stream_seed(seed, "calibration"))
         TextFeed().logits(model, self._rows(_TRAINING, starts, torch.device("cpu"), (len(starts),)))
 
-    def probe(self, examples: int | None, seed: int, device: torch.device) -> Batches:
+    def probe(self, examples: int | None, seed: int, device: torch.device, encoder: bool = False) -> Batches:
         """Windows of the training part, or the beginnings of some where they are long."""
         length = min(self.context, _LONGEST_PROBE)
         rows = min(examples or max(1, _PROBED // length), self._windows)
