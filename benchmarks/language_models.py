@@ -1,15 +1,16 @@
-"""Language models under many schemes: what ``advise`` predicts of them, what training comes to, and how far both agree.
+"""Language models under many schemes: what ``advise`` predicts of them, and what training comes to.
 
     python benchmarks/language_models.py predict                               # before training; minutes on two cores
     python benchmarks/language_models.py train --seconds 540 --out DIR         # as many runs as fit, on a GPU or the cores
+    python benchmarks/language_models.py train --edges --seconds 540 --out DIR # the next rate where the best is at the edge
+    python benchmarks/language_models.py train --close --seconds 540 --out DIR # another seed where losses are close
     python benchmarks/language_models.py merge DIR ...                         # results of sessions into the data files
-    python benchmarks/language_models.py compare                               # tables for docs/results/language-models.md
+    python benchmarks/language_models_compare.py                               # how far both agree
 
 The plan is ``examples/sweeps/language-models.toml``. ``train`` executes it as one ``normscope sweep`` without the runs that
 ``--done`` has, ends it after ``--seconds``, and continues it when called again on the same machine. Every finished run is
 collected at once into a few small files of DIR: a row for each run, its loss curve, its watch, and what skipping each block
-costs on held-out text. ``--rates``, ``--depths``, ``--seeds`` and ``--schemes`` replace those of the plan, for a third rate or
-a second seed.
+costs on held-out text. ``--rates``, ``--layers``, ``--seeds`` and ``--schemes`` replace those of the plan.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import sys
 import time
 import tomllib
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,11 @@ import pandas as pd
 import torch
 
 import normscope as ns
-from normscope.dynamics.evidence import correlation, kendall, spearman
-from normscope.experiments.advise import CRITERIA, theory_table
+from normscope.experiments.criteria import CRITERIA, theory_table
 from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
 from normscope.models import Sample
-from normscope.papers.others import STUCK, perplexities
-from normscope.report.files import save_figure
-from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
 from normscope.schemes import find_scheme
 from normscope.training.recipe import task_of
@@ -50,6 +47,7 @@ PLAN = ROOT / "examples" / "sweeps" / "language-models.toml"
 PACKAGED = ROOT / "src" / "normscope" / "experiments" / "evidence"
 DATA = ROOT / "docs" / "results" / "data"
 BLOCKS, CURVES, WATCHED = "language-models-blocks.csv", "language-models-curves.csv", "language-models-watch.parquet"
+LADDER = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # of learning rates
 OVERALL = "overall"  # the mean of the ranks in all criteria, with equal weights
 SIMULATED: tuple[dict[str, Any], ...] = (
     {"weights": "kaiming", "causal": False, "feedforward": 0.0, "radius": 1.0},
@@ -57,13 +55,6 @@ SIMULATED: tuple[dict[str, Any], ...] = (
     # as the models begin: embeddings of standard deviation 0.02, a causal mask, a feed-forward layer in every block
     {"weights": "gaussian", "causal": True, "feedforward": 3.0, "radius": 0.02, "runs": 4, "simulated_width": 128},
 )
-OUTCOMES = {  # column of the outcomes: the factor that makes small values good
-    "loss": 1.0,
-    "rate": -1.0,
-    "failed": 1.0,
-    "late_block_cost": -1.0,
-    "late_share": -1.0,
-}
 _SKIPPED_ON = 4096  # held-out tokens that every block is skipped on
 _CURVE_POINTS, _PROBES = 60, 6  # of a run, in the files
 _GRACE = 20.0  # seconds that a sweep has to end
@@ -72,6 +63,10 @@ _GRACE = 20.0  # seconds that a sweep has to end
 def the_plan() -> dict[str, Any]:
     """The content of the plan."""
     return tomllib.loads(PLAN.read_text(encoding="utf-8"))
+
+
+def _evidence(runs: Path) -> Evidence:
+    return Evidence(pd.read_csv(runs), pd.read_csv(PACKAGED / PREDICTIONS))
 
 
 def predict(out: Path) -> None:
@@ -130,6 +125,42 @@ def key_of(point: Mapping[str, Any]) -> tuple[Any, ...]:
     return str(point["scheme"]), int(point.get("layers", point.get("depth"))), float(point["rate"]), int(point["seed"])
 
 
+def at_edges(evidence: Evidence) -> list[dict[str, Any]]:
+    """Points at the next rate for every scheme and depth whose best of several rates is the highest or the lowest of them.
+
+    Where every rate failed, that is a lower one; where a scheme lacks a compared rate that might suit it better, that rate.
+    """
+    points = []
+    for row in plain_rows(evidence.outcomes):
+        at = evidence.runs[(evidence.runs["depth"] == row["depth"]) & (evidence.runs["scheme"] == row["scheme"])]
+        tried, seed = sorted(float(rate) for rate in at["rate"].unique()), int(at["seed"].min())
+        if row["loss"] is None:
+            rates = [rate for rate in evidence.rates[row["depth"]] if rate not in tried]
+        elif len(tried) < 2 or (math.isfinite(row["loss"]) and tried[0] < row["rate"] < tried[-1]):
+            rates = []
+        elif row["rate"] == tried[-1]:
+            rates = [rate for rate in LADDER if rate > 1.01 * tried[-1]][:1]
+        else:
+            rates = [rate for rate in LADDER if rate < 0.99 * tried[0]][-1:]
+        points += [_point(row, rate, seed) for rate in rates]
+    return points
+
+
+def close_losses(evidence: Evidence, within: float = 0.05) -> list[dict[str, Any]]:
+    """Points with a second seed, at the best rate of every scheme whose loss is near the lowest of its depth."""
+    outcomes, runs = evidence.outcomes, evidence.runs
+    near = outcomes[outcomes["loss"] <= outcomes.groupby("depth")["loss"].transform("min") + within]
+    seeds: dict[Any, set[int]] = {}
+    for run in plain_rows(runs):
+        seeds.setdefault((run["scheme"], run["depth"], run["rate"]), set()).add(int(run["seed"]))
+    cells_near = ((row, seeds[row["scheme"], row["depth"], row["rate"]]) for row in plain_rows(near))
+    return [_point(row, row["rate"], max(tried) + 1) for row, tried in cells_near if len(tried) == 1]
+
+
+def _point(row: Mapping[str, Any], rate: float, seed: int) -> dict[str, Any]:
+    return {"seed": seed, "rate": rate, "layers": row["depth"], "scheme": row["scheme"]}
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Execute what is left of the plan for some seconds, and collect what has finished."""
     end = time.monotonic() + arguments.seconds
@@ -140,11 +171,19 @@ def train(arguments: argparse.Namespace) -> None:
     for field in ("rate", "layers", "seed", "scheme"):
         if given := getattr(arguments, field):
             plan["grid"][field] = [_number(text) for text in given.split(",")]
+    done = {key_of(row) for row in plain_rows(pd.read_csv(arguments.done))} if arguments.done.exists() else set()
+    planned = cells(plan)
+    if arguments.points:
+        if not done:
+            sys.exit(f"{arguments.done}: there are no results that a next rate or seed could follow")
+        given = {field: plan["grid"][field] for field in ("rate", "layers", "seed", "scheme") if getattr(arguments, field)}
+        points = arguments.points(_evidence(arguments.done))
+        planned = [point for point in points if all(point[field] in values for field, values in given.items())]
+    plan["points"] = planned
     folder = arguments.runs / f"language-models-{hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:8]}"
     file = folder.with_suffix(".toml")
-    done = {key_of(row) for row in plain_rows(pd.read_csv(arguments.done))} if arguments.done.exists() else set()
     if not file.exists():  # a sweep that has begun on this machine continues as it was planned
-        left = [point for point in cells(plan) if key_of(point) not in done]
+        left = [point for point in planned if key_of(point) not in done]
         if not left:
             print("nothing is left to train")
             return
@@ -197,7 +236,7 @@ def _number(text: Any) -> Any:
 
 def _toml(plan: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
     """The plan with explicit points."""
-    top = {name: value for name, value in plan.items() if name not in ("fixed", "grid")}
+    top = {name: value for name, value in plan.items() if name not in ("fixed", "grid", "points")}
     tables = [("", top), ("[fixed]\n", plan["fixed"]), *(("[[points]]\n", point) for point in points)]
     return "\n".join(
         head + "".join(f"{name} = {json.dumps(value)}\n" for name, value in table.items()) for head, table in tables
@@ -368,230 +407,6 @@ def _watched(path: Path) -> pd.DataFrame:
     return kept.astype(dict.fromkeys(numbers, "float32"))
 
 
-def compare(out: Path | None, figures: Path | None) -> None:
-    """Print what training came to, and how well everything that was predicted agrees with it."""
-    evidence = Evidence(pd.read_csv(PACKAGED / RUNS), pd.read_csv(PACKAGED / PREDICTIONS))
-    tables = dict(comparison(evidence, the_plan()))
-    watched = pd.read_parquet(DATA / WATCHED) if (DATA / WATCHED).exists() else pd.DataFrame()
-    if len(watched):
-        watched = best_runs(watched, evidence)
-        tables["watched: the models that were trained, at their last probe"] = watched_models(watched)
-        tables["geometry: what was simulated, and what trained models do"] = geometry(evidence, watched)
-    for title, table in tables.items():
-        print(f"\n## {title}\n\n{markdown(table)}")
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            table.to_csv(out / f"{title.partition(':')[0].replace(' ', '-')}.csv", index=False)
-    if figures is not None:
-        blocks, curves = (best_runs(pd.read_csv(DATA / name), evidence, name == BLOCKS) for name in (BLOCKS, CURVES))
-        for name, chart in charts(curves, blocks, watched).items():
-            save_figure(chart, figures / f"language-models-{name}.png")
-
-
-def comparison(evidence: Evidence, plan: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """All tables of the comparison, with their titles."""
-    yield "missing: planned runs that have no result", missing(evidence.runs, plan)
-    outcomes = evidence.outcomes.sort_values(["depth", "loss"], ignore_index=True)
-    yield "outcomes: at the best of the rates that were tried", outcomes
-    yield "correlations: of predicted ranks with what training came to", correlations(evidence)
-    yield "weights: fitted on other depths, tested on this one", weights(evidence)
-    yield "published: pairs of schemes in the same order as in published tables", published(evidence)
-
-
-def missing(runs: pd.DataFrame, plan: Mapping[str, Any]) -> pd.DataFrame:
-    """Planned cells without a run, counted by rate, depth and seed, with their schemes."""
-    there = {key_of(row) for row in plain_rows(runs)}
-    left = pd.DataFrame([point for point in cells(plan) if key_of(point) not in there], columns=list(plan["grid"]))
-    groups = left.groupby(["seed", "rate", "layers"])["scheme"]
-    rows = [
-        {**dict(zip(("seed", "rate", "depth"), key, strict=True)), "runs": len(s), "schemes": ", ".join(s)} for key, s in groups
-    ]
-    return pd.DataFrame(rows, columns=["seed", "rate", "depth", "runs", "schemes"])
-
-
-def correlations(evidence: Evidence) -> pd.DataFrame:
-    """Spearman's and Kendall's correlation of every criterion's ranks with every outcome, by depth and over all depths.
-
-    Positive means that what ranked first came out best: lowest loss, highest best rate, fewest failures, most useful late
-    blocks.
-    """
-    depths, schemes = evidence.trained
-    keys = [*(criterion.key for criterion in CRITERIA), OVERALL]
-    rows = []
-    for setting in evidence.settings():
-        ranks = evidence.ranks(setting, keys, depths, schemes)
-        for (i, key), (outcome, sign) in product(enumerate(keys), OUTCOMES.items()):
-            values = sign * evidence.outcome(outcome, depths, schemes)
-            for depth, where in (*((str(d), [j]) for j, d in enumerate(depths)), ("all", list(range(len(depths))))):
-                rho, tau = (correlation(ranks[where, :, i], values[where], statistic) for statistic in (spearman, kendall))
-                rows.append(
-                    {
-                        "setting": " ".join(map(str, setting)), "criterion": key, "outcome": outcome, "depth": depth,
-                        "spearman": rho.value, "low": rho.low, "high": rho.high,
-                        "kendall": tau.value, "kendall_low": tau.low, "kendall_high": tau.high, "schemes": rho.schemes,
-                    }
-                )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def weights(evidence: Evidence) -> pd.DataFrame:
-    """Weights of the criteria that predicted the loss, fitted on all depths but one and tested there; equal ones beside."""
-    from normscope.dynamics.evidence import trust
-
-    depths, schemes = evidence.trained
-    keys = [criterion.key for criterion in CRITERIA]
-    loss = evidence.outcome("loss", depths, schemes)
-    rows = []
-    for setting in evidence.settings():
-        ranks = evidence.ranks(setting, keys, depths, schemes)
-        found = trust(ranks, loss)
-        for i, depth in enumerate(depths):
-            others = [j for j in range(len(depths)) if j != i]
-            equal = correlation(ranks[[i]].mean(-1), loss[[i]])
-            fitted, shares = found.tested[i], dict(zip(keys, trust(ranks[others], loss[others]).weights, strict=True))
-            rows.append(
-                {
-                    "setting": " ".join(map(str, setting)),
-                    "tested": str(depth),
-                    **shares,
-                    **_interval("fitted", fitted),
-                    **_interval("equal", equal),
-                }
-            )
-        rows.append(
-            {
-                "setting": " ".join(map(str, setting)),
-                "tested": "none: fitted on all",
-                **dict(zip(keys, found.weights, strict=True)),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _interval(name: str, each: Any) -> dict[str, float]:
-    return {name: each.value, f"{name}_low": each.low, f"{name}_high": each.high}
-
-
-def published(evidence: Evidence) -> pd.DataFrame:
-    """For every published model and every depth trained here: how many pairs of schemes are in the same order.
-
-    Schemes that failed are level with each other and worse than all others, in both.
-    """
-    table = perplexities()
-    depths = evidence.trained[0]
-    rows = []
-    for (source, model), theirs in table.groupby(["source", "model"], sort=False):
-        names = list(theirs["scheme"])
-        perplexity = np.where(theirs["perplexity"] < STUCK, theirs["perplexity"], math.inf)
-        for depth, loss in zip(depths, evidence.outcome("loss", depths, names), strict=True):
-            there = ~np.isnan(loss)
-            a, b = perplexity[there], loss[there]
-            tau = float(kendall(a, b, np.ones((1, len(a))))[0])
-            same = [(a[i] < a[j], b[i] < b[j]) for i, j in product(range(len(a)), repeat=2) if i != j and a[i] < a[j]]
-            rows.append(
-                {
-                    "source": source, "model": model, "depth": depth, "schemes": ", ".join(np.array(names)[there]),
-                    "same_order": sum(ours for _, ours in same), "pairs": len(same), "kendall": tau,
-                    "failed_there": ", ".join(np.array(names)[np.isinf(perplexity)]) or "none",
-                    "failed_here": ", ".join(np.array(names)[there][np.isinf(b)]) or "none",
-                }
-            )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def best_runs(table: pd.DataFrame, evidence: Evidence, learned: bool = False) -> pd.DataFrame:
-    """The rows of the run at each scheme's best rate, with the first seed; of all, or of those that did not fail."""
-    best = evidence.outcomes
-    best = best[np.isfinite(best["loss"]) | (not learned)][["scheme", "depth", "rate"]]
-    chosen = table.merge(best, on=["scheme", "depth", "rate"])
-    return chosen[chosen["seed"] == chosen.groupby(["scheme", "depth"])["seed"].transform("min")]
-
-
-def _thirds(run: pd.DataFrame, column: str) -> dict[str, float]:
-    """Mean of a column over the first and the last third of the layers of a probe."""
-    values = run[run["layer"] < run["layer"].max()][column].to_numpy(float)
-    third = max(1, len(values) // 3)
-    return {"early": float(values[:third].mean()), "late": float(values[-third:].mean())}
-
-
-def watched_models(watched: pd.DataFrame) -> pd.DataFrame:
-    """Residual growth, rotation, rank and collapse of every trained model, at its last probe."""
-    rows = []
-    for key, run in watched.groupby(["depth", "scheme"]):
-        last = run[run["step"] == run["step"].max()].sort_values("layer")
-        rotation, end = _thirds(last, "rotation"), last.iloc[-1]
-        rows.append(
-            {
-                **dict(zip(("depth", "scheme"), key, strict=True)), "step": int(end["step"]),
-                "growth": float(end["norm"] / last["norm"].iloc[0]), "early_rotation": rotation["early"],
-                "late_rotation": rotation["late"], "cosine": float(end["cosine"]), "rank": float(end["rank"]),
-                "collapse": float(last["collapse"].max()),
-            }
-        )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def geometry(evidence: Evidence, watched: pd.DataFrame) -> pd.DataFrame:
-    """Rank correlations of simulated criteria with the same quantities of the models, at the first step and at the last.
-
-    Rotation here includes what is common to all tokens, which the simulated one leaves out.
-    """
-    depths, schemes = evidence.trained
-    measured: dict[str, dict[str, dict[tuple[Any, ...], float]]] = {"first": {}, "last": {}}
-    for key, run in watched.groupby(["depth", "scheme"]):
-        for moment, step in (("first", run["step"].min()), ("last", run["step"].max())):
-            at = run[run["step"] == step].sort_values("layer")
-            gradient = at["gradient"].dropna().to_numpy(float)
-            values = _thirds(at, "rotation") | {"collapse": 1 - float(at["cosine"].iloc[-1])}
-            if len(gradient) and gradient.min() > 0:
-                values["gradient"] = -abs(float(np.log10(gradient[0] / gradient[-1])))
-            for name, value in values.items():
-                measured[moment].setdefault(name, {})[key] = value
-    rows = []
-    for setting, moment in product(evidence.settings(), measured):
-        for name, by_model in measured[moment].items():
-            ranks = evidence.ranks(setting, [name], depths, schemes)[..., 0]
-            of_models = np.array([[by_model.get((depth, scheme), math.nan) for scheme in schemes] for depth in depths])
-            each = correlation(-ranks, of_models)
-            about = {"setting": " ".join(map(str, setting)), "criterion": name, "probe": moment}
-            rows.append({**about, **_interval("spearman", each), "schemes": each.schemes})
-    return pd.DataFrame(rows)
-
-
-def charts(curves: pd.DataFrame, blocks: pd.DataFrame, watched: pd.DataFrame) -> dict[str, Chart]:
-    """Loss by step, cost of a block by layer, and residual norm by layer, at each depth."""
-    shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, str]] = {
-        "loss": (curves, "step", "loss", "Training loss", "step", "loss", "Each scheme at the best of its rates."),
-        "blocks": (
-            blocks, "layer", "loss_change", "Loss without a block", "block that is skipped", "rise of the loss",
-            "On held-out text; the lowest blocks are hardly needed.",
-        ),
-    }  # fmt: skip
-    if len(watched):
-        last = watched[watched["step"] == watched.groupby(["scheme", "depth"])["step"].transform("max")]
-        caption = "At the last probe, before each layer and after the last."
-        shown["norms"] = (last, "layer", "norm", "Residual stream norm", "layer", "mean norm", caption)
-    drawn = {}
-    for name, (table, x, y, title, x_label, y_label, caption) in shown.items():
-        for depth, at in table.groupby("depth"):
-            lines = tuple(Line(str(scheme), list(rows[x]), list(rows[y])) for scheme, rows in at.groupby("scheme"))
-            drawn[f"{name}-{depth}"] = Chart(
-                f"{title}, {depth} layers", x_label, y_label, lines, caption, "", log_y=name != "loss"
-            )
-    return drawn
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A table for a document."""
-    shown = [[_cell(value) for value in row] for row in table.itertuples(index=False)]
-    lines = [list(map(str, table.columns)), ["---"] * len(table.columns), *shown]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None or value != value else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -609,11 +424,13 @@ def main() -> None:
     training.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of a fixed field")
     for field in ("rate", "layers", "seed", "scheme"):
         training.add_argument(f"--{field}s".replace("ss", "s"), dest=field, help="instead of those of the plan, with commas")
+    chosen = training.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--edges", dest="points", action="store_const", const=at_edges, help="where the best rate is at the edge"
+    )
+    chosen.add_argument("--close", dest="points", action="store_const", const=close_losses, help="where losses are close")
     merging = commands.add_parser("merge")
     merging.add_argument("folders", type=Path, nargs="+")
-    comparing = commands.add_parser("compare")
-    comparing.add_argument("--out", type=Path, help="also write the tables there")
-    comparing.add_argument("--figures", type=Path, help="draw figures into this folder")
     arguments = parser.parse_args()
     match arguments.command:
         case "predict":
@@ -622,8 +439,6 @@ def main() -> None:
             train(arguments)
         case "merge":
             merge(arguments.folders)
-        case "compare":
-            compare(arguments.out, arguments.figures)
 
 
 if __name__ == "__main__":

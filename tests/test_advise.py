@@ -32,7 +32,8 @@ from normscope.dynamics.advice import (
 )
 from normscope.dynamics.symmetric import no_reduction
 from normscope.errors import InputError
-from normscope.experiments.advise import CRITERIA, Advise, agreement, as_weights, spectrum_of, theory_table
+from normscope.experiments.advise import Advise, spectrum_of
+from normscope.experiments.criteria import CRITERIA, agreement, as_weights, theory_table
 from normscope.experiments.result import Result
 from normscope.experiments.trained import NOT_TRAINED, trained_table
 from normscope.models import open_model
@@ -376,7 +377,7 @@ def test_findings_carry_the_numbers_of_the_tables(all_schemes: Result) -> None:
     first = all_schemes.tables["ranks"].iloc[0]
     assert f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(SEEN)}" in said
     assert f"ngpt-lerp, {mean(all_schemes, 'ngpt-lerp', 'gradient'):.3g}" in said
-    assert re.search(r"After 9 layers all tokens point the same way.*post.*ngpt", said)
+    assert re.search(r"all tokens point the same way after 9 layers.*post.*ngpt", said)
     longer = advise(chosen("pre"), depth=1, context=96, tokens=24)
     sampled = next(finding.text for finding in longer.findings if "sampled tokens" in finding.text)
     assert sampled.startswith("24 sampled tokens stand for a context of 96.")
@@ -403,7 +404,7 @@ def test_sections_show_the_numbers_of_the_tables(all_schemes: Result) -> None:
 
 
 def test_a_scheme_that_is_worse_at_everything_is_named() -> None:
-    from normscope.experiments.advise import _beaten
+    from normscope.experiments.advise_findings import _beaten
 
     table = advise(chosen("pre", "qkv"), runs=2, depth=3).tables["criteria"].copy()
     for criterion in CRITERIA:

@@ -8,9 +8,9 @@ import pytest
 
 from helpers.cli import run
 from normscope.errors import InputError
-from normscope.experiments.advise import CRITERIA
 from normscope.experiments.audit import Audit
 from normscope.experiments.compare import Compare, Side, compare_sides, measured_tables, number_cell, short_names
+from normscope.experiments.criteria import CRITERIA
 from normscope.experiments.result import Result, load
 from normscope.experiments.simulate import Simulate
 from normscope.models import open_model

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -13,22 +15,35 @@ from scipy.stats import kendalltau, spearmanr
 from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence, row
 from normscope.experiments.trained import RUNS, Evidence
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "language_models.py"
+SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 KNOWN = evidence()
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("language_models_benchmark", FILE)
+    return _script("language_models")
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield _script("language_models_compare")
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", SCRIPTS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["language_models_benchmark"] = importlib.util.module_from_spec(spec)
+    module = sys.modules[f"{name}_benchmark"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_correlations_by_depth_are_scipys(benchmark: ModuleType) -> None:
-    table = benchmark.correlations(KNOWN)
+def test_correlations_by_depth_are_scipys(comparison: ModuleType) -> None:
+    table = comparison.correlations(KNOWN)
+    assert set(table["rate"]) == {"best", "0.001", "0.003"}
+    table = table[table["rate"] == "best"]
     losses, ranks = KNOWN.outcomes, KNOWN.predictions
     for depth in DEPTHS:
         loss = losses[losses["depth"] == depth].set_index("scheme")["loss"]
@@ -40,13 +55,15 @@ def test_correlations_by_depth_are_scipys(benchmark: ModuleType) -> None:
             ordered = loss.loc[list(chosen.index)].rank()
             assert row_of["spearman"] == pytest.approx(spearmanr(chosen, ordered).statistic)
             assert row_of["kendall"] == pytest.approx(kendalltau(chosen, ordered).statistic)
-            assert row_of["low"] <= row_of["spearman"] <= row_of["high"]
+            assert row_of["spearman_low"] <= row_of["spearman"] <= row_of["spearman_high"]
     whole = table[(table["depth"] == "all") & (table["criterion"] == "early") & (table["outcome"] == "loss")]
     assert whole["spearman"].iloc[0] == pytest.approx(-1)
 
 
-def test_weights_are_fitted_on_the_other_depths(benchmark: ModuleType) -> None:
-    table = benchmark.weights(KNOWN)
+def test_weights_are_fitted_on_the_other_depths(comparison: ModuleType) -> None:
+    table = comparison.weights(KNOWN)
+    assert set(table["rate"]) == {"best", "0.001", "0.003"}
+    table = table[table["rate"] == "best"]
     assert list(table["tested"]) == ["12", "24", "48", "none: fitted on all"]
     assert (table["early"] == 0).all()
     assert (table["late"] > 0.8).all()
@@ -54,9 +71,9 @@ def test_weights_are_fitted_on_the_other_depths(benchmark: ModuleType) -> None:
     assert (table["fitted"].dropna() > table["equal"].dropna()).all()
 
 
-def test_pairs_are_compared_with_published_tables(benchmark: ModuleType) -> None:
+def test_pairs_are_compared_with_published_tables(comparison: ModuleType) -> None:
     """Known losses have the order pre, post, mix, deepnorm, ln-scaling at every depth."""
-    table = benchmark.published(KNOWN)
+    table = comparison.published(KNOWN)
     at = table[(table["source"] == "LN-Scaling, Table 1") & (table["model"] == "1B") & (table["depth"] == 12)].iloc[0]
     assert (at["same_order"], at["pairs"]) == (3, 7)  # pre before post, mix and deepnorm; ln-scaling is behind all
     assert at["failed_there"] == "post, deepnorm, mix"
@@ -64,20 +81,20 @@ def test_pairs_are_compared_with_published_tables(benchmark: ModuleType) -> None
     assert len(table) == len(DEPTHS) * 8
 
 
-def test_what_is_missing_is_listed(benchmark: ModuleType) -> None:
-    plan = benchmark.the_plan()
-    assert len(benchmark.cells(plan)) == 2 * 3 * 16
-    assert benchmark.missing(KNOWN.runs.iloc[:0], plan)["runs"].sum() == 96
-    left = benchmark.missing(KNOWN.runs, plan)
+def test_what_is_missing_is_listed(comparison: ModuleType) -> None:
+    plan = comparison.the_plan()
+    assert len(comparison.cells(plan)) == 2 * 3 * 16
+    assert comparison.missing(KNOWN.runs.iloc[:0], plan)["runs"].sum() == 96
+    left = comparison.missing(KNOWN.runs, plan)
     assert left["runs"].sum() == 96 - 60
     assert "pre" not in ", ".join(left["schemes"]).split(", ")
 
 
-def test_a_comparison_works_with_whatever_is_finished(benchmark: ModuleType) -> None:
+def test_a_comparison_works_with_whatever_is_finished(comparison: ModuleType) -> None:
     half = KNOWN.runs[(KNOWN.runs["rate"] == 1e-3) & ~((KNOWN.runs["depth"] == 48) & (KNOWN.runs["scheme"] == "pre"))]
-    tables = dict(benchmark.comparison(Evidence(half, KNOWN.predictions), benchmark.the_plan()))
+    tables = dict(comparison.comparison(Evidence(half, KNOWN.predictions), comparison.the_plan()))
     assert len(tables) == 5
-    assert all(benchmark.markdown(table).count("\n") == len(table) + 1 for table in tables.values())
+    assert all(comparison.markdown(table).count("\n") == len(table) + 1 for table in tables.values())
     counted = tables["correlations: of predicted ranks with what training came to"]
     assert set(counted[counted["outcome"] == "loss"].groupby("depth")["schemes"].first().items()) >= {("48", 9), ("12", 10)}
 
@@ -120,14 +137,50 @@ def watched() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_simulated_geometry_is_compared_with_that_of_the_models(benchmark: ModuleType) -> None:
-    chosen = benchmark.best_runs(watched(), KNOWN)
-    models = benchmark.watched_models(chosen).set_index(["depth", "scheme"])
+def test_simulated_geometry_is_compared_with_that_of_the_models(comparison: ModuleType) -> None:
+    chosen = comparison.best_runs(watched(), KNOWN)
+    models = comparison.watched_models(chosen).set_index(["depth", "scheme"])
     assert models.loc[(24, "pre"), "late_rotation"] == 20
     assert models.loc[(24, "pre"), "growth"] == 25
     assert (24, "sqrt-scaling") not in models.index  # its best rate is the other one
-    table = benchmark.geometry(KNOWN, chosen).set_index(["criterion", "probe"])["spearman"]
+    table = comparison.geometry(KNOWN, chosen).set_index(["criterion", "probe"])["spearman"]
     assert table["late", "last"] > 0.95
     assert table["late", "first"] < -0.95
-    drawn = benchmark.charts(chosen.assign(loss=4.0), chosen.assign(loss_change=0.1), chosen)
+    drawn = comparison.charts(chosen.assign(loss=4.0), chosen.assign(loss_change=0.1), chosen)
     assert set(drawn) == {f"{name}-{depth}" for name in ("loss", "blocks", "norms") for depth in DEPTHS}
+
+
+def test_a_best_rate_at_an_edge_has_the_next_one_tried(benchmark: ModuleType) -> None:
+    points = {(point["scheme"], point["layers"]): point["rate"] for point in benchmark.at_edges(KNOWN)}
+    assert points["pre", 12] == 1e-2
+    assert points["sqrt-scaling", 24] == 3e-4  # the higher rate diverged
+    assert points["ngpt", 48] == 3e-4  # every rate failed
+    between = replace(KNOWN, runs=pd.concat([KNOWN.runs, pd.DataFrame([row("pre", 12, 1e-2, 5.0)])], ignore_index=True))
+    assert ("pre", 12) not in {(point["scheme"], point["layers"]) for point in benchmark.at_edges(between)}
+    alone = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["rate"] == 1e-3])
+    assert benchmark.at_edges(alone) == []  # one rate has no edge
+    lacks = (KNOWN.runs["scheme"] == "post") & (KNOWN.runs["rate"] > 2e-3) & (KNOWN.runs["depth"] == 24)
+    left = {(p["scheme"], p["layers"]): p["rate"] for p in benchmark.at_edges(replace(KNOWN, runs=KNOWN.runs[~lacks]))}
+    assert left["post", 24] == 3e-3  # which all others have
+    highest = replace(KNOWN, runs=KNOWN.runs.assign(rate=KNOWN.runs["rate"].map({1e-3: 1e-2, 3e-3: 3e-2})))
+    assert ("pre", 12) not in {(p["scheme"], p["layers"]) for p in benchmark.at_edges(highest)}  # there is no higher one
+
+
+def test_close_losses_get_another_seed(benchmark: ModuleType) -> None:
+    points = benchmark.close_losses(KNOWN, within=0.06)
+    assert [(point["scheme"], point["layers"]) for point in points] == [
+        (scheme, depth) for depth in (24, 48) for scheme in ("pre", "peri")
+    ]  # those of 12 layers have two seeds
+    assert {(point["rate"], point["seed"]) for point in points} == {(3e-3, 101)}
+    assert len(benchmark.close_losses(KNOWN)) == 2 * 2  # within 0.05
+
+
+def test_the_best_rate_is_compared_where_there_are_several(comparison: ModuleType) -> None:
+    """At 48 layers only one rate is left: it counts by itself, and not as the best of several."""
+    known = replace(KNOWN, runs=KNOWN.runs[(KNOWN.runs["depth"] < 48) | (KNOWN.runs["rate"] < 2e-3)])
+    table = comparison.correlations(known)
+    depths = {rate: set(rows["depth"]) for rate, rows in table.groupby("rate")}
+    assert depths == {"best": {"12", "24", "all"}, "0.001": {"12", "24", "48", "all"}, "0.003": {"12", "24", "all"}}
+    late = table[(table["criterion"] == "late") & (table["depth"] == "12") & (table["rate"] == "best")].set_index("outcome")
+    assert late.loc["loss", "spearman"] > 0.9
+    assert comparison.OUTCOMES["late_share"] == comparison.OUTCOMES["rate"] == -1  # large is good

@@ -12,8 +12,21 @@ from helpers.cli import run
 from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence, row
 from normscope.experiments import advise as advising
 from normscope.experiments.advise import Advise
-from normscope.experiments.trained import FAILS, NOT_TRAINED, SAFE, SLOW, SOME, Evidence, Verdicts, failed, packaged
+from normscope.experiments.trained import (
+    FAILS,
+    NOT_TRAINED,
+    SAFE,
+    SLOW,
+    SOME,
+    UNTUNED,
+    Evidence,
+    Verdicts,
+    failed,
+    packaged,
+    rates_compared,
+)
 from normscope.results.findings import Finding
+from normscope.results.sections import PageTable
 from normscope.schemes import NAMED
 
 KAIMING = ("kaiming", False, 0.0, 1.0)
@@ -37,7 +50,8 @@ def test_outcomes_are_those_of_the_best_rate() -> None:
     assert first["loss"] == pytest.approx((3.88 + 3.90) / 2)  # the mean of two seeds
     assert (first["rate"], first["rates"], first["seeds"], first["runs"], first["failed"]) == (3e-3, 2, 2, 3, 0)
     assert first["late_share"] == pytest.approx(1 / 12)
-    assert first["learned"] == pytest.approx((7 - 3.89) / (7 - 3.88))  # token frequencies alone have a loss of 7
+    assert first["learned"] == 1
+    assert outcomes.loc[(12, "peri"), "learned"] == pytest.approx((7 - 3.94) / (7 - 3.89))  # token frequencies have a loss of 7
     assert outcomes.loc[(24, "sqrt-scaling"), "rate"] == 1e-3  # the other one diverged
     assert outcomes.loc[(24, "sqrt-scaling"), "failed"] == 1
     assert outcomes.loc[(48, "ngpt"), "loss"] == math.inf  # token frequencies alone are no language
@@ -51,9 +65,59 @@ def test_a_rate_that_only_some_schemes_were_tried_at_is_not_compared() -> None:
     before = KNOWN.outcomes.set_index(["depth", "scheme"])
     pd.testing.assert_series_equal(outcomes["loss"], before["loss"])
     pd.testing.assert_series_equal(outcomes["rate"], before["rate"])
-    assert outcomes.loc[(24, "peri"), "failed"] == 1  # a failure counts at any rate
-    alone = KNOWN.runs[(KNOWN.runs["rate"] < 2e-3) == (KNOWN.runs["scheme"] == "pre")]  # no rate in common
-    assert np.isfinite(replace(KNOWN, runs=alone).outcomes.set_index("scheme").loc["pre", "loss"]).all()
+    assert (outcomes.loc[(24, "peri"), "failed"], outcomes.loc[(24, "peri"), "runs"]) == (0, 2)  # any scheme fails at some rate
+    apart = replace(KNOWN, runs=KNOWN.runs[(KNOWN.runs["rate"] < 2e-3) == (KNOWN.runs["scheme"] == "pre")])
+    assert apart.rates == {12: [3e-3], 24: [3e-3], 48: [3e-3]}  # which all but one were tried at
+    assert apart.outcomes.set_index("scheme").loc["pre", "loss"].isna().all()
+    assert list(Verdicts.of(apart, [NAMED["pre"]], 12).table["verdict"]) == [UNTUNED]
+
+
+def test_a_rate_counts_if_those_without_it_have_nothing_to_gain() -> None:
+    """The loss rises towards it already, or training failed at a lower rate and learned at none."""
+    low, high, higher = 1e-3, 3e-3, 1e-2
+    losses = {"a": {low: 3.0, high: 2.0, higher: 2.5}, "b": {low: 2.0, high: 3.0}, "c": {low: math.inf}}
+    assert rates_compared(losses) == [low, high, higher]
+    assert rates_compared(losses | {"d": {low: 3.0, high: 2.0}}) == [low, high, higher]  # one of four may lack one
+    assert rates_compared({"a": {low: 3.0, high: 2.0}, "b": {low: 3.0}}) == [low]
+    assert rates_compared({"a": {high: math.inf}, "b": {low: 2.0, high: 3.0}}) == [high]  # a lower rate might have worked
+    assert rates_compared({"a": {low: 2.0}, "b": {high: 2.0}}) == [low, high]  # nothing in common
+
+
+def test_only_depths_with_several_rates_say_what_predicts_if_there_are_any() -> None:
+    assert KNOWN.tuned == [12, 24, 48]
+    shallow = replace(KNOWN, runs=KNOWN.runs[(KNOWN.runs["depth"] < 48) | (KNOWN.runs["rate"] < 2e-3)])
+    assert shallow.tuned == [12, 24]
+    trust = shallow.trust(KAIMING, CRITERIA)
+    assert trust is not None
+    assert len(trust.tested) == trust.correlations[0].depths == 2
+    assert replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["rate"] < 2e-3]).tuned == [12, 24, 48]
+
+
+def test_a_scheme_that_lacks_a_compared_rate_has_no_loss_that_compares() -> None:
+    """Unless that rate could not have been better."""
+    lacks = (KNOWN.runs["scheme"] == "post") & (KNOWN.runs["rate"] > 2e-3) & (KNOWN.runs["depth"] == 24)
+    known = replace(KNOWN, runs=KNOWN.runs[~lacks])
+    assert known.rates[24] == [1e-3, 3e-3]
+    row = known.outcomes.set_index(["depth", "scheme"]).loc[(24, "post")]
+    assert row[["loss", "learned", "late_block_cost"]].isna().all()
+    assert (row["rate"], row["rates"], row["runs"]) == (1e-3, 1, 1)
+    found = Verdicts.of(known, [NAMED[name] for name in ("post", "sqrt-scaling", "none", "ngpt", "pre", "mix")], 24)
+    assert list(found.table["verdict"]) == [UNTUNED, SOME, NOT_TRAINED, SLOW, SAFE, SAFE]
+    assert found.order == ["pre", "mix", "ngpt", "post", "sqrt-scaling", "none"]
+    assert "Not tuned: post (24 layers)" in list(found.findings(""))[1].text
+    assert not found.table.set_index("scheme").loc["post", "fast"]
+
+
+def test_a_rate_at_which_one_seed_failed_counts_as_failed() -> None:
+    again = row("pre", 24, 3e-3, 6.9, seed=101)
+    known = replace(KNOWN, runs=pd.concat([KNOWN.runs, pd.DataFrame([again])], ignore_index=True))
+    outcome = known.outcomes.set_index(["depth", "scheme"]).loc[(24, "pre")]
+    assert (outcome["rate"], outcome["failed"], outcome["runs"], outcome["seeds"]) == (1e-3, 1, 3, 2)
+    both = pd.concat([known.runs, pd.DataFrame([row("pre", 24, 1e-3, 6.9, seed=101)])], ignore_index=True)
+    found = Verdicts.of(replace(KNOWN, runs=both), [NAMED["pre"], NAMED["peri"]], 24)
+    assert list(found.table["verdict"]) == [SOME, SAFE]
+    assert np.isnan(found.table["loss"].iloc[0])  # and not infinite
+    assert found.table["rate"].isna().tolist() == [True, False]
 
 
 def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
@@ -64,27 +128,29 @@ def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
         table = Verdicts.of(KNOWN, [NAMED[name] for name in names], depth).table
         assert list(table["verdict"]) == expected
     twin = Verdicts.of(KNOWN, [replace(NAMED["pre"], name="mine", title="")], 12)
-    assert twin.named(SAFE) == "mine at 12 layers"
+    assert twin.named(SAFE) == "mine (12 layers)"
     assert list(twin.runs([replace(NAMED["pre"], name="mine")])["depth"]) == [12, 12, 24, 24, 48, 48, 12]
 
 
 def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     safe, fast, fails = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
-    assert safe == "Safe: pre, peri at 24 layers. Every run learned, with learning rates 0.001 and 0.003."
-    assert fast.startswith("Fast at 24 layers: pre 3.760 (the lowest held-out loss is 3.760")
-    assert fails.startswith("Fails: none; at some learning rates sqrt-scaling at 24 layers. How sure: 63 language models (")
+    assert safe == "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003."
+    assert fast.startswith("Learn fastest at 24 layers: pre 3.760 (held-out loss in nats per token, each at the best of its")
+    assert "The 10 schemes compared that learned: 3.760 to 4.210, median 3.985; token frequencies alone 7.00." in fast
+    assert "For 9 of them the highest rate was the best" in fast  # one diverged at it
+    assert fails.startswith("Fail: none; only in some runs: sqrt-scaling (24 layers). How sure: 63 language models (")
     assert "20 of them with 24 layers" in fails
     assert fails.endswith("Trust it.")
     assert lines(48, "ngpt")[0].text == "Safe: none of these schemes."  # and not that every run learned
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
-    assert "Slow: ngpt at 24 layers; they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
+    assert "Slow: ngpt (24 layers); they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
 
 
 def test_a_scheme_counts_with_its_nearest_depth() -> None:
     shallow = Evidence(KNOWN.runs[(KNOWN.runs["depth"] == 24) | (KNOWN.runs["scheme"] != "post")], KNOWN.predictions)
     found = Verdicts.of(shallow, [NAMED["pre"], NAMED["post"]], 48)
     assert list(found.table["depth"]) == [48, 24]
-    assert found.named(SAFE) == "pre at 48 layers; post at 24 layers"
+    assert found.named(SAFE) == "pre (48 layers); post (24 layers)"
 
 
 def test_without_runs_nothing_is_claimed() -> None:
@@ -128,10 +194,16 @@ def test_advice_ranks_nothing_where_nothing_predicted(monkeypatch: pytest.Monkey
     backwards = KNOWN.predictions[KNOWN.predictions["criterion"] == "early"]
     useless = pd.concat([backwards.assign(criterion=key) for key in CRITERIA])
     monkeypatch.setattr(advising, "packaged", lambda: Evidence(KNOWN.runs, useless))
-    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="pre,post", **PLAIN).run()
+    result = Advise(depth=2, width=16, heads=2, context=8, runs=2, device="cpu", schemes="post,pre", **PLAIN).run()
     assert result.configuration["criteria"] == {}
-    assert (result.tables["ranks"]["place"] == 1).all()
-    assert "No criterion of the simulation predicted their loss, so none ranks." in result.findings[2].text
+    assert result.tables["ranks"].drop(columns="scheme").isna().all(axis=None)
+    assert all(record["place"] is None and record["level_with"] == [] for record in Advise.records(result))
+    texts = [shown.columns for shown in Advise.terminal(result) if isinstance(shown, PageTable)]
+    assert texts[0][:3] == ("scheme", "trained here", "held-out loss")
+    ranking = next(section for section in Advise.sections(result) if section.title == "Ranking")
+    assert all(row[1:3] == ("–", "–") for row in ranking.tables[0].rows)
+    assert "No criterion of the simulation predicted the loss at the best of several learning rates" in result.findings[2].text
+    assert list(result.tables["ranks"]["scheme"]) == ["pre", "post"]  # by their trained loss
     assert not any("ranks first" in finding.title for finding in result.findings)
 
 
@@ -140,8 +212,8 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     shape = ("--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--runs", "2", "--schemes", "pre,post")
     status, out, err = run(capsys, "advise", *shape)
     assert status == 0, err
-    assert out.splitlines()[0].startswith("Safe: pre, post at 12 layers.")
-    assert " ".join(out.split()).index("Fails: none.") < out.index("place")
+    assert out.splitlines()[0].startswith("Safe: pre, post (12 layers).")
+    assert " ".join(out.split()).index("Fail: none.") < " ".join(out.split()).index("place")
 
 
 def test_the_evidence_of_the_package_can_be_read() -> None:

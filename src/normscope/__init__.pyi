@@ -712,17 +712,17 @@ def advise(
     out: str | Path | None = None,
     overwrite: bool = False,
 ) -> Result:
-    r"""Rank schemes for a new model of a given shape.
+    r"""Report which schemes suit a new model of a given shape.
 
     Language models that were trained say which schemes are safe, fast or fail at this depth.
-    Then every scheme goes through the same random layers, and criteria that predicted the loss of those models rank them. The
-    simulation shows how training starts, not what a model learns.
+    Then every scheme goes through the same random layers. Criteria that predicted the loss of those models rank the schemes; if
+    none did, trained losses order them. The simulation shows how training starts, not what a model learns.
 
     Example:
         >>> import normscope as ns
         >>> advice = ns.advise(depth=3, width=32, heads=2, schemes="pre,post", runs=2, tokens=8, progress=False)
         >>> list(advice.tables["ranks"]["scheme"])
-        ['pre', 'post']
+        ['post', 'pre']
 
     Args:
         model: The model of weights=spectrum-of: a folder, hub name, GGUF file, package:smollm2.

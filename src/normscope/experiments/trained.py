@@ -7,7 +7,7 @@ trained, and ``trained.toml`` facts about models that add integers.
 
 import math
 import tomllib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from normscope.results.findings import Finding
+from normscope.results.findings import Finding, listed
 from normscope.results.sections import PageTable
 from normscope.results.tables import plain_rows
 from normscope.schemes import Scheme, find_scheme
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from normscope.dynamics.evidence import Trust
 
 Numbers = npt.NDArray[np.float64]
+Losses = dict[str, dict[float, float]]  # by scheme and rate; infinite where training failed
 
 NOT_TRAINED = "not trained here"
-SAFE, SLOW, SOME, FAILS = "safe", "slow", "fails at some rates", "fails"
+SAFE, SLOW, UNTUNED, SOME, FAILS = "safe", "slow", "not tuned here", "fails in some runs", "fails"
 RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
 _SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
@@ -37,6 +38,7 @@ _OUTCOME = {  # columns of the outcomes
     "failed": int, "learned": float, "block_cost": float, "late_block_cost": float, "late_share": float,
 }  # fmt: skip
 _FEWEST = 5  # schemes, for a correlation that says anything
+_FEW_LACK = 0.25  # the most schemes without a rate that is compared, of all
 _REPEATED = 3  # cells with several seeds, for a spread between seeds
 _ENOUGH = 0.9  # of what the best scheme of a depth learned beyond token frequencies; schemes below it are slow
 CHOSEN_ON = (12, 24)  # layers of the models after whose training the default of what ``advise`` simulates was chosen
@@ -67,41 +69,37 @@ class Evidence:
 
     @cached_property
     def outcomes(self) -> pd.DataFrame:
-        """A row for every depth and scheme: what its runs came to at the best of the rates that all schemes were tried at.
+        """A row for every depth and scheme: what its runs came to at the best of the rates that are compared at its depth.
 
-        A rate that only some schemes of a depth have is left out, because it would favour them. ``loss`` is infinite where
-        every rate failed; ``failed`` counts all runs that failed, ``rates`` and ``seeds`` what is compared; ``at_edge`` says
-        whether the best rate is the lowest or highest of them; ``learned`` is how far the loss is below that of token
-        frequencies, relative to the best of the depth; ``late_share`` is the cost of a block of the last third relative to that
-        of any block.
+        ``loss`` is a mean over seeds, infinite where every rate failed with some seed, and NaN where the scheme lacks a rate
+        that might have been better (``rates_compared``). ``rates``, ``runs`` and ``failed`` count what was tried at compared
+        rates; ``rate`` is the best of them, NaN if all failed, and ``at_edge`` says whether it is the lowest or highest.
+        ``learned`` is how far the loss is below that of token frequencies, relative to the best of the depth; ``late_share``
+        is the cost of a block of the last third relative to that of any block.
         """
+        by_depth = ((self._judged[self._judged["depth"] == depth], rates) for depth, rates in self.rates.items())
+        rows = [row for runs, rates in by_depth for row in _outcomes(runs, rates)]
+        return pd.DataFrame(rows, columns=list(_OUTCOME)).astype(_OUTCOME)
+
+    @cached_property
+    def _judged(self) -> pd.DataFrame:
+        """The runs, with an infinite loss where they failed."""
         runs = self.runs.assign(failed=failed(self.runs))
         runs["loss"] = runs["loss"].where(~runs["failed"], math.inf)
-        compared = runs[_at_common_rates(runs)]
-        lowest = compared.groupby("depth")["loss"].min().to_dict()
-        rows = []
-        for key, tried in runs.groupby(["depth", "scheme"], sort=False):
-            by_rate = (
-                tried[tried.index.isin(compared.index)]
-                .groupby("rate", as_index=False)
-                .agg({"loss": "mean", "block_cost": "mean", "late_block_cost": "mean", "seconds": "mean"})
-            )
-            best = by_rate.sort_values("loss", kind="stable").iloc[0]
-            if math.isinf(best["loss"]):
-                best = best.copy()
-                best[["block_cost", "late_block_cost"]] = math.nan  # of a model that learned nothing
-            rate, unigram = float(best["rate"]), tried["unigram_loss"].mean()
-            rows.append(
-                {
-                    **dict(zip(("depth", "scheme"), key, strict=True)), "loss": best["loss"], "rate": rate,
-                    "at_edge": rate in (by_rate["rate"].min(), by_rate["rate"].max()), "rates": len(by_rate),
-                    "seeds": tried["seed"].nunique(), "runs": len(tried), "failed": int(tried["failed"].sum()),
-                    "learned": max(0.0, (unigram - best["loss"]) / (unigram - lowest[key[0]])),
-                    "block_cost": best["block_cost"], "late_block_cost": best["late_block_cost"],
-                    "late_share": best["late_block_cost"] / best["block_cost"],
-                }
-            )  # fmt: skip
-        return pd.DataFrame(rows, columns=list(_OUTCOME)).astype(_OUTCOME)
+        return runs
+
+    @cached_property
+    def rates(self) -> dict[int, list[float]]:
+        """The rates that are compared at each depth."""
+        return {depth: rates_compared(_by_rate(self._judged[self._judged["depth"] == depth])) for depth in self.trained[0]}
+
+    @property
+    def tuned(self) -> list[int]:
+        """The depths at which several rates are compared; all depths if none has several.
+
+        The order of schemes at one rate need not be that at the best rate of each.
+        """
+        return [depth for depth, rates in self.rates.items() if len(rates) > 1] or list(self.rates)
 
     @property
     def spread(self) -> float:
@@ -143,17 +141,65 @@ class Evidence:
         """How well criteria of a simulated setting predicted the held-out loss; None where too little was trained to tell."""
         from normscope.dynamics.evidence import trust
 
-        depths, schemes = self.trained
+        schemes = self.trained[1]
         if len(schemes) < _FEWEST:
             return None
-        return trust(self.ranks(setting, criteria, depths, schemes), self.outcome("loss", depths, schemes))
+        return trust(self.ranks(setting, criteria, self.tuned, schemes), self.outcome("loss", self.tuned, schemes))
 
 
-def _at_common_rates(runs: pd.DataFrame) -> "pd.Series[bool]":
-    """Runs at a rate that every scheme of their depth was tried at; all runs of a depth that has no such rate."""
-    schemes = runs.groupby("depth")["scheme"].transform("nunique")
-    common = runs.groupby(["depth", "rate"])["scheme"].transform("nunique") == schemes
-    return common | ~common.groupby(runs["depth"]).transform("any")
+def _by_rate(runs: pd.DataFrame) -> Losses:
+    """Loss by scheme and rate, a mean over seeds."""
+    losses: Losses = {}
+    for row in plain_rows(runs.groupby(["scheme", "rate"], sort=False)["loss"].mean().reset_index()):
+        losses.setdefault(row["scheme"], {})[row["rate"]] = row["loss"]
+    return losses
+
+
+def rates_compared(losses: Losses) -> list[float]:
+    """The rates that nearly all schemes were tried at or have nothing to gain from.
+
+    A rate that fewer have would favour them. If there is none, all rates are compared.
+    """
+    rates = sorted({rate for tried in losses.values() for rate in tried})
+    lacking = {rate: sum(_might_gain(tried, rate) for tried in losses.values()) for rate in rates}
+    return [rate for rate in rates if lacking[rate] <= _FEW_LACK * len(losses)] or rates
+
+
+def _might_gain(tried: Mapping[float, float], rate: float) -> bool:
+    """Whether a scheme without a run at a rate might have its lowest loss there.
+
+    It has not if its loss rises towards the rate already, or if a lower rate failed and none learned.
+    """
+    if rate in tried:
+        return False
+    best = min(tried, key=lambda each: (tried[each], each))
+    if math.isinf(tried[best]):
+        return rate < best
+    low, high = sorted((best, rate))
+    return not any(low < each < high for each in tried)
+
+
+def _outcomes(runs: pd.DataFrame, rates: Collection[float]) -> Iterator[dict[str, Any]]:
+    """The outcomes of the schemes of one depth, at the rates that are compared there."""
+    losses = _by_rate(runs)
+    compared = {scheme: {rate: loss for rate, loss in tried.items() if rate in rates} for scheme, tried in losses.items()}
+    lowest = min((loss for tried in compared.values() for loss in tried.values()), default=math.inf)
+    unigram = float(runs["unigram_loss"].mean())
+    for name, rows in runs.groupby("scheme", sort=False):
+        tried = compared[str(name)]
+        best = min(tried, key=lambda rate: (tried[rate], rate), default=math.nan)
+        settled = bool(tried) and not any(_might_gain(losses[str(name)], rate) for rate in rates)
+        loss = tried[best] if settled else math.nan
+        best = best if math.isfinite(tried.get(best, math.inf)) else math.nan
+        costs = rows[rows["rate"] == (best if settled else math.nan)][["block_cost", "late_block_cost"]].mean()
+        rows = rows[rows["rate"].isin(rates)]
+        yield {
+            "depth": runs["depth"].iloc[0], "scheme": name, "loss": loss, "rate": best,
+            "at_edge": best in tried and best in (min(tried), max(tried)), "rates": len(tried),
+            "seeds": rows["seed"].nunique(), "runs": len(rows), "failed": int(rows["failed"].sum()),
+            "learned": max(0.0, (unigram - loss) / (unigram - lowest)) if settled else math.nan,
+            **costs, "late_share": costs["late_block_cost"] / costs["block_cost"],
+        }  # fmt: skip
 
 
 def failed(runs: pd.DataFrame) -> "pd.Series[bool]":
@@ -198,8 +244,9 @@ class Verdicts:
         evidence: of all runs.
         depth: of the model that advice is for.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
-            90 % of what the best scheme learned; ``fails``: none learned; ``fails at some rates``; ``not trained here``), fast
-            (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``.
+            90 % of what the best scheme learned; ``not tuned here``: likewise, but it lacks a rate that might have been better;
+            ``fails``: none learned; ``fails in some runs``; ``not trained here``), fast (whether its loss is level with the
+            lowest), and its row of ``Evidence.outcomes``.
     """
 
     evidence: Evidence
@@ -208,7 +255,7 @@ class Verdicts:
 
     @classmethod
     def of(cls, evidence: Evidence, schemes: Sequence[Scheme], depth: int) -> "Verdicts":
-        """Of schemes at a depth: by the least deep models of each that are at least as deep, or else by its deepest."""
+        """Of schemes at a depth: by the models of each at that depth, else at the next deeper one, else at its deepest."""
         outcomes = evidence.outcomes
         known = {name: find_scheme(name) for name in evidence.trained[1]}
         fast = {at: _fast(outcomes[outcomes["depth"] == at], evidence.spread) for at in evidence.trained[0]}
@@ -218,7 +265,7 @@ class Verdicts:
             trained = {int(row["depth"]): row for row in plain_rows(outcomes[outcomes["scheme"] == name])}
             row = trained[_nearest(trained, depth)] if trained else {}
             row |= {"scheme": scheme.name, "verdict": _verdict(row), "fast": bool(row) and name in fast[row["depth"]]}
-            rows.append(row | ({"loss": None} if row["verdict"] == FAILS else {}))
+            rows.append(row | ({"loss": None} if row.get("loss") == math.inf else {}))
         columns = ["scheme", "verdict", "fast", *outcomes.columns.drop("scheme")]
         return cls(evidence, depth, pd.DataFrame(rows).reindex(columns=columns))
 
@@ -231,13 +278,20 @@ class Verdicts:
             tables.append(runs[runs["scheme"].isin(names)].assign(scheme=scheme.name))
         return pd.concat(tables, ignore_index=True)
 
+    @property
+    def order(self) -> list[str]:
+        """The schemes by verdict, and by loss among those with the same one."""
+        places = {verdict: place for place, verdict in enumerate((SAFE, SLOW, UNTUNED, SOME, NOT_TRAINED, FAILS))}
+        ordered = self.table.assign(place=self.table["verdict"].map(places)).sort_values(["place", "loss"], kind="stable")
+        return list(ordered["scheme"])
+
     def named(self, verdict: str) -> str:
         """The schemes with a verdict, those with the lowest loss first, by the depth of the models that say so."""
         schemes: dict[int, list[str]] = {}
         for row in plain_rows(self.table[self.table["verdict"] == verdict].sort_values("loss", kind="stable")):
             schemes.setdefault(int(row["depth"]), []).append(row["scheme"])
         nearest_first = sorted(schemes, key=lambda depth: abs(depth - self.depth))
-        return "; ".join(f"{', '.join(schemes[depth])} at {depth} layers" for depth in nearest_first)
+        return "; ".join(f"{', '.join(schemes[depth])} ({depth} layers)" for depth in nearest_first)
 
     def findings(self, trusted: str) -> Iterator[Finding]:
         """Three lines: which schemes are safe, which are fast, which fail, and how sure that is; ``trusted`` ends the last."""
@@ -248,22 +302,20 @@ class Verdicts:
             )
             return
         at = runs[runs["depth"] == _nearest(self.evidence.trained[0], self.depth)]
-        rates = [f"{rate:g}" for rate in sorted(runs["rate"].unique())]
-        fewest = self.table[self.table["verdict"] == SAFE]["rates"].min()
-        some_of = f"at least {fewest:.0f} of the " if fewest < len(rates) else ""
+        rates = [f"{rate:g}" for rate in self.evidence.rates[int(at["depth"].iloc[0])]]
         deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
-        learned = f" Every run learned, with {some_of}learning rate{'s' * (len(rates) > 1)} {' and '.join(rates)}."
+        learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}."
         yield Finding(
             f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
         yield self._fast_finding(int(at["depth"].iloc[0]))
-        some = f"; at some learning rates {self.named(SOME)}" * bool(self.named(SOME))
+        some = f"; only in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
-        seeds = runs["seed"].nunique()
+        tried = f"{_count(runs['rate'].nunique(), 'learning rate')}, {_count(runs['seed'].nunique(), 'seed')}"
         yield Finding(
-            f"Fails: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, "
-            f"one recipe for all schemes, {_count(len(rates), 'learning rate')}, {_count(seeds, 'seed')}), {len(at)} of them "
+            f"Fail: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, "
+            f"one recipe for all schemes, {tried}), {len(at)} of them "
             f"with {at['depth'].iloc[0]} layers{self._untrained}. {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
@@ -279,27 +331,36 @@ class Verdicts:
     def _fast_finding(self, depth: int) -> Finding:
         table, spread = self.table, self.evidence.spread
         rows = plain_rows(table[table["fast"] & (table["depth"] == depth)].sort_values("loss"))
-        listed = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows) or "none of these schemes"
-        outcomes = self.evidence.outcomes
-        losses = outcomes[outcomes["depth"] == depth]["loss"]
-        rest = f"the lowest held-out loss is {losses.min():.3f}, the median over {len(losses)} schemes {losses.median():.3f}"
-        sure = "one seed each, so small differences may be chance" if math.isnan(spread) else f"seeds differ by {spread:.3f}"
+        fast = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows) or "none of these schemes"
+        outcomes, rates = self.evidence.outcomes, self.evidence.rates[depth]
+        at = outcomes[(outcomes["depth"] == depth) & np.isfinite(outcomes["loss"])]
+        best = f"at learning rate {rates[0]:g}" if len(rates) == 1 else "each at the best of its learning rates"
+        edge = int((at["rate"] == rates[-1]).sum()) if len(rates) > 1 else 0
+        unigram = self.evidence.runs[self.evidence.runs["depth"] == depth]["unigram_loss"].mean()
         slow = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
+        untuned = f" Not tuned: {self.named(UNTUNED)}; they lack a learning rate that might suit them better."
+        sentences = (
+            f"Learn fastest at {depth} layers: {fast} (held-out loss in nats per token, {best}).",
+            f" The {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}, median "
+            f"{at['loss'].median():.3f}; token frequencies alone {unigram:.2f}." * bool(len(at)),
+            f" For {edge} of them the highest rate was the best, so a higher one may change the order." * bool(edge),
+            " Too few seeds to tell how much is chance." if math.isnan(spread) else f" Seeds differ by {spread:.3f}.",
+            slow * bool(self.named(SLOW)), untuned * bool(self.named(UNTUNED)),
+        )  # fmt: skip
         return Finding(
-            f"Fast at {depth} layers: {listed} ({rest}; {sure}).{slow * bool(self.named(SLOW))}",
-            title="Lowest loss at this depth", severity="ok", weight=5,
+            "".join(sentences), title="Lowest loss at this depth", severity="ok", weight=5,
             number=None if not rows else rows[0]["loss"],
         )  # fmt: skip
 
 
 def _nearest(depths: Collection[int], depth: int) -> int:
-    """The least of the depths that is at least so deep, or the deepest."""
+    """The depth itself if it is among them, else the next deeper one, else the deepest."""
     return min((trained for trained in depths if trained >= depth), default=max(depths))
 
 
 def _fast(at: pd.DataFrame, spread: float) -> list[str]:
-    """Schemes whose loss is within two standard errors of a difference between seeds of the lowest."""
-    learned = at[np.isfinite(at["loss"])].sort_values("loss")
+    """Schemes that are not slow and whose loss is near the lowest: within two standard errors of a difference between seeds."""
+    learned = at[np.isfinite(at["loss"]) & (at["learned"] >= _ENOUGH)].sort_values("loss")
     if math.isnan(spread):
         return list(learned["scheme"].head(_FASTEST))
     return list(learned[learned["loss"] <= learned["loss"].min() + 2 * math.sqrt(2) * spread]["scheme"])
@@ -310,6 +371,8 @@ def _verdict(row: dict[str, Any]) -> str:
         return NOT_TRAINED
     if row["failed"]:
         return FAILS if row["failed"] == row["runs"] else SOME
+    if row["learned"] is None:
+        return UNTUNED
     return SAFE if row["learned"] >= _ENOUGH else SLOW
 
 
