@@ -21,8 +21,7 @@ import pandas as pd
 from language_models import BLOCKS, CURVES, DATA, OVERALL, PACKAGED, WATCHED, cells, key_of, the_plan
 from normscope.dynamics.evidence import correlation, kendall, spearman, trust
 from normscope.experiments.criteria import CRITERIA
-from normscope.experiments.trained import PREDICTIONS, RUNS, Evidence
-from normscope.papers.others import STUCK, perplexities
+from normscope.experiments.trained import PREDICTIONS, RUNS, Evidence, perplexities
 from normscope.report.files import save_figure
 from normscope.results.figures import Chart, Line
 from normscope.results.tables import plain_rows
@@ -141,7 +140,7 @@ def published(evidence: Evidence) -> pd.DataFrame:
     rows = []
     for (source, model), theirs in table.groupby(["source", "model"], sort=False):
         names = list(theirs["scheme"])
-        perplexity = np.where(theirs["perplexity"] < STUCK, theirs["perplexity"], math.inf)
+        perplexity = theirs["perplexity"].where(~theirs["failed"], math.inf)
         for depth, loss in zip(depths, evidence.outcome("loss", depths, names), strict=True):
             there = ~np.isnan(loss)
             a, b = perplexity[there], loss[there]

@@ -23,6 +23,7 @@ from normscope.experiments.trained import (
     Verdicts,
     failed,
     packaged,
+    published_failures,
     rates_compared,
 )
 from normscope.results.findings import Finding
@@ -134,14 +135,19 @@ def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
 
 def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     safe, fast, fails = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
-    assert safe == "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003."
-    assert fast.startswith("Learn fastest at 24 layers: pre 3.760 (held-out loss in nats per token, each at the best of its")
-    assert "The 10 schemes compared that learned: 3.760 to 4.210, median 3.985; token frequencies alone 7.00." in fast
+    assert safe.startswith(
+        "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003. The models"
+    )
+    assert "have width 256; of your shape, only the depth counts" in safe
+    assert fast.startswith(
+        "Lowest loss at 24 layers: pre 3.760 (held-out, in nats per token; each at its best learning rate, 0.003)."
+    )
+    assert "All 10 schemes compared that learned: 3.760 to 4.210, median 3.985; token frequencies alone: 7.00." in fast
     assert "For 9 of them the highest rate was the best" in fast  # one diverged at it
     assert fails.startswith("Fail: none; only in some runs: sqrt-scaling (24 layers). How sure: 63 language models (")
-    assert "20 of them with 24 layers" in fails
+    assert "20 of them with 24 layers, 2 for each scheme" in fails
     assert fails.endswith("Trust it.")
-    assert lines(48, "ngpt")[0].text == "Safe: none of these schemes."  # and not that every run learned
+    assert lines(48, "ngpt")[0].text.startswith("Safe: none of these schemes. The models")  # and not that none failed
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
     assert "Slow: ngpt (24 layers); they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
 
@@ -199,7 +205,7 @@ def test_advice_ranks_nothing_where_nothing_predicted(monkeypatch: pytest.Monkey
     assert result.tables["ranks"].drop(columns="scheme").isna().all(axis=None)
     assert all(record["place"] is None and record["level_with"] == [] for record in Advise.records(result))
     texts = [shown.columns for shown in Advise.terminal(result) if isinstance(shown, PageTable)]
-    assert texts[0][:3] == ("scheme", "trained here", "held-out loss")
+    assert texts[0][:3] == ("scheme", "trained here", "loss (best rate)")
     ranking = next(section for section in Advise.sections(result) if section.title == "Ranking")
     assert all(row[1:3] == ("–", "–") for row in ranking.tables[0].rows)
     assert "No criterion of the simulation predicted the loss at the best of several learning rates" in result.findings[2].text
@@ -214,6 +220,14 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     assert status == 0, err
     assert out.splitlines()[0].startswith("Safe: pre, post (12 layers).")
     assert " ".join(out.split()).index("Fail: none.") < " ".join(out.split()).index("place")
+
+
+def test_advice_warns_of_schemes_that_failed_in_published_models() -> None:
+    schemes = [NAMED[name] for name in ("pre", "post", "mix", "deepnorm", "ln-scaling", "keel")]
+    assert published_failures(schemes) == [
+        "post at 250M, 350M and 1B", "mix at 350M and 1B (one of two papers)", "deepnorm at 350M and 1B"
+    ]  # fmt: skip
+    assert published_failures([replace(NAMED["post"], name="mine", title="")]) == ["mine at 250M, 350M and 1B"]
 
 
 def test_the_evidence_of_the_package_can_be_read() -> None:

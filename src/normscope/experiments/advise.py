@@ -40,7 +40,7 @@ from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Accepts, Schemes, one_of, setting
-from normscope.experiments.trained import Evidence, Verdicts, evidence_tables, packaged, shown, trained_table
+from normscope.experiments.trained import Evidence, Verdicts, evidence_tables, packaged, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.findings import Finding, cards_text
@@ -347,7 +347,7 @@ class Advise(Seeded):
                 str(row.scheme),
                 *((str(row.place), f"{row.rank:.1f} ({row.low:.1f}–{row.high:.1f})") if ranked else ()),
                 verdicts[row.scheme]["verdict"],
-                shown(verdicts[row.scheme]["loss"], ".3f"),
+                _loss(verdicts[row.scheme]),
                 *(_cell(means[row.scheme, key]) for key in KEYS),
             )
             for row in tables["ranks"].itertuples(index=False)
@@ -357,7 +357,7 @@ class Advise(Seeded):
         places = ("place", "mean rank") if ranked else ()
         used = result.configuration
         title = f"Simulated with {used['tokens']} tokens at width {used['simulated_width']}; ± is half of a 90 % interval"
-        yield PageTable(title, ("scheme", *places, "trained here", "held-out loss", *titles), rows)
+        yield PageTable(title, ("scheme", *places, "trained here", "loss (best rate)", *titles), rows)
         yield from cards_text([finding for basis, finding in _by_basis(tables["findings"]) if basis != VERDICT])
 
     @classmethod
@@ -372,7 +372,7 @@ class Advise(Seeded):
             "Trained language models",
             ("Language models that this project trained, and how well the simulation had predicted them.",),
             evidence_tables(tables["verdicts"], tables["predicted"], tables["language_models"]),
-            findings=(*findings.get(VERDICT, ()), *findings.get("prediction", ())),
+            findings=(*findings.get(VERDICT, ()), *findings.get("published", ()), *findings.get("prediction", ())),
         )
         yield Section(
             "Ranking",
@@ -438,6 +438,11 @@ def _predicted_table(advise: Advise) -> pd.DataFrame:
         for depth, each in zip(depths, trust.tested, strict=True)
     ]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _loss(verdict: Row) -> str:
+    """The held-out loss, and the learning rate that it belongs to."""
+    return "–" if verdict["loss"] is None else f"{verdict['loss']:.3f} ({verdict['rate']:g})"
 
 
 def _cell(row: Any) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, SIGNS, Criterion, agreement, means_by_scheme
-from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts
+from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts, published_failures
 from normscope.results.findings import Finding, listed
 from normscope.results.tables import plain_rows
 
@@ -29,8 +29,9 @@ _DECADES = 2.0  # a gradient that grows or shrinks by more needs care
 def findings_of(
     advise: "Advise", ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame, verdicts: Verdicts
 ) -> Iterator[tuple[str, Finding]]:
-    """Findings, each with its basis: language models, prediction, simulation, theory, training, or setting."""
+    """Findings, each with its basis: language models, published, prediction, simulation, theory, training, or setting."""
     yield from ((VERDICT, finding) for finding in verdicts.findings(_trusted(advise)))
+    yield from (("published", finding) for finding in _published(advise))
     yield from (("prediction", finding) for finding in _predictions(advise))
     yield from (("simulation", finding) for finding in _simulated(advise, ranking))
     yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
@@ -49,7 +50,7 @@ def _trusted(advise: "Advise") -> str:
         best = max(zip(CRITERIA, trust.correlations, strict=True), key=lambda pair: pair[1].low)
         return (
             f"No criterion of the simulation predicted {_tuned(advise)}, so schemes are sorted by verdict and loss. "
-            f"The closest was {best[0].title}: rank correlation {_with_interval(best[1])}."
+            f"The closest criterion was {best[0].title}: rank correlation {_with_interval(best[1])}."
         )
     depths = advise.evidence.tuned
     tested = [
@@ -75,6 +76,17 @@ def _tuned(advise: "Advise") -> str:
 
 def _with_interval(each: "Correlation") -> str:
     return f"{each.value:+.2f} ({each.low:+.2f} to {each.high:+.2f})"
+
+
+def _published(advise: "Advise") -> Iterator[Finding]:
+    """Schemes that failed in larger models of others."""
+    if failures := published_failures(advise.compared):
+        yield Finding(
+            f"In published LLaMA models on C4 (71M to 1B parameters), these failed to train: {'; '.join(failures)}.",
+            title="Published failures in larger models", severity="notice", number=len(failures), weight=3.5,
+            comparison="The models trained here are smaller and saw other text.",
+            advice="At a larger width, try these with a short run before you choose them.",
+        )  # fmt: skip
 
 
 def _predictions(advise: "Advise") -> Iterator[Finding]:
@@ -156,7 +168,7 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
             f"under {_schemes(collapsed)}.",
             "layers-gap", title=f"Rank collapse at the start in {len(collapsed)} of {len(collapse)} schemes",
             severity="warning", number=len(collapsed), comparison="Random tokens have 1 − mean cosine near 1.",
-            advice="See whether they learned where they were trained; else prefer other schemes at this depth.", weight=2,
+            advice="The verdicts show which of them learned all the same; of the others, prefer none at this depth.", weight=2,
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
         untested = advise.trust is None or "gradient" in advise.criteria
@@ -164,7 +176,7 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
             f"In simulation, gradients change by more than {10**_DECADES:g}× through the layers under {_schemes(wild)}.",
             "layers-gradient", title=f"Uneven gradients at the start in {len(wild)} of {len(gradient)} schemes",
             severity="warning" if untested else "notice", number=len(wild), weight=1,
-            comparison="" if untested else "It did not predict the loss of language models trained with warm-up and clipping.",
+            comparison="" if untested else "With warm-up and clipping, it did not predict the loss at the best rate.",
             advice="These need warm-up, or a learning rate that depends on the layer." if untested else "Train with warm-up.",
         )  # fmt: skip
     if calm := [row for row in noise if row["mean"] == 0]:

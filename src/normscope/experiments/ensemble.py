@@ -132,7 +132,7 @@ class Ensemble(Seeded):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """All chunks, those that are saved already first."""
-        store = _Nowhere() if folder is None else Parts.of(folder, self.record)
+        store = Nowhere() if folder is None else Parts.of(folder, self.record)
         if isinstance(store, Parts) and store.folder.exists():
             progress.message("resuming from the chunks that are finished")
         cosines = self.job.compute(store, progress.stage("running", self.runs))
@@ -180,7 +180,7 @@ class Ensemble(Seeded):
         times = []
         for _ in range(2):  # the first one warms up
             started = clock.monotonic()
-            timed.compute(_Nowhere())
+            timed.compute(Nowhere())
             times.append(clock.monotonic() - started)
         return min(times) * self.parts * shape.evaluations / short.evaluations
 
@@ -229,13 +229,13 @@ class Ensemble(Seeded):
         yield Section("Random weights", figures={"ensemble": chart}, name="ensemble")
 
 
-class _Nowhere:
+class Nowhere:
     """Saves nothing."""
 
     folder: None = None
 
     def load(self, index: int) -> None:
-        return None
+        """Nothing is there."""
 
     def save(self, index: int, values: Any) -> None:
-        return None
+        """Nothing is kept."""

@@ -1,8 +1,9 @@
 """What training in this project came to under each scheme, and how well the criteria of ``advise`` had predicted it.
 
-Three files are all there is to know, and new runs are new lines of them: ``evidence/language-models.csv`` has a row for every
+Four files are all there is to know, and new runs are new lines of them: ``evidence/language-models.csv`` has a row for every
 trained language model, ``evidence/language-models-predictions.csv`` what ``advise`` measured for those shapes before they were
-trained, and ``trained.toml`` facts about models that add integers.
+trained, ``evidence/published-perplexity.csv`` what others published of larger models, and ``trained.toml`` facts about models
+that add integers.
 """
 
 import math
@@ -30,7 +31,8 @@ Losses = dict[str, dict[float, float]]  # by scheme and rate; infinite where tra
 
 NOT_TRAINED = "not trained here"
 SAFE, SLOW, UNTUNED, SOME, FAILS = "safe", "slow", "not tuned here", "fails in some runs", "fails"
-RUNS, PREDICTIONS = "language-models.csv", "language-models-predictions.csv"
+RUNS, PREDICTIONS, PUBLISHED = "language-models.csv", "language-models-predictions.csv", "published-perplexity.csv"
+STUCK = 1000.0  # perplexity on C4 of a model that predicts token frequencies and no more
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
 _SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
 _OUTCOME = {  # columns of the outcomes
@@ -50,6 +52,25 @@ def evidence_file(name: str) -> pd.DataFrame:
     """A table of ``evidence``."""
     with files("normscope.experiments").joinpath("evidence", name).open(encoding="utf-8") as file:
         return pd.read_csv(file)
+
+
+def perplexities() -> pd.DataFrame:
+    """Published perplexities on C4, small models first: columns paper, model (its size), scheme, perplexity, failed."""
+    table = evidence_file(PUBLISHED)
+    sizes = table["model"].str.replace("M", "e6").str.replace("B", "e9").astype(float)
+    paper, stuck = table["source"].str.partition(",")[0], table["perplexity"] > STUCK
+    return table.assign(paper=paper, failed=stuck).iloc[sizes.argsort(kind="stable")].reset_index(drop=True)
+
+
+def published_failures(schemes: Sequence[Scheme]) -> list[str]:
+    """Which of the schemes failed to train in published models, and at which sizes."""
+    table, failures = perplexities(), []
+    for scheme in schemes:
+        names = [name for name in table["scheme"].unique() if same_blocks(find_scheme(name), scheme)]
+        sizes = table[table["scheme"].isin(names)].groupby("model", sort=False)["failed"].agg(["any", "all"])
+        each = [model if sizes["all"][model] else f"{model} (one of two papers)" for model in sizes.index[sizes["any"]]]
+        failures += [f"{scheme.name} at {listed(each)}"] if each else []
+    return failures
 
 
 @dataclass(frozen=True)
@@ -305,18 +326,21 @@ class Verdicts:
         rates = [f"{rate:g}" for rate in self.evidence.rates[int(at["depth"].iloc[0])]]
         deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}."
+        widths = listed([str(width) for width in sorted(runs["width"].unique())])
         yield Finding(
-            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper}",
+            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper} "
+            f"The models have width {widths}; of your shape, only the depth counts in these lines.",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
         yield self._fast_finding(int(at["depth"].iloc[0]))
         some = f"; only in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
-        tried = f"{_count(runs['rate'].nunique(), 'learning rate')}, {_count(runs['seed'].nunique(), 'seed')}"
+        each = at.groupby("scheme").size()
+        tried = _count(runs["seed"].nunique(), "seed")
         yield Finding(
-            f"Fail: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, "
-            f"one recipe for all schemes, {tried}), {len(at)} of them "
-            f"with {at['depth'].iloc[0]} layers{self._untrained}. {trusted}",
+            f"Fail: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, one recipe for all "
+            f"schemes, {tried}), {len(at)} of them with {at['depth'].iloc[0]} layers, {_span(each.min(), each.max())} for each "
+            f"scheme{self._untrained}. {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
 
@@ -331,20 +355,22 @@ class Verdicts:
     def _fast_finding(self, depth: int) -> Finding:
         table, spread = self.table, self.evidence.spread
         rows = plain_rows(table[table["fast"] & (table["depth"] == depth)].sort_values("loss"))
-        fast = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows) or "none of these schemes"
+        fast = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows)
         outcomes, rates = self.evidence.outcomes, self.evidence.rates[depth]
         at = outcomes[(outcomes["depth"] == depth) & np.isfinite(outcomes["loss"])]
-        best = f"at learning rate {rates[0]:g}" if len(rates) == 1 else "each at the best of its learning rates"
+        used = listed(sorted({f"{row['rate']:g}" for row in rows}))
+        best = f"{'one learning rate for all' if len(rates) == 1 else 'each at its best learning rate'}{used and f', {used}'}"
         edge = int((at["rate"] == rates[-1]).sum()) if len(rates) > 1 else 0
         unigram = self.evidence.runs[self.evidence.runs["depth"] == depth]["unigram_loss"].mean()
         slow = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
-        untuned = f" Not tuned: {self.named(UNTUNED)}; they lack a learning rate that might suit them better."
+        untuned = f" Not tuned: {self.named(UNTUNED)}; a learning rate that they were not trained at may suit them better."
         sentences = (
-            f"Learn fastest at {depth} layers: {fast} (held-out loss in nats per token, {best}).",
-            f" The {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}, median "
-            f"{at['loss'].median():.3f}; token frequencies alone {unigram:.2f}." * bool(len(at)),
+            f"Lowest loss at {depth} layers: {fast or 'none of these schemes'} (held-out, in nats per token; {best}).",
+            f" All {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}, "
+            f"median {at['loss'].median():.3f}; token frequencies alone: {unigram:.2f}." * bool(len(at)),
+            " Other rates may change the order." * (len(rates) == 1),
             f" For {edge} of them the highest rate was the best, so a higher one may change the order." * bool(edge),
-            " Too few seeds to tell how much is chance." if math.isnan(spread) else f" Seeds differ by {spread:.3f}.",
+            " No second seeds: small differences may be chance." if math.isnan(spread) else f" Seeds differ by {spread:.3f}.",
             slow * bool(self.named(SLOW)), untuned * bool(self.named(UNTUNED)),
         )  # fmt: skip
         return Finding(
@@ -374,6 +400,10 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["learned"] is None:
         return UNTUNED
     return SAFE if row["learned"] >= _ENOUGH else SLOW
+
+
+def _span(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} or {most}" if most == least + 1 else f"{least} to {most}"
 
 
 def _count(number: int, what: str) -> str:

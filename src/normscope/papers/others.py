@@ -4,24 +4,17 @@ import math
 
 import pandas as pd
 
-from normscope.experiments.trained import packaged
-from normscope.papers.curves import published
+from normscope.experiments.trained import STUCK, packaged, perplexities
 from normscope.papers.entry import NO_NUMBERS, Entry, Reproduction, Request, Value
 from normscope.results.tables import plain_rows
 
-STUCK = 1000.0  # perplexity of a model that predicts token frequencies and no more
 _SAME = 0.01  # relative difference of two perplexities that are called equal
 _STORED = "stored: language models of this project (docs/results/language-models.md)"
 
 
-def perplexities() -> pd.DataFrame:
-    """Published perplexities on C4: a row for every paper's table (``source``), size of ``model`` and ``scheme``."""
-    return published("others-perplexity")
-
-
 def two_tables(request: Request) -> Reproduction:
     """Where two papers that trained the same schemes differ, and which schemes fail to train in each and here."""
-    table = perplexities().assign(paper=lambda rows: rows["source"].str.partition(",")[0])
+    table = perplexities()
     both = table.pivot(index=["scheme", "model"], columns="paper", values="perplexity").dropna()
     apart = both.max(axis=1) / both.min(axis=1) - 1
     values = [
@@ -29,9 +22,7 @@ def two_tables(request: Request) -> Reproduction:
         for scheme, model in apart[apart > _SAME].index
     ]
     for scheme, theirs in table.groupby("scheme", sort=False):
-        failures = {
-            paper: ", ".join(rows[rows["perplexity"] > STUCK]["model"]) or "none" for paper, rows in theirs.groupby("paper")
-        }
+        failures = {paper: ", ".join(rows[rows["failed"]]["model"]) or "none" for paper, rows in theirs.groupby("paper")}
         what = f"{scheme}: sizes that fail to train; held-out loss here"
         values.append(Value(what, _each(pd.Series(failures)), _own(str(scheme)), allowed=None, source=_STORED))
     scheme, model = apart.sort_values().index[-1]

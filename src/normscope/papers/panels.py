@@ -10,6 +10,8 @@ from normscope.dynamics.ensemble import PANELS
 from normscope.experiments.ensemble import Ensemble
 from normscope.papers.curves import READ, SCHEMES, measured, published, residual, spaced
 from normscope.papers.entry import THIS_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+from normscope.papers.scatter import stored_scatter
+from normscope.results.tables import plain_rows
 
 FULL = 100_000
 _ALLOWED = 0.003  # rms in the mean cosine
@@ -37,7 +39,8 @@ _SIGMA = (
 )
 _REMARKS = {
     "5d": "All six curves run ahead of the published ones, and the lower edges of the bands lie higher, with the setting that "
-    "reproduces the other panels. What differs is not known (docs/results/dynamics.md lists what was tried).",
+    "reproduces the other panels. No other setting that was tried explains it. Means and bands differ from ours as those of "
+    "60 to 290 runs would, in place of the stated 100,000 (docs/results/dynamics.md).",
     "5c": "Only the published order of the schemes can be compared: the published curves cannot be read from this panel.",
     "5f": "Only the published order of the schemes can be compared: the published curves cannot be read from this panel.",
 }
@@ -55,7 +58,7 @@ def panel(name: str, request: Request) -> Reproduction:
     ordered = sorted(tables, key=lambda label: (int(tables[label]["runs"].max()), label.startswith(THIS_RUN)))
     decisive = ordered[-1]
     residuals = [found for label in ordered for found in _residuals(key, label, tables[label])]
-    values = _agreement(tables)
+    values = [*_agreement(tables), *_scatter(key)]
     flow = None
     if request.full or key not in _WITHOUT_FLOW:
         count = min(runs, _FLOW_RUNS)
@@ -112,6 +115,19 @@ def _agreement(tables: dict[str, pd.DataFrame]) -> list[Value]:
     largest = float(((both["mean"] - both["mean_stored"]) / errors).abs().max())
     name = "largest difference of this run from the stored one, in standard errors"
     return [Value(name, None, largest, allowed=None)]
+
+
+def _scatter(name: str) -> list[Value]:
+    """How many runs would scatter as much as the published curves differ from the stored ones."""
+    rows = stored_scatter()
+    return [
+        Value(
+            "runs of which a mean would be expected to differ from the stored one as much as the published one does "
+            f"(90 % interval {row['low']:.0f} to {row['high']:.0f})", FULL, float(f"{row['effective']:.2g}"), allowed=None,
+            source=f"stored: python -m normscope.papers.scatter {name}",
+        )
+        for row in plain_rows(rows[rows["panel"] == name])
+    ]  # fmt: skip
 
 
 def _differences(layers: pd.DataFrame, flow: pd.DataFrame) -> list[Value]:

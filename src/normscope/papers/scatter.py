@@ -1,0 +1,153 @@
+"""How many runs a published mean may be of, from how far it is from ours: a statistic of Figure 5 of paper 2.
+
+The mean of N independent runs differs from the expectation by a vector of covariance C/N, where C is the covariance of the
+curves of one run: of all schemes and times together, since schemes share starts and weights. Let λ_k, e_k be the largest
+eigenvalues of C and their vectors, and a the published means minus ours. If sampling is all that separates them, then
+z_k = ⟨e_k, a⟩/√λ_k has variance 1/N for every k, so that N is about K/Σ z_k², and N Σ z_k² follows χ²_K. A change of the
+setting has no reason to give z_k of one size. N says how far the edges of the 90 % bands should be off, which tests it.
+
+    python -m normscope.papers.scatter                                     # all panels: half an hour on two cores
+    python -m normscope.papers.scatter 5d --runs 1024 --instead beta=1.6   # what another setting would look like
+"""
+
+import argparse
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from normscope.experiments.ensemble import Ensemble, Nowhere
+from normscope.experiments.progress import SILENT, Progress, progress_bar
+from normscope.papers.curves import READ, measured, published
+
+Values = npt.NDArray[np.float64]
+
+_STORED = "panel-scatter"
+RUNS = {"5d": 2048, "5e": 512, "5a": 128, "5b": 128}  # for panels whose curves can be read at our times
+_ERROR = 0.0006  # of a reading
+_CLEAR = 0.02  # the most that errors of readings may add to a z_k
+_MOST = 10  # components
+_SMALLEST = 0.004  # standard deviation over runs at a point that is compared
+_INTERVAL = (0.05, 0.95)
+_EDGES = {"low": 0.05, "high": 0.95}
+_DRAWS = 400
+_TIMES = 4
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """What sampling error would explain.
+
+    Attributes:
+        z: the difference along each component, in standard deviations of a single run.
+        runs: the number of runs whose mean is expected to differ as much.
+        low, high: its 90 % interval.
+    """
+
+    z: tuple[float, ...]
+    runs: float
+    low: float
+    high: float
+
+
+def scatter(curves: Values, difference: Values, seed: int = 0) -> Scatter:
+    """Of the curves (runs, points) of single runs, and the difference (points) of two means."""
+    values, vectors = np.linalg.eigh(np.cov(curves.T))
+    deviations = np.sqrt(values.clip(min=0))[::-1][:_MOST]
+    z = (difference @ vectors[:, ::-1])[:_MOST] / deviations
+    z = z[deviations >= _ERROR / _CLEAR]
+    total = float((z**2).sum())
+    low, high = np.quantile(np.random.default_rng(seed).chisquare(len(z), 200_000), _INTERVAL) / total
+    return Scatter(tuple(z.tolist()), len(z) / total, float(low), float(high))
+
+
+def edge_error(curves: Values, runs: int, level: float, seed: int = 0) -> tuple[float, float, float]:
+    """The rms by which a quantile of so many runs misses that of all of them: its median, and a 90 % interval."""
+    rng, edge = np.random.default_rng(seed), np.quantile(curves, level, axis=0)
+    drawn = (np.quantile(curves[rng.integers(len(curves), size=runs)], level, axis=0) for _ in range(_DRAWS))
+    rms = [math.sqrt(((other - edge) ** 2).mean()) for other in drawn]
+    low, middle, high = np.quantile(rms, (_INTERVAL[0], 0.5, _INTERVAL[1]))
+    return float(middle), float(low), float(high)
+
+
+def of_panel(name: str, runs: int, instead: Mapping[str, Any] | None = None, progress: Progress = SILENT) -> dict[str, Any]:
+    """What sampling would explain of a published panel; with ``instead``, of a change of the setting in place of it.
+
+    The row of a published panel has also the rms by which the edges of its bands are off and, if there are runs enough to tell,
+    what the bands of so many runs would give.
+    """
+    given: dict[str, Any] = {"panel": name, "runs": runs, "device": "cpu"}
+    curves, points = _curves(Ensemble(**given), progress), _points(Ensemble(**given))
+    schemes, times = points["scheme"].to_numpy(), points["time"].to_numpy()
+    curves, change = curves[:, schemes, times], points["mean"].to_numpy()
+    if instead:
+        change = (_curves(Ensemble(**given, **instead), progress)[:, schemes, times] - curves).mean(0)
+    wide = curves.std(0, ddof=1) >= _SMALLEST
+    curves, points, change = curves[:, wide], points[wide], change[wide]
+    found = scatter(curves, change)
+    row: dict[str, Any] = {"panel": name, "runs": runs, "effective": found.runs, "low": found.low, "high": found.high}
+    row["z"] = " ".join(f"{z:+.3f}" for z in found.z)
+    for edge, level in {} if instead else _EDGES.items():
+        off = points[edge].to_numpy()
+        read = np.isfinite(off)
+        row[f"{edge}_edge"] = math.sqrt((off[read] ** 2).mean())
+        few = found.runs * _TIMES <= runs  # else the quantiles of so many are those of the same few runs
+        expected = edge_error(curves[:, read], round(found.runs), level) if few else (math.nan,) * 3
+        row |= dict(zip((f"{edge}_expected", f"{edge}_from", f"{edge}_to"), expected, strict=True))
+    return row
+
+
+def _curves(ensemble: Ensemble, progress: Progress) -> Values:
+    """Mean cosines (runs, schemes, times) of single runs."""
+    shown = progress.stage(f"running {ensemble.panel}", ensemble.runs)
+    return ensemble.job.compute(Nowhere(), shown).astype(np.float64)
+
+
+def _points(ensemble: Ensemble) -> pd.DataFrame:
+    """Published minus stored, where the stroke itself was read at a time of ours: mean and edges of the band.
+
+    ``scheme`` and ``time`` are places in the ensemble's curves.
+    """
+    stored, readings = measured(f"panel-{ensemble.panel}"), published(f"2-fig{ensemble.panel}")
+    assert stored is not None
+    schemes = {scheme.name: place for place, scheme in enumerate(ensemble.job.schemes)}
+    times = {round(time, 6): place for place, time in enumerate(ensemble.job.setting.times)}
+    both = readings[readings["how"].isin(READ)].merge(
+        stored.assign(time=stored["time"].round(6)), on=["scheme", "time"], suffixes=("", "_stored")
+    )
+    apart = {column: both[column] - both[f"{column}_stored"] for column in ("mean", *_EDGES)}
+    return pd.DataFrame({"scheme": both["scheme"].map(schemes), "time": both["time"].round(6).map(times), **apart})
+
+
+def stored_scatter() -> pd.DataFrame:
+    """The stored rows, one for each panel."""
+    rows = measured(_STORED)
+    return pd.DataFrame(columns=["panel"]) if rows is None else rows
+
+
+def main() -> None:
+    """Print a row for each panel, and store them unless a setting is changed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("panels", nargs="*", choices=[*RUNS, []], help=f"of {', '.join(RUNS)} (default: all)")
+    parser.add_argument("--runs", type=int, help=f"(default: {RUNS})")
+    parser.add_argument("--instead", nargs="*", default=[], metavar="NAME=VALUE", help="settings of normscope ensemble")
+    options = parser.parse_args()
+    instead = {name: float(value) for name, _, value in (item.partition("=") for item in options.instead)}
+    with progress_bar() as shown:
+        rows = pd.DataFrame([of_panel(name, options.runs or RUNS[name], instead, shown) for name in options.panels or RUNS])
+    print(rows.T.to_string())
+    if not instead:
+        file = Path(str(resources.files("normscope.papers"))) / "measured" / f"{_STORED}.csv"
+        others = stored_scatter()
+        rows = pd.concat([others[~others["panel"].isin(rows["panel"])], rows]).sort_values("panel")
+        rows.round(5).to_csv(file, index=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How many runs a published mean may be of: a statistic whose answer is known where the runs are drawn here."""
+
+import math
+
+import numpy as np
+import pytest
+
+from normscope.papers.curves import measured, published
+from normscope.papers.scatter import RUNS, edge_error, scatter, stored_scatter
+
+POINTS, SINGLE = 40, 3000
+
+
+def curves(runs: int, seed: int) -> np.ndarray:
+    """Runs with correlated points, whose principal components have standard deviations from 2 down to 0.03."""
+    rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((POINTS, POINTS)))[0]
+    deviations = 2 * np.geomspace(1, 1e-4, POINTS)
+    return np.random.default_rng(seed).standard_normal((runs, POINTS)) * deviations @ rotation.T
+
+
+def test_the_mean_of_some_runs_is_taken_for_one_of_so_many() -> None:
+    """Over 60 means of 50 runs the interval holds 50 in nine of ten cases, give or take."""
+    single = curves(SINGLE, 1)
+    found = [scatter(single, curves(50, 100 + i).mean(0) - single.mean(0)) for i in range(60)]
+    assert 48 <= sum(each.low < 50 < each.high for each in found) <= 60
+    assert np.median([each.runs for each in found]) == pytest.approx(50, rel=0.2)
+    assert all(len(each.z) == 10 for each in found)
+
+
+def test_components_that_readings_do_not_resolve_are_left_out() -> None:
+    single = curves(SINGLE, 1) / 20
+    difference = curves(50, 2).mean(0) / 20
+    assert len(scatter(single, difference).z) < 10
+    assert len(scatter(single * 20, difference * 20).z) == 10
+
+
+def test_the_edge_of_a_band_errs_as_a_quantile_does() -> None:
+    """√(p(1 − p)/n)/φ at the quantile, for normal values; the median of |error| is 0.674 of that for one point."""
+    single = np.random.default_rng(3).standard_normal((100_000, 1))
+    quantile = -1.6449
+    density = math.exp(-(quantile**2) / 2) / math.sqrt(2 * math.pi)
+    middle, low, high = edge_error(single, 400, 0.05)
+    assert middle == pytest.approx(0.674 * math.sqrt(0.05 * 0.95 / 400) / density, rel=0.15)
+    assert low < middle < high
+
+
+def test_what_is_stored_agrees_with_the_curves_beside_it() -> None:
+    rows = stored_scatter().set_index("panel")
+    assert set(rows.index) <= set(RUNS)
+    assert (rows["low"] < rows["effective"]).all()
+    assert (rows["effective"] < rows["high"]).all()
+    for panel, row in rows.iterrows():
+        z = np.array([float(number) for number in row["z"].split()])
+        assert row["effective"] == pytest.approx(len(z) / (z**2).sum(), rel=0.05)
+        both = published(f"2-fig{panel}").merge(measured(f"panel-{panel}"), on=["scheme", "time"], suffixes=("", "_ours"))
+        apart = (both["low"] - both["low_ours"])[both["how"].isin(["m", "e", "k"])]
+        assert row["low_edge"] == pytest.approx(math.sqrt((apart**2).mean()), rel=0.25)
