@@ -140,7 +140,7 @@ def published(evidence: Evidence) -> pd.DataFrame:
     rows = []
     for (source, model), theirs in table.groupby(["source", "model"], sort=False):
         names = list(theirs["scheme"])
-        perplexity = theirs["perplexity"].where(~theirs["failed"], math.inf)
+        perplexity = theirs["perplexity"].where(~theirs["failed"], math.inf).to_numpy()
         for depth, loss in zip(depths, evidence.outcome("loss", depths, names), strict=True):
             there = ~np.isnan(loss)
             a, b = perplexity[there], loss[there]

@@ -150,7 +150,7 @@ def test_the_kernel_for_few_tokens_agrees_with_float64() -> None:
     result = subprocess.run([sys.executable, "-c", TILE], capture_output=True, text=True, check=True)
     errors = [float(line) for line in result.stdout.split()]
     assert len(errors) == 4
-    assert max(errors) < 0.01
+    assert all(error < 0.01 for error in errors)  # not a NaN either
 
 
 def test_logits_that_overflow_are_never_taken_for_keys_that_are_masked() -> None:

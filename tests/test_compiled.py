@@ -130,7 +130,7 @@ def test_fused_kernels_of_a_step_agree_with_float64_forward_and_backward() -> No
     result = subprocess.run(code, capture_output=True, text=True, check=True, env=environment)
     errors = [float(line) for line in result.stdout.split()]
     assert len(errors) == 10
-    assert max(errors) < 0.01
+    assert all(error < 0.01 for error in errors)  # not a NaN either
 
 
 def test_the_loss_of_tokens_is_their_negative_log_probability() -> None:

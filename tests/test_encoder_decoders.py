@@ -351,6 +351,20 @@ def test_states_of_the_encoder_reach_the_logits_and_its_padding_does_not() -> No
     assert near(decoder.read_out(last[-1][:, 1]), logits[:, 1])
 
 
+def test_examples_that_leave_a_half_without_tokens_are_refused() -> None:
+    """Means over tokens need some, and an example without its beginning would be another one."""
+    for stream, text in (("decoder", "[1+2="), ("decoder", "[1+2=3"), ("encoder", "[=")):
+        view = opened(stream)
+        with pytest.raises(InputError, match=rf"too short for the {stream}: \d tokens?, and at least 3 are needed"):
+            view.sample(view.encode(text), None, 0)
+    assert opened("encoder").sample(opened().encode("[1+2="), None, 0).decoded is not None
+    for wrong in ("1+2=3", "=12"):
+        with pytest.raises(InputError, match=r"examples that begin with \["):
+            opened()(wrong)
+        with pytest.raises(InputError, match=r"examples that begin with \["):
+            opened().sample([opened().encode("[" + wrong)[1:]], None, 0)
+
+
 @EITHER
 def test_noise_of_level_0_changes_nothing_and_more_changes_the_predictions(stream: str) -> None:
     view, sample = opened(stream), examples()

@@ -294,4 +294,4 @@ def test_the_kernel_for_packed_examples_agrees_with_float64_forward_and_backward
     result = subprocess.run([sys.executable, "-c", KERNEL], capture_output=True, text=True, check=True)
     errors = [float(line) for line in result.stdout.split()]
     assert len(errors) == 19
-    assert max(errors) < 0.01
+    assert all(error < 0.01 for error in errors)  # not a NaN either

@@ -144,12 +144,36 @@ def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     )
     assert "All 10 schemes compared that learned: 3.760 to 4.210, median 3.985; token frequencies alone: 7.00." in fast
     assert "For 9 of them the highest rate was the best" in fast  # one diverged at it
-    assert fails.startswith("Fail: none; only in some runs: sqrt-scaling (24 layers). How sure: 63 language models (")
+    assert fails.startswith("Fail: no scheme; only in some runs: sqrt-scaling (24 layers). How sure: 63 language models (")
     assert "20 of them with 24 layers, 2 for each scheme" in fails
     assert fails.endswith("Trust it.")
     assert lines(48, "ngpt")[0].text.startswith("Safe: none of these schemes. The models")  # and not that none failed
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
     assert "Slow: ngpt (24 layers); they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
+
+
+def test_the_lowest_losses_are_those_of_all_schemes_that_were_trained() -> None:
+    """Whatever schemes are asked for; of these the best that never failed is named if it is none of the lowest."""
+    known = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["seed"] == 100])  # the three lowest, without a spread between seeds
+    pre, twin = NAMED["pre"], replace(NAMED["peri"], name="mine", title="")
+    texts = [list(Verdicts.of(known, [pre, scheme], 24).findings(""))[1].text for scheme in (twin, NAMED["qkv"])]
+    assert "24 layers: pre 3.760, mine 3.810, post* 3.860 (held-out, in nats per token; each at its best" in texts[0]
+    assert "; * not in this list)" in texts[0]
+    assert "of these schemes" not in texts[0]
+    others = list(Verdicts.of(known, [NAMED["qkv"], NAMED["qk"], NAMED["sqrt-scaling"]], 24).findings(""))[1].text
+    assert "pre* 3.760, peri* 3.810, post* 3.860; of these schemes: qk 3.960 (" in others
+
+
+def test_at_one_rate_no_scheme_is_slow() -> None:
+    """Another rate might suit it: at depths with several the order is another one."""
+    assert list(Verdicts.of(KNOWN, [NAMED["ngpt"]], 24).table["verdict"]) == [SLOW]
+    once = KNOWN.runs[(KNOWN.runs["depth"] != 24) | (KNOWN.runs["rate"] < 2e-3)]
+    found = Verdicts.of(replace(KNOWN, runs=once), [NAMED["ngpt"]], 24)
+    assert list(found.table["verdict"]) == [UNTUNED]
+    assert (
+        "Trained at one rate; at 12 and 48 layers, the best of several rates changed the order."
+        in list(found.findings(""))[1].text
+    )
 
 
 def test_a_scheme_counts_with_its_nearest_depth() -> None:
@@ -190,7 +214,10 @@ def test_advice_ranks_by_what_predicted() -> None:
     assert [f"fitted on other depths, at {depth} layers" in predicted.index for depth in DEPTHS] == [True] * 3
     said = "\n".join(finding.text for finding in result.findings)
     assert "Early movement had a rank correlation of -1.00" in said
-    assert Advise(**shape, rank_by="early").criteria == {"early": 1.0}  # a user may still choose
+    chosen = Advise(**shape, rank_by="early")
+    assert chosen.criteria == {"early": 1.0}  # a user may still choose
+    warned = [finding.text for finding in chosen.run().findings]
+    assert any("ranks by early, as chosen. Rank correlation with" in text and "early -1.00" in text for text in warned)
     assert "gaussian" not in said
     other = "\n".join(finding.text for finding in Advise(**{**shape, "weights": "gaussian"}).run().findings)
     assert "Criteria were tested with kaiming weights" in other
@@ -219,7 +246,7 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     status, out, err = run(capsys, "advise", *shape)
     assert status == 0, err
     assert out.splitlines()[0].startswith("Safe: pre, post (12 layers).")
-    assert " ".join(out.split()).index("Fail: none.") < " ".join(out.split()).index("place")
+    assert " ".join(out.split()).index("Fail: no scheme.") < " ".join(out.split()).index("place")
 
 
 def test_advice_warns_of_schemes_that_failed_in_published_models() -> None:

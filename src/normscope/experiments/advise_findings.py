@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, SIGNS, Criterion, agreement, means_by_scheme
-from normscope.experiments.trained import CHOSEN_ON, NOT_TRAINED, Verdicts, published_failures
+from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, KEYS, SIGNS, Criterion, agreement, means_by_scheme
+from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, Verdicts, published_failures
 from normscope.results.findings import Finding, listed
 from normscope.results.tables import plain_rows
 
@@ -33,7 +33,7 @@ def findings_of(
     yield from ((VERDICT, finding) for finding in verdicts.findings(_trusted(advise)))
     yield from (("published", finding) for finding in _published(advise))
     yield from (("prediction", finding) for finding in _predictions(advise))
-    yield from (("simulation", finding) for finding in _simulated(advise, ranking))
+    yield from (("simulation", finding) for finding in _simulated(advise, ranking, verdicts))
     yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
     yield from (("training", finding) for finding in _training(trained))
     yield from (("setting", finding) for finding in _setting(advise))
@@ -45,7 +45,9 @@ def _trusted(advise: "Advise") -> str:
     if trust is None:
         return "Whether the simulation's criteria predict training is not known."
     if advise.rank_by is not None:
-        return f"The simulation ranks by {listed(names)}, as chosen."
+        known = dict(zip(KEYS, trust.correlations, strict=True))
+        correlations = ", ".join(f"{BY_NAME[key].name} {_with_interval(known[key])}" for key in advise.criteria)
+        return f"The simulation ranks by {listed(names)}, as chosen. Rank correlation with {_tuned(advise)}: {correlations}."
     if not names:
         best = max(zip(CRITERIA, trust.correlations, strict=True), key=lambda pair: pair[1].low)
         return (
@@ -107,9 +109,11 @@ def _predictions(advise: "Advise") -> Iterator[Finding]:
         yield Finding(f"Criteria were tested with {kind}; in the setting simulated here they were not.")
 
 
-def _simulated(advise: "Advise", ranking: "Ranking") -> Iterator[Finding]:
+def _simulated(advise: "Advise", ranking: "Ranking", verdicts: Verdicts) -> Iterator[Finding]:
     if advise.criteria:
-        yield from _order(plain_rows(ranking.order))
+        yield from _order(
+            plain_rows(ranking.order), dict(zip(verdicts.table["scheme"], verdicts.table["verdict"], strict=True))
+        )
     yield from _problems(advise, ranking.criteria)
     for criterion in CRITERIA:
         yield _best(ranking.criteria, criterion)
@@ -117,17 +121,20 @@ def _simulated(advise: "Advise", ranking: "Ranking") -> Iterator[Finding]:
     yield from _beaten(ranking.criteria)
 
 
-def _order(order: list[Row]) -> Iterator[Finding]:
+def _order(order: list[Row], verdicts: dict[str, str]) -> Iterator[Finding]:
     first, last = order[0], order[-1]
+    verdict = verdicts[first["scheme"]]
+    fails = verdict in (SOME, FAILS)
     level = f"; not distinguishable from {first['level_with']}" if first["level_with"] else "; no other scheme is as good there"
     yield Finding(
         f"{first['scheme']} has the best mean rank over the simulated criteria, {first['rank']:.1f} of {len(order)} (90 % "
         f"interval {first['low']:.1f} to {first['high']:.1f}){level}.",
         "ranks",
         title=f"{first['scheme']} ranks first in simulation",
-        severity="ok",
+        severity="warning" if fails else "ok",
         number=first["rank"],
-        comparison=f"Last is {last['scheme']} with {last['rank']:.1f}.",
+        comparison=f"Last is {last['scheme']} with {last['rank']:.1f}."
+        + f" In training here, {first['scheme']} {verdict}." * fails,
         advice="Train the first few of the ranking before you decide: random weights show how training starts.",
         weight=3,
     )
@@ -168,7 +175,7 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
             f"under {_schemes(collapsed)}.",
             "layers-gap", title=f"Rank collapse at the start in {len(collapsed)} of {len(collapse)} schemes",
             severity="warning", number=len(collapsed), comparison="Random tokens have 1 − mean cosine near 1.",
-            advice="The verdicts show which of them learned all the same; of the others, prefer none at this depth.", weight=2,
+            advice="Choose another scheme, unless its verdict says that it learned all the same.", weight=2,
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
         untested = advise.trust is None or "gradient" in advise.criteria

@@ -107,7 +107,8 @@ class CheckScheme(WithModel):
         rows = cls.records(result)
         yield result.configuration["observed"]
         if not rows:
-            yield f"All {result.configuration['layers']} layers do what is declared."
+            layers = result.configuration["layers"]
+            yield "The layer does what is declared." if layers == 1 else f"All {layers} layers do what is declared."
             return
         others = f" {len(rows) - 1} more:" if len(rows) > 1 else ""
         yield f"Not as declared: {rows[0]['difference']}.{others}"

@@ -266,8 +266,9 @@ class Verdicts:
         depth: of the model that advice is for.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
             90 % of what the best scheme learned; ``not tuned here``: likewise, but it lacks a rate that might have been better;
-            ``fails``: none learned; ``fails in some runs``; ``not trained here``), fast (whether its loss is level with the
-            lowest), and its row of ``Evidence.outcomes``.
+            ``fails``: none learned; ``fails in some runs``; ``not trained here``), the name that it was trained as, fast
+            (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``. Where one rate alone is compared
+            at a depth, a scheme that learned less is ``not tuned here``.
     """
 
     evidence: Evidence
@@ -285,10 +286,13 @@ class Verdicts:
             name = next((name for name, other in known.items() if same_blocks(other, scheme)), None)
             trained = {int(row["depth"]): row for row in plain_rows(outcomes[outcomes["scheme"] == name])}
             row = trained[_nearest(trained, depth)] if trained else {}
-            row |= {"scheme": scheme.name, "verdict": _verdict(row), "fast": bool(row) and name in fast[row["depth"]]}
+            several = bool(row) and len(evidence.rates[row["depth"]]) > 1
+            row |= {"scheme": scheme.name, "trained_as": name, "verdict": _verdict(row, several)}
+            row["fast"] = "depth" in row and name in fast[row["depth"]]
             rows.append(row | ({"loss": None} if row.get("loss") == math.inf else {}))
-        columns = ["scheme", "verdict", "fast", *outcomes.columns.drop("scheme")]
-        return cls(evidence, depth, pd.DataFrame(rows).reindex(columns=columns))
+        columns = ["scheme", "trained_as", "verdict", "fast", *outcomes.columns.drop("scheme")]
+        kinds = {name: {int: "Int64", bool: "boolean"}.get(kind, kind) for name, kind in _OUTCOME.items() if name != "scheme"}
+        return cls(evidence, depth, pd.DataFrame(rows).reindex(columns=columns).astype(kinds))
 
     def runs(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
         """All runs of the schemes, at all depths, under their names here."""
@@ -338,9 +342,9 @@ class Verdicts:
         each = at.groupby("scheme").size()
         tried = _count(runs["seed"].nunique(), "seed")
         yield Finding(
-            f"Fail: {self.named(FAILS) or 'none'}{some}. How sure: {len(runs)} language models ({shapes}, one recipe for all "
-            f"schemes, {tried}), {len(at)} of them with {at['depth'].iloc[0]} layers, {_span(each.min(), each.max())} for each "
-            f"scheme{self._untrained}. {trusted}",
+            f"Fail: {self.named(FAILS) or 'no scheme'}{some}. How sure: {len(runs)} language models ({shapes}, "
+            f"one recipe for all schemes, {tried}), {len(at)} of them with "
+            f"{at['depth'].iloc[0]} layers, {_span(each.min(), each.max())} for each scheme{self._untrained}. {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
 
@@ -353,22 +357,29 @@ class Verdicts:
         return f"; not trained here: {', '.join(names) if len(names) <= _LISTED else f'{len(names)} of these schemes'}"
 
     def _fast_finding(self, depth: int) -> Finding:
-        table, spread = self.table, self.evidence.spread
-        rows = plain_rows(table[table["fast"] & (table["depth"] == depth)].sort_values("loss"))
-        fast = ", ".join(f"{row['scheme']} {row['loss']:.3f}" for row in rows)
+        spread = self.evidence.spread
         outcomes, rates = self.evidence.outcomes, self.evidence.rates[depth]
         at = outcomes[(outcomes["depth"] == depth) & np.isfinite(outcomes["loss"])]
+        rows = plain_rows(at[at["scheme"].isin(_fast(at, spread))].sort_values("loss"))
+        own = self.table[self.table["depth"] == depth]
+        asked = {row["trained_as"]: row["scheme"] for row in plain_rows(own)}
+        fast = ", ".join(f"{asked.get(row['scheme'], row['scheme'] + '*')} {row['loss']:.3f}" for row in rows)
+        learned = plain_rows(own[np.isfinite(own["loss"]) & (own["failed"] == 0)].sort_values("loss"))
+        if learned and not any(row["scheme"] in asked for row in rows):
+            fast += f"; of these schemes: {learned[0]['scheme']} {learned[0]['loss']:.3f}"
+        others = "; * not in this list" * any(row["scheme"] not in asked for row in rows)
         used = listed(sorted({f"{row['rate']:g}" for row in rows}))
         best = f"{'one learning rate for all' if len(rates) == 1 else 'each at its best learning rate'}{used and f', {used}'}"
         edge = int((at["rate"] == rates[-1]).sum()) if len(rates) > 1 else 0
         unigram = self.evidence.runs[self.evidence.runs["depth"] == depth]["unigram_loss"].mean()
+        tuned = [str(other) for other, known in self.evidence.rates.items() if len(known) > 1] if len(rates) == 1 else []
         slow = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
         untuned = f" Not tuned: {self.named(UNTUNED)}; a learning rate that they were not trained at may suit them better."
         sentences = (
-            f"Lowest loss at {depth} layers: {fast or 'none of these schemes'} (held-out, in nats per token; {best}).",
+            f"Lowest loss at {depth} layers: {fast or 'no scheme learned'} (held-out, in nats per token; {best}{others}).",
             f" All {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}, "
             f"median {at['loss'].median():.3f}; token frequencies alone: {unigram:.2f}." * bool(len(at)),
-            " Other rates may change the order." * (len(rates) == 1),
+            f" Trained at one rate; at {listed(tuned)} layers, the best of several rates changed the order." * bool(tuned),
             f" For {edge} of them the highest rate was the best, so a higher one may change the order." * bool(edge),
             " No second seeds: small differences may be chance." if math.isnan(spread) else f" Seeds differ by {spread:.3f}.",
             slow * bool(self.named(SLOW)), untuned * bool(self.named(UNTUNED)),
@@ -392,14 +403,15 @@ def _fast(at: pd.DataFrame, spread: float) -> list[str]:
     return list(learned[learned["loss"] <= learned["loss"].min() + 2 * math.sqrt(2) * spread]["scheme"])
 
 
-def _verdict(row: dict[str, Any]) -> str:
+def _verdict(row: dict[str, Any], several: bool) -> str:
+    """Of a row of the outcomes, at a depth at which several rates are compared or only one."""
     if not row:
         return NOT_TRAINED
     if row["failed"]:
         return FAILS if row["failed"] == row["runs"] else SOME
-    if row["learned"] is None:
-        return UNTUNED
-    return SAFE if row["learned"] >= _ENOUGH else SLOW
+    if row["learned"] is not None and row["learned"] >= _ENOUGH:
+        return SAFE
+    return SLOW if several and row["learned"] is not None else UNTUNED
 
 
 def _span(least: int, most: int) -> str:

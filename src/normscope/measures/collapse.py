@@ -211,7 +211,7 @@ def level_at(layers: Sequence[_Contested], share: float, noise: str) -> Row:
 
     Returns:
         ``noise``, NaN if fewer switch at the highest level; its ``stderr``, from the differences between heads, since rows of
-        one head share their keys; ``sparse``, the number of rows; ``highest``.
+        one head share their keys, NaN if only one head has such rows; ``sparse``, the number of rows; ``highest``.
     """
     total = sum(int(layer.counts.sum()) for layer in layers)
     row = {"noise": math.nan, "stderr": math.nan, "sparse": total, "highest": _HIGHEST}
@@ -228,7 +228,8 @@ def level_at(layers: Sequence[_Contested], share: float, noise: str) -> Row:
     by_head, width = contested.lost(level, noise), _SLOPE * level
     slope = (above(level + width) - above(level - width)) / (2 * width)
     error = float((by_head - share * contested.counts).square().sum().sqrt()) / total
-    return {**row, "noise": level, "stderr": error / slope if slope > 0 else math.nan}
+    known = slope > 0 and int((contested.counts > 0).sum()) > 1
+    return {**row, "noise": level, "stderr": error / slope if known else math.nan}
 
 
 def rising_root(f: Callable[[float], float], low: float, high: float, f_low: float) -> float | None:

@@ -40,7 +40,8 @@ class Embeddings(TokenMeasure):
         model = subject.model
         norm = OutputNorm.of(model)
         distances = embedding_distances(model.embeddings[: model.vocabulary], norm.kind, norm.eps)
-        return {"distances": distances, "extremes": extreme_tokens(model)}
+        favoured = model.reads_out or not model.predicts  # what predicts nothing is read with its embeddings
+        return {"distances": distances, **({"extremes": extreme_tokens(model)} if favoured else {})}
 
     def notes(self, model: Model) -> list[str]:
         """On norms without a hyperplane or a bias, and on scaled embeddings."""
@@ -49,7 +50,9 @@ class Embeddings(TokenMeasure):
             notes.append(f"The final norm is {norm.pointwise}, which has no sphere: Norm in the distances is RMSNorm.")
         elif norm.kind == "rms":
             notes.append("The norm is RMSNorm: there is no projection onto a hyperplane, and Norm in the distances is RMSNorm.")
-        if not bool(norm.bias.any()):
+        if model.predicts and not model.reads_out:
+            notes.append(f"The {model.stream} has no output layer: no token is favoured by it.")
+        elif not bool(norm.bias.any()):
             notes.append("The final norm has no bias: scores with and without it are equal.")
         if scaled(model):
             notes.append("The model scales its embeddings before the first layer: distances are of the scaled embeddings.")

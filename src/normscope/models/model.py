@@ -95,6 +95,12 @@ _FEWEST = 3  # tokens of a text
 _ALWAYS = ("stream", "attention", "matrices", "vocabulary")
 
 
+def require_tokens(count: int, reason: str) -> None:
+    """Raise an error where there are too few tokens for means over them."""
+    if count < _FEWEST:
+        raise InputError(f"{reason}: {count} token{'s' * (count != 1)}, and at least {_FEWEST} are needed")
+
+
 class Model(ABC):
     """A model of any architecture.
 
@@ -448,8 +454,7 @@ class Model(ABC):
             end = len(special_ends(self.tokenizer, tokens[0].tolist())[1])
             tokens = torch.cat((tokens[:, : max(size - end, 0)], tokens[:, tokens.shape[1] - end :]), 1)
         count = tokens.shape[1]
-        if count < _FEWEST:
-            raise InputError(f"the text is empty or too short: {count} tokens, and at least {_FEWEST} are needed")
+        require_tokens(count, "the text is empty or too short")
         if self.context is not None and count > self.context:
             raise InputError(
                 f"the text has {count:,} tokens and '{self.name}' reads at most {self.context:,}; "

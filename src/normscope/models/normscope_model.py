@@ -16,7 +16,7 @@ from normscope.machine.memory import require_memory
 from normscope.models.blocks import stream_named
 from normscope.models.checksum import checksum
 from normscope.models.hooks import BlockSite, Running, after, before, given_states
-from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds
+from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds, require_tokens
 from normscope.models.observe import AttentionStep, Observer, OnAttention, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
 from normscope.training.recipe import data_of
@@ -27,6 +27,7 @@ from normscope.transformer.model import Sublayer
 
 _ENCODER, _DECODER = "encoder", "decoder"
 _CROSS = "cross"
+_BEGIN = "["
 _EXAMPLES = 256
 _ADDITION = "addition"
 
@@ -233,9 +234,14 @@ class NormscopeModel(Model):
         if text is not None and not self.reads_examples:
             return Sample.continued(self._first_tokens(text, size))
         if text is not None and not isinstance(text, str):
-            return self.batch(text).with_next()
+            sample = self.batch(text).with_next()
+            if self._encoded and bool((sample.tokens[:, 0] != self.token_of(_BEGIN)).any()):
+                raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1")
+            count = int(self.viewed(sample).attention_mask.sum(1).max())
+            require_tokens(count, f"the examples are too short for the {self.stream}")
+            return sample
         if text is not None:
-            raise InputError(f"'{self.name}' adds integers: it reads examples of its task, not a text (examples=…)")
+            raise InputError(f"'{self.name}' adds integers: it reads examples of its task, or token ids, not a text")
         if "recipe" not in self.about:
             raise InputError(f"'{self.name}' has no recipe, and so no examples: open its run folder, or a SavedModel with one")
         task, count = data_of(self.about), size or _EXAMPLES
@@ -246,6 +252,8 @@ class NormscopeModel(Model):
         """The ids of characters or tokens."""
         if not self.reads_examples:
             return super().encode(text)
+        if self._encoded and not text.startswith(_BEGIN):
+            raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1, not '{text}'")
         ids = [self.token_of(character) for character in text]
         if None in ids:
             known = "".join(self.words(torch.arange(self.vocabulary)))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from normscope import __version__
 from normscope.errors import InputError
 from normscope.models import Model, Observer
-from normscope.models.describe import scheme_text
+from normscope.models.describe import scheme_text, view_text
 from normscope.models.precision import casts_forgotten, exactly
 from normscope.results.conventions import NOISE
 from normscope.watch.alarms import Alarm, Alarms, Rule
@@ -304,9 +304,9 @@ class Watch:
         return snapshot
 
     def _about(self) -> dict[str, Any]:
-        model, (rows, tokens) = self.model, self.sample.tokens.shape
+        model, (rows, tokens) = self.model, self.model.viewed(self.sample).tokens.shape
         return {
-            "model": model.name,
+            "model": view_text(model),
             "scheme": None if model.scheme is None else model.scheme.name,
             "schemes": scheme_text(model.schemes),
             "layers": model.layers,
