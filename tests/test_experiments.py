@@ -114,6 +114,23 @@ def test_a_result_is_reproducible_and_saved_once(here: Path) -> None:
     assert second.save("run", overwrite=True).path == here / "run"
 
 
+def test_a_run_has_the_time_of_its_work_and_not_only_of_its_saving(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worked = Simulate.run
+
+    def slowly(self: Simulate, progress: Progress, folder: Path | None = None) -> ns.Result:
+        result = worked(self, progress, folder)
+        time.sleep(0.5)
+        return result
+
+    before = ns.simulate("post", **SMALL, out="runs/before", progress=False)
+    monkeypatch.setattr(Simulate, "run", slowly)
+    after = ns.simulate("post", **SMALL, out="runs/after", progress=False)
+    later = ns.simulate("post", **SMALL, progress=False).save("runs/later")
+    seconds = [json.loads(Path(str(run.path), "run.json").read_text())["seconds"] for run in (before, after, later)]
+    assert min(seconds[1:]) >= 0.5
+    assert 0 < seconds[0] < 30
+
+
 def test_a_folder_of_an_earlier_version_gives_its_tables(here: Path) -> None:
     Simulate(scheme="pre", **SMALL).run().save("run")
     description = json.loads((here / "run" / "run.json").read_text(encoding="utf-8"))

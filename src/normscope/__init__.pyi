@@ -519,7 +519,7 @@ def reproduce(
     r"""Make a paper's figure or table, beside what was published.
 
     Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to three minutes on two cores; --full is the published scale. The folder is a
+    The short form of an entry takes seconds to a minute on two idle cores; --full is the published scale. The folder is a
     gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all resumes.
 
     Example:

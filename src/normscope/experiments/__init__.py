@@ -59,6 +59,15 @@ def kind_of(command: str) -> "type[Experiment]":
     return next(kind for kind in kinds if kind.__module__ == module.__name__ and kind.__dict__.get("command") == command)
 
 
+def timed(experiment: "Experiment", progress: "Progress", path: "Path | None" = None) -> "Result":
+    """Run an experiment, which may resume from work beside ``path``; its result has the time at which the work began."""
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    began = datetime.now(UTC)
+    return replace(experiment.run(progress, path), started=began)
+
+
 def execute(
     experiment: "Experiment",
     out: "Path | str | None" = None,
@@ -78,14 +87,14 @@ def execute(
     progress = progress or SILENT
     if out is None:
         with out_of_memory_explained():
-            return experiment.run(progress)
+            return timed(experiment, progress)
     remove_abandoned(run_path(out).parent)
     if experiment.grows:
         check_can_grow(out)
     else:
         check_writable(out, overwrite=overwrite)
     with out_of_memory_explained(), full_disk_explained(out), no_empty_folders(out), experiment.reserve(Path(out)):
-        result, advance = experiment.run(progress, Path(out)), progress.stage("writing tables and page", 1)
+        result, advance = timed(experiment, progress, Path(out)), progress.stage("writing tables and page", 1)
         result.save(out, formats=formats, overwrite=overwrite)
         advance(1)
         return result
@@ -97,7 +106,7 @@ def completed(experiment: "Experiment", path: "Path | None", progress: "Progress
     from normscope.runs import is_run
 
     if path is None:
-        return experiment.run(progress)
+        return timed(experiment, progress)
     if is_run(path):
         saved = load(path)
         if experiment.fits(saved.configuration):

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,19 +125,15 @@ class Audit(OnModel):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """All measures that the model offers; one forward pass for those that observe one."""
-        started = datetime.now(UTC)
-        return self.measure(self.subject(progress), progress, started)
+        return self.measure(self.subject(progress), progress)
 
-    def measure(self, subject: "Subject", progress: Progress = SILENT, started: datetime | None = None) -> Result:
+    def measure(self, subject: "Subject", progress: Progress = SILENT) -> Result:
         """The audit of a subject that is open already."""
-        started = started or datetime.now(UTC)
         reasons = {measure: measure.missing(subject) for measure in audit_measures()}
         measures = [measure for measure, reason in reasons.items() if not reason]
         tables = audit_tables(subject, measures, None if self.fresh else cache(progress), progress)
         tables |= skipped_table(subject.model, reasons, tables)
-        return self.measured_result(
-            subject, measures, {**block_table(subject.model, tables.get("updates")), **tables}, started, {}
-        )
+        return self.measured_result(subject, measures, {**block_table(subject.model, tables.get("updates")), **tables}, {})
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """An audit has no steps that stand for the others: it is timed as a whole, without the cache."""

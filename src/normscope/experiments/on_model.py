@@ -4,7 +4,6 @@ import hashlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -201,7 +200,6 @@ class OnModel(WithModel):
         subject: "Subject",
         measures: "Sequence[Measure]",
         tables: dict[str, pd.DataFrame],
-        started: datetime,
         settings: Mapping[str, Any],
     ) -> Result:
         """The result of measures of a subject: their tables, findings, and what ``run.json`` reports of both."""
@@ -221,7 +219,6 @@ class OnModel(WithModel):
             f"{view_text(subject.model)}; {about['tokens']:,} {about['reads']}; seed {self.seed}",
             self.seed,
             str(subject.model.device),
-            started=started,
         )
 
 

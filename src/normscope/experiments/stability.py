@@ -6,7 +6,6 @@ Look into a model: normscope stability builtin:addition-small-pre
 import math
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -138,7 +137,7 @@ class Stability(OnModel):
         """One forward pass for all measures but noise, which takes one for every disturbance."""
         from normscope.measures.base import joined, measure_all
 
-        started, subject = datetime.now(UTC), self.subject(progress)
+        subject = self.subject(progress)
         measures = self.offered(subject, self.chosen(), self.measures is not None, progress)
         taken = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, taken, progress).values())
@@ -148,7 +147,7 @@ class Stability(OnModel):
             "noise": self.noise,
             "draws": self.draws,
         }
-        return self.measured_result(subject, taken, tables, started, settings)
+        return self.measured_result(subject, taken, tables, settings)
 
     def seconds(self, progress: Progress = SILENT) -> float:
         """Opening the model and one level of noise, times the number of levels and layers."""

@@ -5,7 +5,6 @@ Look into a model: normscope subspaces builtin:addition-small-pre
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -142,13 +141,13 @@ class Subspaces(OnModel):
 
         if self.constructed:
             return self._of_world(progress)
-        started, subject = datetime.now(UTC), self.subject(progress)
+        subject = self.subject(progress)
         measures = [measure for measure in named_measures(MEASURES) if measure.name in (self.measures or MEASURES)]
         measures = self.offered(subject, measures, self.measures is not None, progress)
         names = [measure.name for measure in measures]
         measures = [*named_measures(ALWAYS), *measures]
         tables = joined(measure_all(subject, measures, progress).values())
-        return self.measured_result(subject, measures, tables, started, {"measures": names})
+        return self.measured_result(subject, measures, tables, {"measures": names})
 
     def _of_world(self, progress: Progress) -> Result:
         schemes, types = self.schemes or as_schemes(_SCHEMES), self.types or _TYPES

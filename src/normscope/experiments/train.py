@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -239,7 +238,6 @@ class Train(Experiment):
         from normscope.transformer import SavedModel
 
         _start_afresh(self.device)
-        started = datetime.now(UTC)
         training = Training(self.found, self.device, team, progress)
         progress.message(self.summary)
         if checkpoints is not None:
@@ -249,7 +247,7 @@ class Train(Experiment):
             with self._watching(training, checkpoints, watched) as watch:
                 _fit(training, checkpoints, self.checkpoint_every, progress, watch)
         except DivergedError as error:
-            return self._diverged(training, error, checkpoints, started, watched)
+            return self._diverged(training, error, checkpoints, watched)
         tested = _tested(training, progress)
         tables, scores = {"metrics": training.table, **tested.tables}, training.task.report.table
         about = {"recipe": self.found.values, scores: tested.tables[scores].to_dict("records")}
@@ -265,7 +263,6 @@ class Train(Experiment):
             files={**_files(training, about, checkpoints), **watched},
             objects={"model": SavedModel(training.model, about)},
             unfinished=None if checkpoints is None else checkpoints.folder,
-            started=started,
         )
 
     @contextmanager
@@ -299,9 +296,7 @@ class Train(Experiment):
         probe = Sample.drawn(training.task.probe(None, recipe.seed, training.device, encoder=bool(recipe.encoder_layers)))
         return Watch(training.model, probe, self.watch, folder, rows=None, tokens=None, resume=True, start=training.step)
 
-    def _diverged(
-        self, training: "Training", error: Exception, checkpoints: Any, started: datetime, files: dict[str, Any]
-    ) -> Result:
+    def _diverged(self, training: "Training", error: Exception, checkpoints: Any, files: dict[str, Any]) -> Result:
         """Metrics up to the step at which the loss became non-finite, and no model."""
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
@@ -309,9 +304,7 @@ class Train(Experiment):
         problem = f"{error} of {recipe.steps:,}; {last}. What may help (set=): {', '.join(hints)}"
         divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}
-        return Result(
-            type(self), self.record, tables, self.summary, recipe.seed, self.device, (problem,), files, started=started
-        )
+        return Result(type(self), self.record, tables, self.summary, recipe.seed, self.device, (problem,), files)
 
     @property
     def work(self) -> float:

@@ -235,7 +235,7 @@ class NormscopeModel(Model):
             return Sample.continued(self._first_tokens(text, size))
         if text is not None and not isinstance(text, str):
             sample = self.batch(text).with_next()
-            if self._encoded and bool((sample.tokens[:, 0] != self.token_of(_BEGIN)).any()):
+            if self._encoded and bool((sample.tokens[:, 0] != self.encode(_BEGIN)[0]).any()):
                 raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1")
             count = int(self.viewed(sample).attention_mask.sum(1).max())
             require_tokens(count, f"the examples are too short for the {self.stream}")

@@ -122,9 +122,9 @@ def _scatter(name: str) -> list[Value]:
     rows = stored_scatter()
     return [
         Value(
-            "runs of which a mean would be expected to differ from the stored one as much as the published one does "
+            "number of runs whose mean would scatter as much as the published curves differ from the stored ones "
             f"(90 % interval {row['low']:.0f} to {row['high']:.0f})", FULL, float(f"{row['effective']:.2g}"), allowed=None,
-            source=f"stored: python -m normscope.papers.scatter {name}",
+            source=f"stored: python benchmarks/panel_scatter.py {name}",
         )
         for row in plain_rows(rows[rows["panel"] == name])
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def _entry(name: str) -> Entry:
     command = f"normscope ensemble --panel {key} --runs {FULL} --device cuda --out runs/{key}"
     title = f"Mean cosine, random weights: {_SETTINGS[key].rpartition(', ')[0]}" + " (the same image as 5a)" * (name == "4")
     setting = f"n = 128, isotropic start, 10⁵ runs; {_SETTINGS[key]}; Mix-LN τ = T/4, nGPT α = 1"
-    needs = f"CPU, {'2 to 3 minutes' if key == '5g' else 'about a minute'}, {_QUICK[key]} runs"
+    needs = f"CPU, up to a minute, {_QUICK[key]} runs"
     return Entry(
         f"2:fig{name}", title, setting, needs, partial(panel, name),
         f"one H200, {_H200[key]} for 100,000 runs", (command,), ("runs", "full"),

@@ -44,7 +44,7 @@ class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
     Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to three minutes on two cores; --full is the published scale. The folder is a
+    The short form of an entry takes seconds to a minute on two idle cores; --full is the published scale. The folder is a
     gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all resumes.
 
     Example:
@@ -142,7 +142,6 @@ class Reproduce(Seeded):
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """Make the entries that were chosen, one after the other, and show all that the folder holds; or list them."""
-        started = datetime.now(UTC)
         if not self.chosen:
             tables = {"entries": listing(FOLDER)}
             return Result(type(self), {**self.record, "list": True}, tables, f"{len(tables['entries'])} figures and tables")
@@ -154,7 +153,7 @@ class Reproduce(Seeded):
         tables = merged([made[name] for name in all_entries() if name in made])
         summary = f"{len(tables['entries'])} figures and tables; seed {self.seed}"
         configuration = {**self.record, "list": False}
-        return Result(type(self), configuration, tables, summary, self.seed, self.device, started=started)
+        return Result(type(self), configuration, tables, summary, self.seed, self.device)
 
     def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""
@@ -166,12 +165,14 @@ class Reproduce(Seeded):
                 progress.message(f"complete already: {entry.id}")
                 return {name: saved.table(name) for name in _TABLES}
         progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
-        began = time.monotonic()
+        began, started = time.monotonic(), datetime.now(UTC)
         found = entry.make(request)
         seconds = time.monotonic() - began + sum(request.earlier)
         tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat()).tables
         if path is not None:
-            with new_run(path, self.command, record, seed=self.seed, device=self.device, overwrite=True) as run:
+            with new_run(
+                path, self.command, record, seed=self.seed, device=self.device, started=started, overwrite=True
+            ) as run:
                 for name, table in tables.items():
                     run.write_table(name, table)
         return tables

@@ -5,17 +5,11 @@ curves of one run: of all schemes and times together, since schemes share starts
 eigenvalues of C and their vectors, and a the published means minus ours. If sampling is all that separates them, then
 z_k = ⟨e_k, a⟩/√λ_k has variance 1/N for every k, so that N is about K/Σ z_k², and N Σ z_k² follows χ²_K. A change of the
 setting has no reason to give z_k of one size. N says how far the edges of the 90 % bands should be off, which tests it.
-
-    python -m normscope.papers.scatter                                     # all panels: half an hour on two cores
-    python -m normscope.papers.scatter 5d --runs 1024 --instead beta=1.6   # what another setting would look like
 """
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from normscope.experiments.ensemble import Ensemble, Nowhere
-from normscope.experiments.progress import SILENT, Progress, progress_bar
+from normscope.experiments.progress import SILENT, Progress
 from normscope.papers.curves import READ, measured, published
 
 Values = npt.NDArray[np.float64]
 
-_STORED = "panel-scatter"
+STORED = "panel-scatter"
 RUNS = {"5d": 2048, "5e": 512, "5a": 128, "5b": 128}  # for panels whose curves can be read at our times
 _ERROR = 0.0006  # of a reading
 _CLEAR = 0.02  # the most that errors of readings may add to a z_k
@@ -127,27 +121,5 @@ def _points(ensemble: Ensemble) -> pd.DataFrame:
 
 def stored_scatter() -> pd.DataFrame:
     """The stored rows, one for each panel."""
-    rows = measured(_STORED)
+    rows = measured(STORED)
     return pd.DataFrame(columns=["panel"]) if rows is None else rows
-
-
-def main() -> None:
-    """Print a row for each panel, and store them unless a setting is changed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("panels", nargs="*", choices=[*RUNS, []], help=f"of {', '.join(RUNS)} (default: all)")
-    parser.add_argument("--runs", type=int, help=f"(default: {RUNS})")
-    parser.add_argument("--instead", nargs="*", default=[], metavar="NAME=VALUE", help="settings of normscope ensemble")
-    options = parser.parse_args()
-    instead = {name: float(value) for name, _, value in (item.partition("=") for item in options.instead)}
-    with progress_bar() as shown:
-        rows = pd.DataFrame([of_panel(name, options.runs or RUNS[name], instead, shown) for name in options.panels or RUNS])
-    print(rows.T.to_string())
-    if not instead:
-        file = Path(str(resources.files("normscope.papers"))) / "measured" / f"{_STORED}.csv"
-        others = stored_scatter()
-        rows = pd.concat([others[~others["panel"].isin(rows["panel"])], rows]).sort_values("panel")
-        rows.round(5).to_csv(file, index=False)
-
-
-if __name__ == "__main__":
-    main()

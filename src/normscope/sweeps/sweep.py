@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -182,7 +181,7 @@ class Sweep(Experiment):
         from normscope.sweeps.scheduler import begin, run_plan
         from normscope.sweeps.tables import sweep_tables
 
-        started, plan = datetime.now(UTC), self.runs
+        plan = self.runs
         progress.message(plan.summary)
         device = self.where.partition(":")[0]
         saved = begin(target, plan, {"device": device, "threads": self.resources.threads}, self.retry_failed)
@@ -194,7 +193,7 @@ class Sweep(Experiment):
         configuration = {"kind": plan.kind, "varied": list(plan.varied), "points": saved["points"]}
         problems = _problems(tables["runs"]["state"], target)
         lead = _lead(configuration, tables["runs"])
-        return Result(type(self), configuration, tables, lead, device=device, problems=problems, started=started)
+        return Result(type(self), configuration, tables, lead, device=device, problems=problems)
 
     def _estimate(self, progress: Progress) -> Result:
         """The plan with the time of each shape, as far as some seconds of timing show it."""

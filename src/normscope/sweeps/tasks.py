@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from normscope.errors import InputError
+from normscope.experiments import timed
 from normscope.experiments.experiment import Experiment
 from normscope.machine.files import is_disk_full
 from normscope.sweeps.folder import SweepFolder
@@ -84,7 +85,7 @@ def execute(task: Task) -> None:
         if folder.complete(task.name) is None:
             progress = folder.reporter(task.name)
             progress("starting", 0, 1)
-            experiment.run(progress, target).save(target, formats=())
+            timed(experiment, progress, target).save(target, formats=())
 
 
 def has_no_space(folder: Path) -> bool:
