@@ -27,6 +27,7 @@ from normscope.measures.noise import Disturbance, noise_table, norm_noise
 from normscope.measures.predictions import predicted_scores
 from normscope.measures.rank import Rank
 from normscope.measures.removal import beginning
+from normscope.measures.sample import chosen_sample
 from normscope.measures.sparsity import Sparsity
 from normscope.measures.spread import Spread
 from normscope.models import NOTHING, AttentionStep, Model, Observer, Sample
@@ -131,6 +132,10 @@ def test_the_decoder_is_viewed_unless_the_encoder_is_chosen(tmp_path: Path) -> N
         ns.open(tmp_path, stream="decodr")
     with pytest.raises(InputError, match="the model has decoder"):
         ns.open("builtin:addition-small-pre", stream="encoder")
+    with pytest.raises(InputError, match=r"blocks=…: the blocks of .* are known"):
+        ns.open(tmp_path, blocks="decoder")
+    with pytest.raises(InputError, match="examples=8 draws examples of the task"):
+        chosen_sample(views["decoder"], views["decoder"].encode("[1+2=34"), None, 8, 0)
 
 
 @EITHER

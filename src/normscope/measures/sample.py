@@ -71,6 +71,8 @@ def chosen_sample(
     if not reads_text(model):
         if tokens is not None:
             raise InputError(f"'{model.name}' adds integers: it reads examples of its task, examples= instead of tokens=")
+        if text is not None and examples is not None:
+            raise InputError(f"examples={examples} draws examples of the task of '{model.name}': leave it out, or token_ids=")
         return model.sample(text, examples, seed)
     if examples is not None:
         raise InputError(f"'{model.name}' reads a text: give text= or tokens= instead of examples=")

@@ -92,7 +92,7 @@ def open_model(
     source = unwrapped(source) if isinstance(source, nn.Module) else source
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
-        return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, stream, device, tokenizer)
+        return _normscope_model(f"transformer-{saved.model.config.scheme.name}", saved, view, device, tokenizer)
     if not isinstance(source, nn.Module):
         raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a torch.nn.Module")
     name = str(getattr(getattr(source, "config", None), "_name_or_path", "")) or type(source).__name__
@@ -121,7 +121,7 @@ def _open_name(
         folder = model_folder(source)
         if tokenizer is None and (folder / "tokenizer.json").is_file():
             tokenizer = read_tokenizer(text, folder, None, False, {})
-        return _normscope_model(text, load_model(source, device), view["stream"], tokenizer=tokenizer)
+        return _normscope_model(text, load_model(source, device), view, tokenizer=tokenizer)
     if path.is_file():
         file = str(path.resolve())  # of a name alone the library takes the file in the working directory
         need_gguf()
@@ -131,13 +131,16 @@ def _open_name(
 
 
 def _normscope_model(
-    name: str, saved: SavedModel, stream: str | None, device: torch.device | str | None = None, tokenizer: Any = None
+    name: str, saved: SavedModel, view: dict[str, Any], device: torch.device | str | None = None, tokenizer: Any = None
 ) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
+    for setting in ("blocks", "example"):
+        if view[setting] is not None:
+            raise InputError(f"{setting}=…: the blocks of '{name}' are known, it was trained by normscope; leave {setting} out")
     zeros = check_finite(name, saved.model)
     saved = saved if device is None else SavedModel(saved.model.to(device), saved.about)
-    model = NormscopeModel(name, saved, tokenizer, stream=stream)
+    model = NormscopeModel(name, saved, tokenizer, stream=view["stream"])
     model.zero_weights = zeros
     return model
 
