@@ -149,6 +149,8 @@ def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     assert fails.endswith("Trust it.")
     assert lines(48, "ngpt")[0].text.startswith("Safe: none of these schemes. The models")  # and not that none failed
     assert "100 layers are deeper than any" in lines(100, "pre")[0].text
+    assert "No model was trained here with 30 layers; those with 48 stand for it." in lines(30, "pre")[0].text
+    assert not any("stand for it" in line.text for line in lines(24, "pre"))
     assert "Slow: ngpt (24 layers); they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
 
 

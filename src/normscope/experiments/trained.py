@@ -326,17 +326,20 @@ class Verdicts:
                 "No language model was trained here, so nothing says which schemes are safe or fail.", title="Untested"
             )
             return
-        at = runs[runs["depth"] == _nearest(self.evidence.trained[0], self.depth)]
-        rates = [f"{rate:g}" for rate in self.evidence.rates[int(at["depth"].iloc[0])]]
-        deeper = f" {self.depth} layers are deeper than any model trained here." * (self.depth > max(self.evidence.trained[0]))
+        depth = _nearest(self.evidence.trained[0], self.depth)
+        at = runs[runs["depth"] == depth]
+        rates = [f"{rate:g}" for rate in self.evidence.rates[depth]]
+        beyond = f" {self.depth} layers are deeper than any model trained here."
+        between = f" No model was trained here with {self.depth} layers; those with {depth} stand for it."
+        other = "" if self.depth == depth else beyond if self.depth > depth else between
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}."
         widths = listed([str(width) for width in sorted(runs["width"].unique())])
         yield Finding(
-            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{deeper} "
+            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{other} "
             f"The models have width {widths}; of your shape, only the depth counts in these lines.",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
-        yield self._fast_finding(int(at["depth"].iloc[0]))
+        yield self._fast_finding(depth)
         some = f"; only in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
         each = at.groupby("scheme").size()
@@ -344,7 +347,7 @@ class Verdicts:
         yield Finding(
             f"Fail: {self.named(FAILS) or 'no scheme'}{some}. How sure: {len(runs)} language models ({shapes}, "
             f"one recipe for all schemes, {tried}), {len(at)} of them with "
-            f"{at['depth'].iloc[0]} layers, {_span(each.min(), each.max())} for each scheme{self._untrained}. {trusted}",
+            f"{depth} layers, {_span(each.min(), each.max())} for each scheme{self._untrained}. {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
 from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, tokens_known
 from normscope.models.wrapped import unwrapped
+from normscope.transformer import Transformer
 
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _FEATURES = ("pixel_values", "input_features", "input_values")
@@ -53,7 +54,8 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
 def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any) -> Model:
     """The model, opened with an example; else a module whose configuration does not say what it reads, with the probe."""
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
-    if example is not None or is_of_library(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
+    known = is_of_library(inner) or isinstance(inner, Transformer) or not isinstance(inner, nn.Module)
+    if example is not None or known or isinstance(probe, Sample):
         return open_awake(model, example=example, **view)
     needed = [each.name for each in signature(inner.forward).parameters.values() if each.default is Parameter.empty]
     needed = [name for name in needed if name not in ("args", "kwargs")]
@@ -64,8 +66,8 @@ def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any)
         )
     read = _read(probe, needed)
     _check_device(read.device, device_of(inner))
-    known = None if read.is_floating_point() else tokens_known(inner)
-    if known is not None and not 0 <= int(read.min()) <= int(read.max()) < known:
+    size = None if read.is_floating_point() else tokens_known(inner)
+    if size is not None and not 0 <= int(read.min()) <= int(read.max()) < size:
         return open_awake(model, **view)  # which then says that such a token does not exist
     small = read[:2] if read.is_floating_point() else read[:2, :_SMALL]
     with library_errors("the model cannot read the probe: "):
