@@ -9,8 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
+from tokenizers.trainers import BpeTrainer
 
 from helpers.cli import run
 from normscope.core import CausalMask
@@ -20,7 +21,7 @@ from normscope.runs.segments import read_segments
 from normscope.training import Checkpoints, Training, read_recipe, recipe_from
 from normscope.training.tasks.text.corpus import Corpus
 from normscope.training.tasks.text.task import TextFeed
-from normscope.training.tasks.text.tokenizing import END
+from normscope.training.tasks.text.tokenizing import END, TokenBytes
 from normscope.transformer import Row, load_model
 
 CPU = torch.device("cpu")
@@ -177,7 +178,7 @@ class TestPrepared:
         (folder / "00.txt").write_text("another text " * 90)
         assert len({*folders, recipe(folder).data.prepare().identity}) == 3
 
-    @pytest.mark.parametrize("name", ["about.json", "training.bin"])
+    @pytest.mark.parametrize("name", ["about.json", "training.bin", "held-out.sizes.bin"])
     def test_what_is_damaged_is_prepared_again(self, name, folder):
         first = recipe(folder).data.prepare()
         whole = (first.data.folder / name).read_bytes()
@@ -255,6 +256,25 @@ class TestTests:
         (row,) = task.evaluate(training.model.eval(), ["held-out"], 8).losses.to_dict("records")
         text = decoded(task, "held-out", slice(1, 8 * 16 + 1)).replace(END, "")
         assert row["bits_per_byte"] == pytest.approx(row["loss"] * 8 * 16 / np.log(2) / len(text.encode()), rel=1e-5)
+
+    @pytest.mark.parametrize("words", [True, False])
+    def test_bytes_are_those_of_the_text_whatever_a_tokenizer_leaves_out(self, words, folder, tmp_path):
+        """Blanks and accents that it removes, and characters of several tokens."""
+        for path in folder.rglob("*.txt"):
+            path.write_text(path.read_text().replace("not", "pas né ").replace(". ", ".\r\n\r\n"), newline="")
+        pairs = Tokenizer(BPE())
+        pairs.normalizer = normalizers.BertNormalizer() if words else None
+        pairs.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if words else pre_tokenizers.ByteLevel(add_prefix_space=True)
+        texts = [path.read_text() for path in folder.rglob("*.txt")]
+        pairs.train_from_iterator(texts, BpeTrainer(vocab_size=200, special_tokens=[END], show_progress=False))
+        pairs.save(str(tmp_path / "tokenizer.json"))
+        data = recipe(folder, tokenizer=str(tmp_path / "tokenizer.json"), vocabulary=None).data.prepare().data
+        for part in ("training", "held-out"):
+            assert data.bytes_of(part, torch.zeros(1, dtype=torch.int64), data.count(part)) == data.count(part, "bytes")
+        small = Tokenizer(WordLevel({"nee": 0, "the": 1, "?": 2}, unk_token="?"))
+        small.normalizer, small.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        sizes, dropped = TokenBytes(small).of("née  the\u0301 ", np.array([0, 1]))
+        assert (sizes.tolist(), dropped) == ([4, 8], 0)  # bytes of é and of what follows a token are counted
 
     def test_training_lowers_the_loss_of_text_that_was_held_out(self, folder):
         training = Training(recipe(folder, examples=4 * 150))
@@ -416,6 +436,14 @@ def unfit_tokenizer(folder):
     tokenizer.save(str(folder.parent / "tokenizer.json"))
 
 
+def forgetful_tokenizer(folder):
+    """One that drops what it was not trained on."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(["bits of text " * 9], BpeTrainer(special_tokens=[END], show_progress=False))
+    tokenizer.save(str(folder.parent / "tokenizer.json"))
+
+
 def no_splits(folder):
     (folder / "dataset_dict.json").write_text('{"splits": 5}')
 
@@ -428,6 +456,7 @@ def no_state(folder):
     ("change", "settings", "message"),
     [
         (unfit_tokenizer, {"tokenizer": "tokenizer.json"}, "does not fit the corpus"),
+        (forgetful_tokenizer, {"tokenizer": "tokenizer.json"}, "% of the text is unknown to it"),
         (no_splits, {}, "does not describe a saved dataset: it has no list of splits"),
         (no_state, {}, "it has no list of _data_files"),
         (None, {"corpus": ""}, "is no place"),

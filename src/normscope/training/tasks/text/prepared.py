@@ -1,7 +1,7 @@
 """A corpus as token ids on disk: made once, memory-mapped, shared by all runs with the same text and tokenizer.
 
-Documents follow one another with the token that ends a document after each. The files are in the user's cache, under a digest
-of the text, the tokenizer and the settings.
+Documents follow one another with the token that ends a document after each. Beside the tokens stand the bytes of text that
+each of them stands for. The files are in the user's cache, under a digest of the text, the tokenizer and the settings.
 """
 
 import json
@@ -26,17 +26,18 @@ from normscope.machine.memory import available
 from normscope.runs import fingerprint, locked
 from normscope.training.tasks.task import Advance
 from normscope.training.tasks.text.corpus import Corpus
-from normscope.training.tasks.text.tokenizing import END, TokenizerFile, encoded, loaded, size_of, trained, unknown_id
+from normscope.training.tasks.text.tokenizing import END, TokenBytes, TokenizerFile, encoded, loaded, size_of, trained, unknown_id
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PARTS: tuple[str, str] = ("training", "held-out")
-_ABOUT, _TOKENIZER = "about.json", "tokenizer.json"
+_ABOUT, _TOKENIZER, _SIZES = "about.json", "tokenizer.json", ".sizes.bin"
+_BYTES = np.dtype(np.uint16)
 _FORMAT = 1
 _PATIENCE = 3600.0  # seconds to wait for another process that prepares the same corpus
 _LONGEST = 1 << 20  # characters of a document that are encoded at once
-_MOST_UNKNOWN = 0.01  # share of a corpus that its tokenizer may not know
+_MOST_UNKNOWN = 0.01  # share of a corpus that its tokenizer may not know, of tokens or of characters without one
 _SHARE_OF_GPU = 0.25  # of its free memory that tokens may take
 
 
@@ -73,15 +74,6 @@ class Prepared:
         """The tokenizer as JSON."""
         return (self.folder / _TOKENIZER).read_text(encoding="utf-8")
 
-    def bytes_of(self, windows: Int[Tensor, "rows length"]) -> int:
-        """The bytes of text that tokens stand for; the end of a document has none."""
-        texts = self._decoder.decode_batch(windows.tolist(), skip_special_tokens=True)
-        return sum(len(text.encode()) for text in texts)
-
-    @cached_property
-    def _decoder(self) -> "Tokenizer":
-        return loaded(self.tokenizer, str(self.folder))
-
     def count(self, part: str, what: str = "tokens") -> int:
         """Tokens, documents or bytes of a part."""
         return int(self.about[part][what])
@@ -89,9 +81,19 @@ class Prepared:
     @cached_property
     def maps(self) -> dict[str, npt.NDArray[Any]]:
         """The tokens of each part, memory-mapped."""
-        return {
-            part: np.memmap(self.folder / f"{part}.bin", self.about["dtype"], "r", shape=(self.count(part),)) for part in PARTS
-        }
+        return {part: self._map(f"{part}.bin", self.about["dtype"], part) for part in PARTS}
+
+    @cached_property
+    def _sizes(self) -> dict[str, npt.NDArray[Any]]:
+        """The bytes of each token of each part, memory-mapped."""
+        return {part: self._map(f"{part}{_SIZES}", _BYTES.name, part) for part in PARTS}
+
+    def _map(self, file: str, dtype: str, part: str) -> npt.NDArray[Any]:
+        return np.memmap(self.folder / file, dtype, "r", shape=(self.count(part),))
+
+    def bytes_of(self, part: str, starts: Int[Tensor, " rows"], length: int) -> int:
+        """The bytes of text that the tokens from each start on stand for; the end of a document has none."""
+        return int(self._sizes[part][(starts[:, None] + torch.arange(length)).numpy()].sum(dtype=np.int64))
 
     def windows(self, part: str, starts: Int[Tensor, " rows"], length: int, device: torch.device) -> Int[Tensor, "rows length"]:
         """The tokens from each start on.
@@ -153,8 +155,11 @@ def _opened(folder: Path) -> Prepared | None:
     """What has been prepared, if it is whole."""
     try:
         about = read_json(folder / _ABOUT, "prepared corpus")
-        width = np.dtype(about["dtype"]).itemsize
-        whole = all((folder / f"{part}.bin").stat().st_size == width * about[part]["tokens"] for part in PARTS)
+        widths = {".bin": np.dtype(about["dtype"]).itemsize, _SIZES: _BYTES.itemsize}
+        whole = all(
+            (folder / f"{part}{end}").stat().st_size == width * about[part]["tokens"]
+            for part in PARTS for end, width in widths.items()
+        )  # fmt: skip
         return Prepared(folder, about) if whole and (folder / _TOKENIZER).is_file() else None
     except (InputError, OSError, KeyError, TypeError):
         return None
@@ -194,25 +199,32 @@ class _Preparation:
             content, end = self.tokenizer.content, self.tokenizer.end
         tokenizer = loaded(content, self.corpus.source)
         (folder / _TOKENIZER).write_text(content, encoding="utf-8")
-        size, last, unknown, unknowns = size_of(tokenizer), tokenizer.token_to_id(end), unknown_id(content, tokenizer), 0
+        size, last, unknown = size_of(tokenizer), tokenizer.token_to_id(end), unknown_id(content, tokenizer)
+        weighed, unknowns, dropped, characters = TokenBytes(tokenizer), 0, 0, 0
         dtype = np.dtype(np.uint16 if size <= 1 << 16 else np.uint32)
         counts = {part: {"tokens": 0, "documents": 0, "bytes": 0} for part in PARTS}
         with ExitStack() as stack:
-            files = {part: stack.enter_context((folder / f"{part}.bin").open("wb")) for part in PARTS}
+            names = [f"{part}{end}" for part in PARTS for end in (".bin", _SIZES)]
+            files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
             pieces, copies = tee(_pieces(self._parts("tokenizing")))
             for piece, ids in zip(pieces, encoded(tokenizer, (copy.text for copy in copies)), strict=True):
-                row = np.array([*ids, last] if piece.ends else ids, dtype=np.int64)
-                files[piece.part].write(row.astype(dtype).tobytes())
+                row = np.array(ids, dtype=np.int64)
+                sizes, lost = weighed.of(piece.text, row)
+                if piece.ends:
+                    row, sizes = np.append(row, last), np.append(sizes, 0)
+                files[f"{piece.part}.bin"].write(row.astype(dtype).tobytes())
+                files[f"{piece.part}{_SIZES}"].write(sizes.clip(max=np.iinfo(_BYTES).max).astype(_BYTES).tobytes())
                 unknowns += int((row == unknown).sum()) if unknown is not None else 0
+                dropped, characters = dropped + lost, characters + len(piece.text)
                 count = counts[piece.part]
                 count["tokens"] += len(row)
                 count["documents"] += piece.ends
                 count["bytes"] += len(piece.text.encode())
-        share = unknowns / sum(count["tokens"] for count in counts.values())
+        share = max(unknowns / sum(count["tokens"] for count in counts.values()), dropped / characters)
         if self.tokenizer is not None and share > _MOST_UNKNOWN:
             raise InputError(
                 f"tokenizer='{self.tokenizer.source}' does not fit the corpus '{self.corpus.source}': {100 * share:.0f} % of "
-                "the tokens are unknown; give another tokenizer, or none to train one"
+                "the text is unknown to it; give another tokenizer, or none to train one"
             )
         return {"digest": identity, "vocabulary": size, "end": end, "dtype": dtype.name, **counts}
 

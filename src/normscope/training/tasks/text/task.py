@@ -298,7 +298,7 @@ class TextTask:
             for some in torch.split(starts, self.tested(device.type)[1]):
                 batch = self._rows(split, some, device, (len(some),))
                 tally.add(*_measured(model, batch, precision))
-                size += self._data.bytes_of(batch["targets"])
+                size += self._data.bytes_of(split, some + 1, self.context)
                 done += len(some)
                 progress(done)
             bytes_a_token = size / (count * self.context)

@@ -7,6 +7,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
+
+import numpy as np
+import numpy.typing as npt
 
 from normscope.errors import InputError, MissingExtraError
 from normscope.machine.files import read_json, read_text, regular_file, user_path
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 _ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
 _FILE = "tokenizer.json"
+_REMOVABLE = "MZC"  # categories of characters that a tokenizer may remove: combining marks, blanks, controls
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,38 @@ def encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]
     """The ids of every text, many texts at a time, without special tokens."""
     for group in _groups(texts):
         yield from (each.ids for each in tokenizer.encode_batch_fast(group, add_special_tokens=False))
+
+
+class TokenBytes:
+    """The bytes of text that tokens stand for.
+
+    A token of bytes, or of ASCII characters, has as many bytes as its name has characters. Where these add up to the text they
+    are right; elsewhere a token has the bytes from the end of the token before to its own end, by the tokenizer's offsets.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._lengths = np.zeros(size_of(tokenizer), dtype=np.int64)
+        for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
+            self._lengths[index] = len(token)
+
+    def of(self, text: str, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+        """The bytes of each token of a text, and the number of letters, digits and signs that no token stands for."""
+        sizes = self._lengths[ids]
+        if sizes.sum() == len(text.encode()):
+            return sizes, 0
+        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        widths = 1 + sum((points >= least).astype(np.int64) for least in (0x80, 0x800, 0x10000))
+        offsets = np.array(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
+        changes = np.zeros(len(text) + 1, dtype=np.int64)
+        np.add.at(changes, offsets[:, 0], 1)
+        np.add.at(changes, offsets[:, 1], -1)
+        dropped = sum(category(text[place])[0] not in _REMOVABLE for place in np.flatnonzero(changes.cumsum()[:-1] == 0))
+        if not len(offsets):
+            return sizes, dropped
+        ends = np.maximum.accumulate(offsets[:, 1])
+        ends[-1] = len(text)
+        return np.diff(np.concatenate(([0], widths.cumsum()))[ends], prepend=0), dropped
 
 
 def _groups(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
