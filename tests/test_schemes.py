@@ -43,6 +43,9 @@ MIXED = [
     Scheme("inner", Slots(input="norm/layer", scores="sink", inner="norm", stream="norm", carry=2)),
     Scheme("gated", Slots(heads="k", inner="norm", gate="sigmoid", output="tangent", carry="1 - 1/depth", step=0.5)),
     Scheme("tangent-post", Slots(output="tangent", stream="norm", carry=3)),
+    Scheme("qkv-gated", Slots(heads="qkv", gate="sigmoid")),
+    Scheme("fading-gated", Slots(input="norm/sqrt(layer)", scores="sink", gate="sigmoid")),
+    Scheme("fading-gated-inner", Slots(input="norm/layer", heads="q", inner="norm", gate="sigmoid")),
 ]
 SCHEMES = [*NAMED.values(), NAMED["peri"].with_heads("qk"), NAMED["res-post"].with_heads("qk"), OWN, *MIXED]
 
@@ -116,7 +119,8 @@ def test_law_of_motion_is_the_derivative_of_the_layer(scheme: Scheme, kind: Norm
 
         seen = theory_norm(kind)(x) if slots.reads_norm else x if law.sees_radius else theta
         assert law.read == {"Θ": "Θ", "X": "X"}.get(law.read, f"{kind}(X)")
-        found = by_hand(seen, slots, beta * law.temperature(at.values), used, kind)
+        inside = [*used[:4], law.gate(at.values) * used[4]]
+        found = by_hand(seen, slots, beta * law.temperature(at.values), inside, kind)
         A = found["A"]
         if "norm" in (slots.output, slots.stream):
             A = visible_part(A, kind)  # a LayerNorm after A sees only its centred part

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 from normscope import InputError
 from normscope.core import Scores, attend, attend_scored, attention, scored_weights
-from normscope.schemes import Slots
+from normscope.models import AttentionStep, Observer, Sample, open_model
+from normscope.schemes import Scheme, Slots
+from normscope.transformer import Transformer, TransformerConfig
 
 HEADS, TOKENS, WIDTH = 3, 7, 4
 
@@ -65,6 +68,26 @@ def test_a_temperature_multiplies_the_logits_of_a_query_by_a_formula_of_the_keys
     assert torch.allclose(attend_scored(q, k, v, 0.4, rule), every / every.sum(-1, keepdim=True) @ v, atol=1e-13)
 
 
+def test_a_query_of_one_key_attends_to_it_at_temperature_0() -> None:
+    """log(1) = 0, and 0 times the −∞ of a masked score is no number."""
+    torch.manual_seed(0)
+    scheme = Scheme("tempered", Slots(input="norm", scores="temperature(log(n))"))
+    sizes: dict[str, Any] = {"dim": 16, "heads": 2, "head": 8, "feedforward": 16, "readout": (16,), "frequencies": 4}
+    model = Transformer(TransformerConfig(scheme, layers=2, **sizes)).eval()
+    tokens, seen = torch.randint(5, (2, TOKENS)), list[tuple[Tensor, Tensor, float]]()
+    observed = open_model(model)
+
+    def look(step: AttentionStep) -> None:
+        seen.append((step.q @ step.k.mT, step.weights(), float(step.softmax.scale[0, 0, 1, 0]) / math.log(2)))  # type: ignore[index]
+
+    observed.forward(Sample.of(tokens), Observer(attention=look))
+    assert len(seen) == 2
+    for scores, weights, scale in seen:
+        logits = scale * torch.arange(1, TOKENS + 1).log()[:, None] * scores
+        later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        assert torch.allclose(weights, logits.masked_fill(later, -math.inf).softmax(-1), atol=1e-6)
+
+
 def test_blocks_of_queries_change_nothing_and_gradients_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Slots(scores="temperature(log(n) + 1) + softcap(5) + sink(0.2)").score_rule
     sinks = torch.tensor([-1.0, 0.5, 3.0], dtype=torch.float64)
@@ -112,6 +135,7 @@ def test_the_slot_is_stored_in_the_order_in_which_its_parts_act(given: str, stor
         ("softcap(0)", "the number of softcap must be positive"),
         ("softcap(n)", "softcap takes a number, not 'n'"),
         ("temperature(1/log(n))", "the number of temperature must be positive"),
+        ("temperature(500 - n)", "must be positive for n = 512, not '500−n'"),
         ("sink(1/0)", "the number of sink must be a finite number"),
         ("temperature(layer)", "temperature takes a formula of n"),
         ("temperature(log(m))", "unknown name 'm'"),

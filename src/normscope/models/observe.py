@@ -94,7 +94,7 @@ class Softmax:
     """How scores q·k become attention weights: softmax(cap(scale·q·k) + bias), cap(s) = softcap·tanh(s/softcap).
 
     Attributes:
-        scale: the factor of q·k, a positive number or one for every query.
+        scale: the factor of q·k, a positive number, or one for every query, 0 where it sees a single key.
         softcap: the bound of capped scores; None where they are not capped.
         bias: what positions add to the logits (ALiBi, relative position biases).
         sink: a further logit, whose weight goes to no key.
@@ -108,6 +108,8 @@ class Softmax:
     def logits(self, raw_scores: Float[Tensor, "*rows keys"]) -> Float[Tensor, "*rows keys"]:
         """The arguments of the softmax; −∞ where the scores are."""
         scores = self.scale * raw_scores
+        if isinstance(self.scale, Tensor):  # which may be 0, where a query sees one key and its temperature is log(1)
+            scores = scores.masked_fill(raw_scores.isneginf(), -torch.inf)
         if self.softcap is not None:
             scores = torch.where(scores.isfinite(), self.softcap * torch.tanh(scores / self.softcap), scores)
         return scores if self.bias is None else scores + self.bias

@@ -13,7 +13,7 @@ M_j what the head mixes. Where theory has no factor, a ``NoFormula`` says so in 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -78,6 +78,7 @@ class Law:
         radius_fixed: whether the sublayer itself keeps r_j at 1.
         read: what A_j is taken at: the directions Θ, X with its radii, or X through a pointwise map.
         temperature: the factor on β inside A_j: A(cθ) = c·A(θ) at β c².
+        gate: the factor on the gate's W_G inside A_j, which reads cθ, too.
         flows: whether a layer without updates leaves X as it is, so that it is a step of a flow.
         statement: what theory does not treat; empty if it treats everything.
     """
@@ -87,6 +88,7 @@ class Law:
     radius_fixed: bool
     read: str
     temperature: Product
+    gate: Product = field(default_factory=Product)
     flows: bool = True
     statement: str = ""
 
@@ -102,9 +104,10 @@ class Law:
 
     @property
     def attention(self) -> str:
-        """Where A_j is evaluated: ``A_j(Θ)``, ``A_j(X)``, or ``A_j(Θ) at β/(t+1)``."""
-        where = f"A_j({self.read})"
-        return where if self.temperature == Product() else f"{where} at {Product.of('β') * self.temperature}"
+        """Where A_j is evaluated: ``A_j(Θ)``, ``A_j(X)``, or ``A_j(Θ) at β/(t+1)``, with a gate ``A_j(Θ) at β/(t+1), W_G/√(t+1)``."""
+        factors = {"β": self.temperature, "W_G": self.gate}
+        at = ", ".join(f"{Product.of(name) * factor}" for name, factor in factors.items() if factor != Product())
+        return f"A_j({self.read})" + f" at {at}" * bool(at)
 
     def __repr__(self) -> str:
         return _law_text(self.speed, self.radial)
@@ -153,7 +156,8 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
     step, carry = (Product.of(formula) for formula in slots.formulas)
     free, pointwise = slots.stream == "none", kind not in ("rms", "layer")
     mapped = [name for name in ("inner", "output", "stream") if pointwise and getattr(slots, name) == "norm"]
-    statement = _GATED if slots.gate != "none" else ""
+    gated = slots.gate != "none"
+    statement = _GATED if gated else ""
     speed: Product | NoFormula
     radial: RadialRate | NoFormula
     if mapped:
@@ -163,7 +167,7 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         speed = (_RADIUS if free else carry) / (step * _added_length(slots))
         growth = slots.formulas[1].less_one() if free and slots.formulas[1] != ONE else None
         radial = RadialRate(_RADIUS / speed if free and slots.output != "tangent" else None, growth)
-    normalised = not free or slots.heads == "qkv"
+    normalised = not free or (slots.heads == "qkv" and not gated)  # a gate reads what q, k and v are made of
     read = f"{kind}(X)" if pointwise and slots.reads_norm else "Θ" if slots.reads_norm or normalised else "X"
     return Law(
         speed=speed,
@@ -171,6 +175,7 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         radius_fixed=not free and not pointwise,
         read=read,
         temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk"),
+        gate=slots.input_factor if gated else Product(),
         flows=free or not pointwise,
         statement=statement,
     )

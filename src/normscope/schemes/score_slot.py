@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PLAIN = "softmax"
 SCORE_PARTS = ("temperature", "softcap", "sink")  # in the order in which they act
 _KEYS = "n"  # the number of keys that a query sees
+_TRIED = (*map(float, range(1, 65)), *(2.0**power for power in range(7, 21)))  # values of n at which a formula is tested
 _ALLOWED = "slot 'scores' is 'softmax', or some of temperature(log(n)), softcap(50) and sink, each once, joined by +"
 
 
@@ -53,10 +54,12 @@ def score_parts(text: str) -> dict[str, Expression]:
     if len(parts) < len(given):
         raise InputError(f"{_ALLOWED}, not '{text}'")
     for name, formula in parts.items():
-        first, value = (finite_value(formula, {_KEYS: keys}) for keys in (1.0, 2.0))
-        if first is None or value is None or (name != "sink" and not (first >= 0 and value > 0)):
-            what = "a finite number" if name == "sink" else "positive"
-            raise InputError(f"in slot 'scores' the number of {name} must be {what}, not '{formula.text}'")
+        for keys in _TRIED if _KEYS in formula.names else (2.0,):
+            value = finite_value(formula, {_KEYS: keys})
+            if value is None or (name != "sink" and not (value > 0 or (value == 0 and keys == 1))):
+                what = "a finite number" if name == "sink" else "positive"
+                at = f" for n = {keys:.0f}" if _KEYS in formula.names else ""
+                raise InputError(f"in slot 'scores' the number of {name} must be {what}{at}, not '{formula.text}'")
     return {name: parts[name] for name in SCORE_PARTS if name in parts}
 
 

@@ -63,7 +63,8 @@ export function lawOf(slots, norm = "rms") {
   const free = slots.stream === "none";
   const pointwise = norm !== "rms" && norm !== "layer";
   const mapped = ["inner", "output", "stream"].filter((slot) => pointwise && slots[slot] === "norm");
-  let statement = slots.gate === "none" ? "" : GATED;
+  const gated = slots.gate !== "none";
+  let statement = gated ? GATED : "";
   let [speed, radial] = [null, null];
   if (mapped.length) {
     statement = `${norm} as ${mapped.join(" and ")} acts on every component alone and keeps no direction`;
@@ -73,16 +74,18 @@ export function lawOf(slots, norm = "rms") {
     const growth = free && slots.carry.source !== ONE.source ? slots.carry.lessOne() : null;
     radial = new RadialRate(free && slots.output !== "tangent" ? RADIUS.over(speed) : null, growth);
   }
-  const normalised = !free || slots.heads === "qkv";
+  const normalised = !free || (slots.heads === "qkv" && !gated); // a gate reads what q, k and v are made of
   const read = pointwise && slots.readsNorm ? `${norm}(X)` : slots.readsNorm || normalised ? "Θ" : "X";
   const temperature = slots.inputFactor.power([..."qk"].filter((letter) => !slots.heads.includes(letter)).length);
+  const factors = [["β", temperature], ...(gated ? [["W_G", slots.inputFactor]] : [])].filter(([, factor]) => !factor.isOne);
+  const at = factors.map(([name, factor]) => Product.of(name).times(factor).text).join(", ");
   return Object.freeze({
     speed,
     radial,
     known: !mapped.length,
     radiusFixed: !free && !pointwise,
     read,
-    attention: `A_j(${read})${temperature.isOne ? "" : ` at ${Product.of("β").times(temperature).text}`}`,
+    attention: `A_j(${read})${at && ` at ${at}`}`,
     temperature,
     flows: free || !pointwise,
     statement,
