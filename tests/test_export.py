@@ -48,6 +48,7 @@ def logits(model: Transformer, tokens: Tensor) -> Tensor:
         ("peri+softcap(2)", {}, "Gemma2"),
         ("peri+qk", {"tied": True}, "Gemma3Text"),
         ("layer", {"final_norm": "layer"}, "StableLm"),
+        ("sub-ln", {}, "BitNet"),
     ],
 )
 def test_logits_are_the_same_through_transformers(scheme: str, changes: dict[str, Any], family: str, tmp_path: Path) -> None:
@@ -76,6 +77,7 @@ def test_logits_are_the_same_through_transformers(scheme: str, changes: dict[str
         ("dyt", {}, r"has norm=tanh$"),
         ("tangent", {}, "attention.output=tangent"),
         ("ngpt-lerp", {}, "weights=normalised"),
+        ("sub-ln", {"head": 4}, "norms in attention.inner, attention.input, feedforward.inner, feedforward.input; heads=none"),
         ("softcap", {}, r"together: norms in attention.input, feedforward.input; heads=none, norm=rms, scores=softcap\(50\)"),
         ("pre", {"activation": "gelu", "biases": True}, r"has activation='gelu'; biases=True$"),
         ("pre", {"heads": 3}, r"has heads=3 that do not divide dim=16$"),

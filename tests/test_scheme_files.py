@@ -111,6 +111,12 @@ def test_heads_can_be_added_to_any_name() -> None:
     assert find_scheme("mix+qkv").at(11.0, 12.0).attention.heads == "qkv"
 
 
+def test_a_later_stage_needs_no_name_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path, "name = 'two'\nuntil = 0.5\n[attention]\ninput = 'norm'\n[then]\n[then.attention]\nstream = 'norm'")
+    scheme = find_scheme(path)
+    assert [stage.name for stage in scheme.stages] == ["two", "two"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -140,7 +146,6 @@ def test_heads_can_be_added_to_any_name() -> None:
         ("[attention]\nstep = '1/(5-5)'", "step = '1/(5−5)' is not a finite number"),
         ("x = " + "[" * 5000, "not valid TOML"),
         ("until = 0.5\nthen = 3\n[attention]", "a scheme is a table of slots, not 3"),
-        ("until = 0.5\n[attention]\n[then]\n[then.attention]", "'name' is a text, not None"),
         ("[attention]\n" + "".join(f"[{'.'.join(['then'] * n)}.attention]\n" for n in range(1, 17)), "at most 16 stages"),
         ("[attention]\nscores = 'softcap(" + "-" * 1500 + "1)'", "a formula has at most 200 characters"),
     ],

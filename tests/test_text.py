@@ -116,6 +116,18 @@ class TestCorpus:
         assert len(digests) == 1
         assert list(Corpus.at(str(folder), "text").documents()) == texts
 
+    def test_linked_folders_are_read_once_and_hidden_ones_not(self, folder, tmp_path):
+        whole = list(Corpus.at(str(folder), "text").documents())
+        (folder / ".git").mkdir()
+        (folder / ".git" / "object.txt").write_text("no text of the corpus")
+        (folder / "inner" / "loop").symlink_to(folder)
+        linked = tmp_path / "linked"
+        linked.mkdir()
+        (linked / "a").symlink_to(folder)
+        (linked / "b").symlink_to(folder)
+        assert list(Corpus.at(str(folder), "text").documents()) == whole
+        assert list(Corpus.at(str(linked), "text").documents()) == whole
+
     def test_every_document_is_on_one_side_and_copies_on_the_same(self, folder):
         (folder / "copy.txt").write_text((folder / "02.txt").read_text())
         parts = list(Corpus.at(str(folder), "text").parts(0.3))

@@ -277,10 +277,10 @@ def export(
 ) -> Result:
     r"""Write a trained language model as a Hugging Face folder.
 
-    The family of transformers whose blocks have the model's slots: Llama, Qwen3, EXAONE 4, Gemma 2, Gemma 3 or StableLM. What
-    it has no place for, such as a learned step, is folded into its weights. The run folder is the model, with its tokenizer:
-    open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are compared. A model with slots
-    that no family has is refused.
+    The family of transformers whose blocks have the model's slots: Llama, Qwen3, BitNet, EXAONE 4, Gemma 2, Gemma 3 or
+    StableLM. What it has no place for, such as a learned step, is folded into its weights. The run folder is the model, with
+    its tokenizer: open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are compared. A
+    model with slots that no family has is refused.
 
     Example:
         >>> import normscope as ns

@@ -330,7 +330,7 @@ class Verdicts:
         at = runs[runs["depth"] == depth]
         rates = [f"{rate:g}" for rate in self.evidence.rates[depth]]
         beyond = f" {self.depth} layers are deeper than any model trained here."
-        between = f" No model was trained here with {self.depth} layers; those with {depth} stand for it."
+        between = f" No model was trained here with {_count(self.depth, 'layer')}; those with {depth} stand for it."
         other = "" if self.depth == depth else beyond if self.depth > depth else between
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}."
         widths = listed([str(width) for width in sorted(runs["width"].unique())])

@@ -510,8 +510,9 @@ class Model(ABC):
         """A sentence on its scheme and shape."""
         if self.scheme is None:
             return f"{view_text(self)}: no common scheme: {self.scheme_note}."
+        title = f", {self.scheme.title}" if self.scheme.title else ""
         note = f" ({self.scheme_note})" if self.scheme_note else ""
-        return f"{view_text(self)} uses the scheme {self.scheme.name}, {self.scheme.title}{note}: {size_text(self)}."
+        return f"{view_text(self)} uses the scheme {self.scheme.name}{title}{note}: {size_text(self)}."
 
     @property
     def final_norm(self) -> BlockNorm | None:

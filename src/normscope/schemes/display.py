@@ -2,6 +2,7 @@
 
 from html import escape
 
+from normscope.schemes.law import join_stages
 from normscope.schemes.records import scheme_record
 from normscope.schemes.scheme import Scheme
 from normscope.schemes.score_slot import PLAIN
@@ -58,6 +59,7 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
     """What follows from the slots, and what is known of the scheme: label and text."""
     record = scheme_record(scheme)
     feedforward = record["feedforward"]["update"]
+    learned = join_stages(scheme, [_LEARNS[stage.learned] for stage in scheme.stages])
     facts = [
         ("attention", record["update"]),
         ("feed-forward", feedforward),
@@ -68,13 +70,10 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
         ("A_j", record["attention"]),
         ("where", "; ".join([_SYMBOLS, *(text for symbol, text in _INSIDE.items() if symbol in record["speed"])])),
         ("theory", record["statement"]),
-        (
-            "alpha",
-            f"α_t = {record['alpha']}, {_LEARNS[scheme.learned]}" if "α_t" in record["update"] + feedforward else "",
-        ),
+        ("alpha", f"α_t = {record['alpha']}, {learned}" if "α_t" in record["update"] + feedforward else ""),
         ("initial", "" if record["initial"] == "1" else f"W_V, W_O, W_in and W_out times {record['initial']}"),
         ("LayerNorm", _LAYER_NORM if any(stage.norm == "layer" for stage in scheme.stages) else ""),
-        *((stage.norm, _POINTWISE.format(stage.norm)) for stage in scheme.stages if stage.pointwise),
+        *((norm, _POINTWISE.format(norm)) for norm in dict.fromkeys(stage.norm for stage in scheme.stages if stage.pointwise)),
         ("note", record["note"]),
         ("used by", record["users"]),
         *(("paper", paper) for paper in record["papers"]),

@@ -103,7 +103,8 @@ def _scheme(content: Any, other: Callable[[str], Scheme], stage: int = 1) -> Sch
             given[sublayer] = _slots(given[sublayer], sublayer)
     if "then" in given:
         then = given["then"]
-        given["then"] = other(then) if isinstance(then, str) else _scheme(then, other, stage + 1)
+        named = {"name": given.get("name"), **then} if isinstance(then, dict) else then  # a stage needs no name of its own
+        given["then"] = other(then) if isinstance(then, str) else _scheme(named, other, stage + 1)
     for key in ("name", "norm", "learned", "weights", "title", "users", "note"):
         if not isinstance(given.get(key, None if key == "name" else ""), str):
             raise InputError(f"'{key}' is a text, not {given.get(key)!r}")

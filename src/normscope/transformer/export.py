@@ -71,11 +71,13 @@ def _gemma3(config: TransformerConfig) -> dict[str, Any]:
 
 
 _INPUTS = {("attention", "input"): "input_layernorm", ("feedforward", "input"): "post_attention_layernorm"}
+_INNER = {("attention", "inner"): "self_attn.attn_sub_norm", ("feedforward", "inner"): "mlp.ffn_sub_norm"}
 _OUTPUTS = {("attention", "output"): "post_attention_layernorm", ("feedforward", "output"): "post_feedforward_layernorm"}
 _BOTH = {**_OUTPUTS, ("attention", "input"): "input_layernorm", ("feedforward", "input"): "pre_feedforward_layernorm"}
 FAMILIES = (
     Family("Llama", _INPUTS),
     Family("Qwen3", _INPUTS, heads="qk"),
+    Family("BitNet", _INPUTS | _INNER, head_free=False, settings=lambda config: {"hidden_act": "silu"}),
     Family("Exaone4", _OUTPUTS, heads="qk", settings=lambda config: {"sliding_window": None, **_full(config)}),
     Family("Gemma2", _BOTH, capped=True, offset=1.0, embedding=0.5, settings=_gemma),
     Family("Gemma3", _BOTH, heads="qk", offset=1.0, embedding=0.5, settings=_gemma3),
@@ -134,7 +136,7 @@ def _without_family(config: TransformerConfig) -> Iterator[str]:
 
 
 def _slots_without(slots: Slots, config: TransformerConfig) -> Iterator[str]:
-    values = {name: str(getattr(slots, name)) for name in ("inner", "gate", "stream")}
+    values = {name: str(getattr(slots, name)) for name in ("gate", "stream")}
     yield from (f"{name}={value}" for name, value in values.items() if value != "none")
     if slots.output == "tangent":
         yield "output=tangent"
@@ -151,7 +153,7 @@ def _places(stage: Scheme) -> Places:
     """Where a block of the stage has norms."""
     both = (("attention", stage.attention), ("feedforward", stage.feedforward))
     inputs = {(name, "input") for name, slots in both if slots.reads_norm}
-    return Places(inputs | {(name, "output") for name, slots in both if slots.output == "norm"})
+    return Places(inputs | {(name, slot) for name, slots in both for slot in ("inner", "output") if getattr(slots, slot) == "norm"})
 
 
 @torch.no_grad()
@@ -246,6 +248,10 @@ def _sublayer(sublayer: Sublayer, name: str, family: Family) -> Iterator[tuple[s
         assert sublayer.output.gain is not None
         yield outputs, written * sublayer.output.gain() - family.offset
         written = torch.tensor(1.0)
+    if (inner := family.norms.get((name, "inner"))) is not None:
+        assert isinstance(f.inner, Norm)
+        assert f.inner.gain is not None
+        yield inner, f.inner.gain().flatten() - family.offset
     last = written.reshape(-1, 1)
     if isinstance(f, Attention):
         yield from _attention(f, read * gains, last, family)

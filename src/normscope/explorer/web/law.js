@@ -153,9 +153,10 @@ export function factRows(scheme) {
   const record = schemeTexts(scheme);
   const feedforward = record.feedforward.update;
   const inside = Object.entries(INSIDE).filter(([symbol]) => record.speed.includes(symbol));
-  const schedule = `α_t = ${record.alpha}, ${LEARNS[scheme.learned]}`;
+  const schedule = `α_t = ${record.alpha}, ${joinStages(scheme, scheme.stages.map((stage) => LEARNS[stage.learned]))}`;
   const map = (norm) =>
     `gain ⊙ ${norm}(a·x + s) + bias with learned a and s (tanh has no s), in theory ${norm}(√d·x/2)/√d for x of norm 1`;
+  const pointwise = [...new Set(scheme.stages.filter((stage) => stage.pointwise).map((stage) => stage.norm))];
   const facts = [
     ["attention", record.update],
     ["feed-forward", feedforward],
@@ -169,7 +170,7 @@ export function factRows(scheme) {
     ["alpha", (record.update + feedforward).includes("α_t") ? schedule : ""],
     ["initial", record.initial === "1" ? "" : `W_V, W_O, W_in and W_out times ${record.initial}`],
     ["LayerNorm", scheme.stages.some((stage) => stage.norm === "layer") ? LAYER_NORM : ""],
-    ...scheme.stages.filter((stage) => stage.pointwise).map((stage) => [stage.norm, map(stage.norm)]),
+    ...pointwise.map((norm) => [norm, map(norm)]),
     ["note", record.note],
     ["used by", record.users],
     ...record.papers.map((paper) => ["paper", paper]),

@@ -311,7 +311,10 @@ export function parseScheme(dictionary, readers = 0) {
   for (const sublayer of ["attention", "feedforward"]) {
     if (Object.hasOwn(given, sublayer)) given[sublayer] = parseSlots(given[sublayer], sublayer);
   }
-  if (Object.hasOwn(given, "then")) given.then = parseScheme(given.then, readers + 1);
+  if (Object.hasOwn(given, "then")) {
+    const named = isTable(given.then) ? { name: given.name, ...given.then } : given.then; // a stage needs no name of its own
+    given.then = parseScheme(named, readers + 1);
+  }
   for (const key of TEXTS) {
     if (typeof (given[key] ?? (key === "name" ? null : "")) !== "string") {
       throw new InputError(`'${key}' is a text, not ${repr(given[key])}`);

@@ -4,6 +4,7 @@ A file of text is one document; a row of a Parquet or Arrow file is one. Nothing
 rows, at a time.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,7 +127,7 @@ def _files_in(folder: Path, source: str) -> list[Path]:
     if state.is_file():
         names = [str(each.get("filename")) for each in _listed(state, "_data_files", dict)]
         return [regular_file(folder / Path(name).name, "file of the dataset") for name in names]
-    present = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    present = sorted(_present(folder))
     for suffixes in (_TABLES, (".txt",)):
         chosen = [path for path in present if path.suffix.lower() in suffixes]
         if chosen:
@@ -134,6 +135,18 @@ def _files_in(folder: Path, source: str) -> list[Path]:
     if not present:
         raise InputError(f"there are no files in the corpus '{source}'")
     return present
+
+
+def _present(folder: Path) -> Iterator[Path]:
+    """All files below a folder, linked folders included, but none whose name or folder is hidden."""
+    entered = set[Path]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        here = Path(place)
+        again = here.resolve() in entered  # by another link, or a link to a folder around it
+        folders[:] = [] if again else sorted(name for name in folders if not name.startswith("."))
+        if not again:
+            entered.add(here.resolve())
+            yield from (here / name for name in names if not name.startswith(".") and (here / name).is_file())
 
 
 def _listed(file: Path, key: str, kind: type) -> list[Any]:
