@@ -104,7 +104,7 @@ class Law:
 
     @property
     def attention(self) -> str:
-        """Where A_j is evaluated: ``A_j(Θ)``, ``A_j(X)``, or ``A_j(Θ) at β/(t+1)``, with a gate ``A_j(Θ) at β/(t+1), W_G/√(t+1)``."""
+        """Where A_j is evaluated: ``A_j(Θ)``, ``A_j(X)``, ``A_j(Θ) at β/(t+1)``; with a gate ``… at β/(t+1), W_G/√(t+1)``."""
         factors = {"β": self.temperature, "W_G": self.gate}
         at = ", ".join(f"{Product.of(name) * factor}" for name, factor in factors.items() if factor != Product())
         return f"A_j({self.read})" + f" at {at}" * bool(at)

@@ -153,7 +153,8 @@ def _places(stage: Scheme) -> Places:
     """Where a block of the stage has norms."""
     both = (("attention", stage.attention), ("feedforward", stage.feedforward))
     inputs = {(name, "input") for name, slots in both if slots.reads_norm}
-    return Places(inputs | {(name, slot) for name, slots in both for slot in ("inner", "output") if getattr(slots, slot) == "norm"})
+    later = {(name, slot) for name, slots in both for slot in ("inner", "output") if getattr(slots, slot) == "norm"}
+    return Places(inputs | later)
 
 
 @torch.no_grad()

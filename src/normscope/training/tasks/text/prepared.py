@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,21 @@ from normscope.machine.memory import available
 from normscope.runs import fingerprint, locked
 from normscope.training.tasks.task import Advance
 from normscope.training.tasks.text.corpus import Corpus
-from normscope.training.tasks.text.tokenizing import END, TokenBytes, TokenizerFile, encoded, loaded, size_of, trained, unknown_id
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from normscope.training.tasks.text.tokenizing import (
+    END,
+    TokenBytes,
+    TokenizerFile,
+    encoded,
+    loaded,
+    size_of,
+    trained,
+    unknown_id,
+)
 
 PARTS: tuple[str, str] = ("training", "held-out")
 _ABOUT, _TOKENIZER, _SIZES = "about.json", "tokenizer.json", ".sizes.bin"
 _BYTES = np.dtype(np.uint16)
+_MOST_BYTES = np.iinfo(_BYTES).max
 _FORMAT = 1
 _PATIENCE = 3600.0  # seconds to wait for another process that prepares the same corpus
 _LONGEST = 1 << 20  # characters of a document that are encoded at once
@@ -208,12 +215,11 @@ class _Preparation:
             files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
             pieces, copies = tee(_pieces(self._parts("tokenizing")))
             for piece, ids in zip(pieces, encoded(tokenizer, (copy.text for copy in copies)), strict=True):
-                row = np.array(ids, dtype=np.int64)
-                sizes, lost = weighed.of(piece.text, row)
-                if piece.ends:
-                    row, sizes = np.append(row, last), np.append(sizes, 0)
+                row = np.array([*ids, last] if piece.ends else ids, dtype=np.int64)
+                sizes, lost = weighed.of(piece.text, row[: len(ids)])
+                sizes = np.pad(sizes, (0, int(piece.ends)))  # the end of a document has no bytes
                 files[f"{piece.part}.bin"].write(row.astype(dtype).tobytes())
-                files[f"{piece.part}{_SIZES}"].write(sizes.clip(max=np.iinfo(_BYTES).max).astype(_BYTES).tobytes())
+                files[f"{piece.part}{_SIZES}"].write(sizes.clip(max=_MOST_BYTES).astype(_BYTES).tobytes())
                 unknowns += int((row == unknown).sum()) if unknown is not None else 0
                 dropped, characters = dropped + lost, characters + len(piece.text)
                 count = counts[piece.part]

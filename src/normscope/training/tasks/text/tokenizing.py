@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 END = "<|endoftext|>"
 _ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
 _FILE = "tokenizer.json"
+_WIDER = (0x80, 0x800, 0x10000)  # the first characters of two, three and four bytes
 _REMOVABLE = "MZC"  # categories of characters that a tokenizer may remove: combining marks, blanks, controls
 
 
@@ -147,7 +148,8 @@ class TokenBytes:
         if sizes.sum() == len(text.encode()):
             return sizes, 0
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-        widths = 1 + sum((points >= least).astype(np.int64) for least in (0x80, 0x800, 0x10000))
+        places = np.zeros(len(text) + 1, dtype=np.int64)  # the bytes before each character
+        places[1:] = (1 + np.searchsorted(_WIDER, points, side="right")).cumsum()
         offsets = np.array(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
         changes = np.zeros(len(text) + 1, dtype=np.int64)
         np.add.at(changes, offsets[:, 0], 1)
@@ -157,7 +159,7 @@ class TokenBytes:
             return sizes, dropped
         ends = np.maximum.accumulate(offsets[:, 1])
         ends[-1] = len(text)
-        return np.diff(np.concatenate(([0], widths.cumsum()))[ends], prepend=0), dropped
+        return np.diff(places[ends], prepend=0), dropped
 
 
 def _groups(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
