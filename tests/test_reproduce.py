@@ -81,6 +81,14 @@ def test_figure_3_is_reproduced_by_its_own_schedule_alone() -> None:
     found = figure_3(Request())
     assert found.verdict == WITH_REMARK
     assert max(r.rms for r in found.residuals if r.quantity.startswith("a:")) < 0.001
+    spikes = {r.quantity: r for r in found.residuals if r.curve == "mixed" and "s of γ̇" in r.quantity}
+    troughs, peaks = spikes["b: troughs of γ̇ above 0.02"], spikes["b: peaks of γ̇ above 0.02"]
+    assert (troughs.points, troughs.agrees, peaks.points, peaks.agrees) == (9, True, 16, None)
+    assert troughs.rms < 0.001
+    speeds = next(each for each in found.panels if each.title == "Figure 3b")
+    drawn = next(curve for curve in speeds.curves if curve.name == "mixed" and not curve.published)
+    fine = path_of(NAMED["ngpt"], "mixed")
+    assert max(drawn.y) == fine["speed"].max()  # no tip is cut
     readings = published("2-fig3-gamma")
     power = readings[readings["alpha"] == "pow"]
     other = residual("power", "γ", power, path_of(NAMED["ngpt"], "linear"), ("time", "gamma", "gamma"), between=True)
@@ -226,6 +234,36 @@ def test_unfinished_experiments_of_other_entries_are_kept(here: Path, capsys: py
     assert kept.exists()
 
 
+def test_what_an_interrupted_all_left_is_removed_once_its_entry_is_complete(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [replace(find_entries(("2:fig5d",))[0], make=lambda request: panel("5d", replace(request, runs=2)))]
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: entries)
+    monkeypatch.setattr("normscope.papers.reproduce._remove", lambda experiments, folder: None)  # as if it were killed
+    assert run(capsys, "reproduce", "--all", "--out", "g")[0] == 0
+    (here / "g" / "unfinished" / "of-another-entry").mkdir()
+    assert len(list((here / "g" / "unfinished").iterdir())) > 1
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: entries)
+    assert "complete already" in run(capsys, "reproduce", "--all", "--out", "g")[2]
+    assert [path.name for path in (here / "g" / "unfinished").iterdir()] == ["of-another-entry"]
+
+
+def test_all_leaves_out_what_cannot_measure_a_model(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = ("1:fig1", "2:speeds", "3:fig3")
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: find_entries(names or some))
+    status, _, err = run(capsys, "reproduce", "--all", "--model", "package:smollm2", "--out", "g")
+    assert status == 0
+    assert "left out: 1:fig1: 'package:smollm2' is no folder" in err
+    assert list(ns.load("g").tables["entries"]["entry"]) == ["2:speeds", "3:fig3"]
+    status, _, err = run(capsys, "reproduce", "3:fig3", "--model", "package:smollm2,builtin:addition-small-pre", "--out", "h")
+    assert status == 2
+    assert "figures of paper 3 are of one model; give one of them" in err
+
+
 def test_a_model_counts_once_however_its_path_is_written(here: Path) -> None:
     for name in ("a", "b"):
         ns.train("tiny", set={"layers": 1, "dim": 16, "heads": 2, "head": 8, "batch": 8, "examples": 8, "test_examples": 8},
@@ -253,6 +291,7 @@ def test_the_list_has_the_last_verdict(here: Path, capsys: pytest.CaptureFixture
         (("2:speeds", "--runs", "5"), "--runs has no meaning for 2:speeds; it belongs to 2:fig4"),
         (("2:fig2", "--model", "gpt2"), "--model has no meaning for 2:fig2"),
         (("3:table1", "--model", "./nowhere"), "nowhere"),
+        (("--out", "g"), "--out g has no meaning here: nothing is saved"),
     ],
 )
 def test_mistakes_are_one_line(

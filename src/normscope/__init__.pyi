@@ -519,7 +519,7 @@ def reproduce(
     r"""Make a paper's figure or table, beside what was published.
 
     Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to a minute on two idle cores; --full is the published scale. The folder is a
+    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The folder is a
     gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all resumes.
 
     Example:
@@ -530,7 +530,7 @@ def reproduce(
     Args:
         entries: Figures and tables to make: 2:fig5a, or 2 for all of a paper. Without any: a list.
         everything: Make all of them; those that are complete in the folder are not made again.
-        full: At the published scale: minutes on a GPU, hours on a CPU.
+        full: At full scale, as the list says: minutes on a GPU, hours on a CPU.
         runs: Number of runs of an ensemble.
         model: Comma-separated models to measure, for papers 1 and 3.
         seed: Seed of everything random.

@@ -35,7 +35,7 @@ class Request:
         folder: where experiments are saved, so that an interrupted entry resumes; None keeps nothing.
         progress: receives how far it is.
         took: seconds that experiments took by their names, shared by the entries of a command.
-        earlier: of those, what this entry did not wait for because the results were there already.
+        earlier: the experiments of this entry, each with the seconds that it did not wait for because a result was there.
     """
 
     full: bool = False
@@ -46,7 +46,7 @@ class Request:
     folder: Path | None = None
     progress: Progress = SILENT
     took: dict[str, float] = field(default_factory=dict)
-    earlier: list[float] = field(default_factory=list)
+    earlier: dict[str, float] = field(default_factory=dict)
 
     def record(self, takes: Iterable[str] = ("full", "runs", "model")) -> dict[str, Any]:
         """What the outcome of an entry depends on that takes these settings."""
@@ -60,7 +60,7 @@ class Request:
         result = completed(experiment, folder, self.progress)
         waited = time.monotonic() - began
         took = self.took.setdefault(name, waited if folder is None else open_run(folder).description["seconds"])
-        self.earlier.append(max(0.0, took - waited))
+        self.earlier[name] = self.earlier.get(name, 0.0) + max(0.0, took - waited)
         return result
 
 
@@ -218,13 +218,14 @@ def judge(checks: Iterable[Value | Residual], remark: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """An entry that was made: what it came to, how, and how long it took."""
+    """An entry that was made: what it came to, how, how long it took, and the names of the experiments that it ran."""
 
     entry: Entry
     reproduction: Reproduction
     request: Mapping[str, Any]
     seconds: float
     date: str
+    experiments: Iterable[str] = ()
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -235,7 +236,7 @@ class Made:
             "settings": found.settings, "needs": entry.needs, "full": entry.full,
             "command": entry.command(self.request), "commands": "\n".join(entry.commands),
             "request": json.dumps(dict(self.request)), "device": self.request["device"],
-            "seconds": round(self.seconds, 1), "date": self.date,
+            "seconds": round(self.seconds, 1), "date": self.date, "experiments": "\n".join(self.experiments),
         }  # fmt: skip
         values = [_text_values({**owner, **asdict(value), "agrees": value.agrees}) for value in found.values]
         residuals = [{**owner, **asdict(residual), "agrees": residual.agrees} for residual in found.residuals]

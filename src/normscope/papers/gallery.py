@@ -97,12 +97,13 @@ def _values(table: pd.DataFrame) -> PageTable | None:
             row["quantity"],
             _with_error(row["published"], row["published_error"]),
             _with_error(row["measured"], row["measured_error"]),
+            _limit(row["allowed"]) if row["agrees"] is not None else "–",
             _agrees(row["agrees"]),
             row["source"],
         )
         for row in plain_rows(table)
     )
-    return PageTable("Values", ("quantity", "published", "measured", "agrees", "source"), cells)
+    return PageTable("Values", ("quantity", "published", "measured", "limit", "agrees", "source"), cells)
 
 
 def _residuals(table: pd.DataFrame) -> PageTable | None:
@@ -115,7 +116,7 @@ def _residuals(table: pd.DataFrame) -> PageTable | None:
             f"{row['rms']:.2g}",
             f"{row['largest']:.2g}",
             str(row["points"]),
-            "–" if row["allowed"] is None else f"{row['allowed']:.2g}",
+            _limit(row["allowed"]),
             f"{row['noise']:.2g}" if row["noise"] else "–",
             _agrees(row["agrees"]),
             row["source"],
@@ -159,6 +160,11 @@ def _line(name: str, published: bool, rows: pd.DataFrame) -> Line:
 
 def _with_error(value: str, error: float) -> str:
     return f"{value} ± {error:.2g}" if error and value else value or "–"
+
+
+def _limit(allowed: float | None) -> str:
+    """How far apart both may be, besides their errors; texts have to be the same."""
+    return "–" if not allowed else f"{allowed:.2g}"
 
 
 def _agrees(value: bool | None) -> str:

@@ -44,8 +44,9 @@ class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
     Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to a minute on two idle cores; --full is the published scale. The folder is a
-    gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all resumes.
+    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The
+    folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all
+    resumes.
 
     Example:
         >>> import normscope as ns
@@ -72,7 +73,7 @@ class Reproduce(Seeded):
     everything: bool = setting(
         False, "Make all of them; those that are complete in the folder are not made again.", option="--all"
     )
-    full: bool = setting(False, "At the published scale: minutes on a GPU, hours on a CPU.")
+    full: bool = setting(False, "At full scale, as the list says: minutes on a GPU, hours on a CPU.")
     runs: int | None = setting(None, "Number of runs of an ensemble.", shown="some, for a minute; 100,000 with full=True", ge=2)
     model: Names | None = setting(
         None, "Comma-separated models to measure, for papers 1 and 3.", shown="the models of the package"
@@ -146,14 +147,30 @@ class Reproduce(Seeded):
             tables = {"entries": listing(FOLDER)}
             return Result(type(self), {**self.record, "list": True}, tables, f"{len(tables['entries'])} figures and tables")
         request = replace(self.request, folder=_work(folder), progress=progress)
-        made = {entry.id: self._made(entry, replace(request, earlier=[]), folder) for entry in self.chosen}
+        made = dict(self._all_made(request, folder))
         if folder is not None:
             made = {**saved_entries(folder), **made}
-            _remove(request.took, run_path(folder) / _UNFINISHED)
+            _remove({name for tables in made.values() for name in _experiments(tables)}, run_path(folder) / _UNFINISHED)
         tables = merged([made[name] for name in all_entries() if name in made])
         summary = f"{len(tables['entries'])} figures and tables; seed {self.seed}"
         configuration = {**self.record, "list": False}
         return Result(type(self), configuration, tables, summary, self.seed, self.device)
+
+    def _all_made(self, request: Request, folder: Path | None) -> Iterator[tuple[str, Tables]]:
+        """The entries that were chosen; of all, those that a model given does not fit are left out, unless none is left."""
+        fitting, refused = 0, None
+        for entry in self.chosen:
+            measures = bool(request.models) and "model" in entry.takes
+            try:
+                yield entry.id, self._made(entry, replace(request, earlier={}), folder)
+                fitting += measures
+            except InputError as error:
+                if not (self.everything and measures):
+                    raise
+                request.progress.message(f"left out: {entry.id}: {error}")
+                refused = error
+        if refused is not None and not fitting:
+            raise refused
 
     def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""
@@ -167,8 +184,8 @@ class Reproduce(Seeded):
         progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
         began, started = time.monotonic(), datetime.now(UTC)
         found = entry.make(request)
-        seconds = time.monotonic() - began + sum(request.earlier)
-        tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat()).tables
+        seconds = time.monotonic() - began + sum(request.earlier.values())
+        tables = Made(entry, found, record, seconds, datetime.now(UTC).date().isoformat(), request.earlier).tables
         if path is not None:
             with new_run(
                 path, self.command, record, seed=self.seed, device=self.device, started=started, overwrite=True
@@ -224,6 +241,12 @@ class Reproduce(Seeded):
 def _work(folder: Path | None) -> Path | None:
     """Where the experiments of entries are kept until all requested entries are made."""
     return None if folder is None else run_path(folder) / _UNFINISHED
+
+
+def _experiments(tables: Tables) -> list[str]:
+    """The experiments that a saved entry ran; older galleries do not name them."""
+    entries = tables["entries"]
+    return entries["experiments"].iloc[0].splitlines() if "experiments" in entries else []
 
 
 def _remove(experiments: Iterable[str], folder: Path) -> None:

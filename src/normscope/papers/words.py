@@ -2,13 +2,14 @@
 
 import tomllib
 import unicodedata
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import resources
 from typing import Any
 
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.experiments.result import Result
 from normscope.experiments.words import Words
 from normscope.models import Model, open_model
@@ -28,12 +29,11 @@ _DISTANCES = {  # setting → mean and standard deviation of the ℓ2 and the co
     "scaled": (2.413, 1.862, 0.0, 0.0),
     "centred and scaled": (14.591, 1.469, 0.150, 0.035),
 }
+_MEAN_NORM = 3.959
 _TOP = ("the", ",", "and", "a", "in")  # top 5 by scaled norm and bias
 _SAME = (1, 5, 10)  # heads of block 0 that return the word itself
 _EXAMPLES = {(7, "time"): ("Show", "bed", "Movie"), (3, "world"): ("under", "Nether", "Fort")}  # head and word → nearest keys
 _MINUTES = {"queries": "up to a minute", "values": "up to a minute"}  # of probes that score heads
-_MIDDLE = "middle"
-_BLOCKS = {"first": 0, _MIDDLE: _MIDDLE, "last": -1}
 _SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
 _PUNCTUATION, _IDENTITY = "punctuation", "near-identity"
 _THEMES = {  # head of block 11 → what its singular vectors are said to hold
@@ -54,61 +54,72 @@ def _model(name: str, device: str) -> Model:
     return open_model(name, device)
 
 
-def _run(request: Request, probe: str, text: str | None = None, **settings: Any) -> tuple[Result, bool]:
-    """A probe of the model, and whether the model has the shape of GPT-2."""
+@dataclass(frozen=True)
+class _Probed:
+    """A probe of a model, whether the model has the shape of GPT-2, and what was probed."""
+
+    result: Result
+    gpt2: bool
+    settings: str
+
+
+def _run(request: Request, probe: str, text: str | None = None, block: str = "", **settings: Any) -> _Probed:
+    """A probe of the model, of all of it or of the first, the middle or the last block."""
+    if len(request.models) > 1:
+        raise InputError(f"model={','.join(request.models)}: figures of paper 3 are of one model; give one of them")
     model = _model(request.models[0] if request.models else _DEFAULT, request.device)
-    if settings.get("layer") == _MIDDLE:
-        settings["layer"] = (model.layers - 1) // 2  # 5 of GPT-2's 12
+    where = ""
+    if block:
+        last = model.layers - 1
+        settings["layer"] = {"first": 0, "middle": last // 2, "last": last}[block]  # 0, 5 and 11 of GPT-2
+        where = f"; block {settings['layer']} of 0 to {last}"
     given = {"seed": request.seed, "device": request.device, **({"text": text} if text else {}), **settings}
     result = request.run(Words(model=model, probe=probe, **given))
-    return result, all(getattr(model, name) == size for name, size in _GPT2.items())
+    gpt2 = all(getattr(model, name) == size for name, size in _GPT2.items())
+    return _Probed(result, gpt2, result.summary + where)
 
 
 def _finish(
-    gpt2: bool,
-    values: list[Value],
-    remark: str,
-    settings: str,
-    panels: tuple[Panel, ...] = (),
-    ours: bool = False,
+    probed: _Probed, values: list[Value], remark: str, panels: tuple[Panel, ...] = (), ours: bool = False
 ) -> Reproduction:
     """Compared where the model is GPT-2; else published values stand beside those of another model.
 
     ``ours``: the criteria of what is compared are ours, which is a remark.
     """
-    if not gpt2:
+    if not probed.gpt2:
         values = [replace(value, allowed=None) for value in values]
-    text = " ".join(filter(None, ("" if gpt2 else _OTHER, remark)))
-    return Reproduction(judge(values, remark=ours) if gpt2 else NOT_RUN, text, settings, tuple(values), panels=panels)
+    text = " ".join(filter(None, ("" if probed.gpt2 else _OTHER, remark)))
+    verdict = judge(values, remark=ours) if probed.gpt2 else NOT_RUN
+    return Reproduction(verdict, text, probed.settings, tuple(values), panels=panels)
 
 
 def distances(request: Request) -> Reproduction:
     """ℓ2 and cosine distance between the normalised embeddings and the embeddings, as they are, centred and scaled."""
-    result, gpt2 = _run(request, "embeddings")
-    values = []
-    for row in plain_rows(result.tables["distances"]):
+    probed = _run(request, "embeddings")
+    embeddings = _model(request.models[0] if request.models else _DEFAULT, request.device).embeddings
+    norm = float(embeddings.double().norm(dim=1).mean())
+    values = [Value("mean norm of embeddings", _MEAN_NORM, norm, allowed=0.001)]
+    for row in plain_rows(probed.result.tables["distances"]):
         l2, l2_std, cosine, cosine_std = _DISTANCES[row["setting"]]
         for what, published, own in (
             ("mean ℓ2", l2, row["l2_mean"]), ("std of ℓ2", l2_std, row["l2_std"]),
             ("mean cosine distance", cosine, row["cosine_mean"]), ("std of the cosine distance", cosine_std, row["cosine_std"]),
         ):  # fmt: skip
             values.append(Value(f"{row['setting']}: {what}", published, own, allowed=0.001))
-    remark = "Distances below 0.001 are published as such and stand as 0."
-    return _finish(gpt2, values, remark, result.summary)
+    return _finish(probed, values, "Distances below 0.001 are published as such and stand as 0.")
 
 
 def extremes(request: Request) -> Reproduction:
     """Tokens at the top and bottom by norm, and by norm and bias score with and without the gain of the final norm."""
-    result, gpt2 = _run(request, "embeddings")
-    table = result.tables["extremes"]
+    probed = _run(request, "embeddings")
+    table = probed.result.tables["extremes"]
     values = []
     for (score, end), rows in table.groupby(["score", "end"], sort=False):
         tokens = [str(text).strip() for text in rows.sort_values("rank")["text"]]
         published = ", ".join(f"“{token}”" for token in _TOP) if _is_published(str(score), str(end), table) else None
         listed = ", ".join(f"“{token}”" for token in tokens[:5])
         values.append(Value(f"{score}, {end} 5", published, listed, allowed=0.0 if published else None))
-    remark = "Of the published table the package holds one column: the top 5 by scaled norm and bias."
-    return _finish(gpt2, values, remark, result.summary)
+    return _finish(probed, values, "Of the published table the package holds one column: the top 5 by scaled norm and bias.")
 
 
 def _is_published(score: str, end: str, table: pd.DataFrame) -> bool:
@@ -117,7 +128,8 @@ def _is_published(score: str, end: str, table: pd.DataFrame) -> bool:
 
 def queries(block: str, request: Request) -> Reproduction:
     """What the heads of a block attend to, for words: nearest keys, and the scores of heads over 100 nouns."""
-    result, gpt2 = _run(request, "queries", layer=_BLOCKS[block])
+    probed = _run(request, "queries", block=block)
+    result = probed.result
     nearest, values = result.tables["nearest"], _scores(result)
     if block == "first":
         values += _same_words(result.tables["heads"]) if "heads" in result.tables else []
@@ -127,12 +139,13 @@ def queries(block: str, request: Request) -> Reproduction:
         for (head, word), published in _EXAMPLES.items():
             own = _nearest(nearest, head, word)
             values.append(Value(f"head {head}: “{word}” → nearest keys", ", ".join(published), ", ".join(own[:3]) or None))
-    return _block_outcome(gpt2, values, result, block)
+    return _block_outcome(probed, values, block)
 
 
 def value_outputs(block: str, request: Request) -> Reproduction:
     """What the heads of a block write, for words: nearest tokens after the update, and the scores of heads over 100 nouns."""
-    result, gpt2 = _run(request, "values", layer=_BLOCKS[block])
+    probed = _run(request, "values", block=block)
+    result = probed.result
     values = _scores(result)
     for word in ("time", "world"):
         rows = result.tables["nearest"]
@@ -142,7 +155,7 @@ def value_outputs(block: str, request: Request) -> Reproduction:
     norms = result.tables["updates"]
     largest = norms[norms["head"].notna()].groupby("head")["norm"].mean().max()
     values.append(Value("largest mean norm of a head's update", None, float(largest), allowed=None))
-    return _block_outcome(gpt2, values, result, block)
+    return _block_outcome(probed, values, block)
 
 
 def _scores(result: Result) -> list[Value]:
@@ -172,19 +185,19 @@ def _nearest(table: pd.DataFrame, head: int, word: str) -> list[str]:
     return [str(text).strip() for text in rows["nearest_text"]]
 
 
-def _block_outcome(gpt2: bool, values: list[Value], result: Result, block: str) -> Reproduction:
+def _block_outcome(probed: _Probed, values: list[Value], block: str) -> Reproduction:
     partly = "" if block == "first" else "The package holds no published values of this block."
     remark = " ".join(filter(None, (_SCORED, partly)))
-    found = _finish(gpt2, values, remark, result.summary, ours=block == "first")
-    if gpt2 and not any(value.agrees is not None for value in values):
+    found = _finish(probed, values, remark, ours=block == "first")
+    if probed.gpt2 and not any(value.agrees is not None for value in values):
         return Reproduction(NO_NUMBERS, found.remark, found.settings, found.values)
     return found
 
 
 def singular(request: Request) -> Reproduction:
     """Tokens nearest to the singular vectors of W_VO of the last block, counted by the themes that the paper reports."""
-    result, gpt2 = _run(request, "singular", layer=-1, vectors=_VECTORS)
-    table, values = result.tables["singular"], []
+    probed = _run(request, "singular", block="last", vectors=_VECTORS)
+    table, values = probed.result.tables["singular"], []
     counts = theme_counts(table)
     for head, theme in _THEMES.items():
         most = counts[theme].max()
@@ -203,7 +216,7 @@ def singular(request: Request) -> Reproduction:
         "right vectors of a head, by lists of words that are ours (the paper has none); punctuation are tokens of "
         "punctuation marks and symbols; near-identity counts vectors whose nearest key and nearest value are the same word."
     )
-    return _finish(gpt2, values, remark, result.summary, ours=True)
+    return _finish(probed, values, remark, ours=True)
 
 
 def theme_counts(table: pd.DataFrame) -> pd.DataFrame:
@@ -235,8 +248,8 @@ def _theme_words() -> dict[str, frozenset[str]]:
 
 def journey(request: Request) -> Reproduction:
     """The trajectory of "one" in the sentence, in the full space."""
-    result, gpt2 = _run(request, "journey", _SENTENCE, token=-2)
-    table = result.tables["journey"]
+    probed = _run(request, "journey", _SENTENCE, token=-2)
+    table = probed.result.tables["journey"]
     start, end = str(table["nearest_text"].iloc[0]).strip(), str(table["predicted_text"].iloc[-1]).strip()
     values = [
         Value("nearest embedding at the start", "one", start),
@@ -255,7 +268,7 @@ def journey(request: Request) -> Reproduction:
         "The published picture is a UMAP projection to three dimensions, in which a path can be an artefact; compared are its "
         "two ends, and the path is measured in the full space (normscope words MODEL journey --map umap draws the projection)."
     )
-    return _finish(gpt2, values, remark, result.summary, (panel,))
+    return _finish(probed, values, remark, (panel,))
 
 
 def _layers(table: pd.DataFrame) -> str:
@@ -264,10 +277,10 @@ def _layers(table: pd.DataFrame) -> str:
 
 def geometry(figure: str, request: Request) -> Reproduction:
     """Pictures of the norm on points in space, of gain and bias on the circle, and of one head's update."""
-    result, _ = _run(request, "geometry", layer=0, word="time")
-    values, panels = {"fig2": _norm_points, "fig3": _norm_curves, "fig4": _head_update}[figure](result)
+    probed = _run(request, "geometry", block="first", word="time")
+    values, panels = {"fig2": _norm_points, "fig3": _norm_curves, "fig4": _head_update}[figure](probed.result)
     remark = "A picture without numbers: nothing can be compared. normscope words MODEL geometry draws all three."
-    return Reproduction(NO_NUMBERS, remark, result.summary, tuple(values), panels=tuple(panels))
+    return Reproduction(NO_NUMBERS, remark, probed.settings, tuple(values), panels=tuple(panels))
 
 
 def _norm_points(result: Result) -> tuple[list[Value], list[Panel]]:
