@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models.foreign import library_errors
 from normscope.models.observe import Sample
+from normscope.transformer import Transformer
 
 _TOKENS, _ROWS = 8, 2
 TOKEN_INPUT = "input_ids"
@@ -37,6 +38,11 @@ def main_input(model: nn.Module) -> str | None:
 def is_of_library(model: Any) -> bool:
     """Whether a module has a configuration of the ``transformers`` library."""
     return hasattr(getattr(model, "config", None), "get_text_config")
+
+
+def states_its_input(model: Any) -> bool:
+    """Whether a module says what it reads: a model of the ``transformers`` library, or of normscope."""
+    return is_of_library(model) or isinstance(model, Transformer)
 
 
 def is_encoder_decoder(model: Any) -> bool:

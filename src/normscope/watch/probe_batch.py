@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
-from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, tokens_known
+from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, states_its_input, tokens_known
 from normscope.models.wrapped import unwrapped
-from normscope.transformer import Transformer
 
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _FEATURES = ("pixel_values", "input_features", "input_values")
@@ -54,8 +53,7 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
 def open_with(model: nn.Module, probe: Any, example: Tensor | None, **view: Any) -> Model:
     """The model, opened with an example; else a module whose configuration does not say what it reads, with the probe."""
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
-    known = is_of_library(inner) or isinstance(inner, Transformer) or not isinstance(inner, nn.Module)
-    if example is not None or known or isinstance(probe, Sample):
+    if example is not None or states_its_input(inner) or isinstance(probe, Sample) or not isinstance(inner, nn.Module):
         return open_awake(model, example=example, **view)
     needed = [each.name for each in signature(inner.forward).parameters.values() if each.default is Parameter.empty]
     needed = [name for name in needed if name not in ("args", "kwargs")]
