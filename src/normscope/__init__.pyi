@@ -519,8 +519,9 @@ def reproduce(
     r"""Make a paper's figure or table, beside what was published.
 
     Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The folder is a
-    gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all resumes.
+    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The
+    folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all
+    resumes.
 
     Example:
         >>> import normscope as ns
