@@ -4,7 +4,7 @@
     python benchmarks/language_models.py train --seconds 540 --out DIR         # as many runs as fit, on a GPU or the cores
     python benchmarks/language_models.py train --edges --seconds 540 --out DIR # the next rate where the best is at the edge
     python benchmarks/language_models.py train --close --seconds 540 --out DIR # another seed where losses are close
-    python benchmarks/language_models.py merge DIR ...                         # results of sessions into the data files
+    python benchmarks/language_models.py merge DIR ...                         # results of several folders into the data files
     python benchmarks/language_models_compare.py                               # how far both agree
 
 The plan is ``examples/sweeps/language-models.toml``. ``train`` executes it as one ``normscope sweep`` without the runs that
@@ -34,7 +34,7 @@ import torch
 
 import normscope as ns
 from normscope.experiments.criteria import CRITERIA, theory_table
-from normscope.experiments.trained import CELL, PREDICTIONS, RUNS, Evidence
+from normscope.experiments.trained import CELL, COSTS, PREDICTIONS, RUNS, Evidence
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
 from normscope.models import Sample
@@ -299,6 +299,12 @@ def cell_of(result: Any) -> tuple[Any, ...]:
     return key_of({**result.configuration["recipe"], "scheme": result.configuration["model"]["scheme"]["name"]})
 
 
+def costs_of(costs: "pd.Series[float]") -> dict[str, float]:
+    """Rise of the loss without a block: the first, the mean over all others, and over the last third."""
+    later, late = costs.iloc[1:], costs.tail(max(1, len(costs) // 3))
+    return dict(zip(COSTS, (costs.iloc[0], later.mean(), late.mean()), strict=True))
+
+
 def results_of(path: Path, device: str) -> dict[str, pd.DataFrame]:
     """The small tables of a finished run: its row, blocks, curve and watch, each with the cell of the run."""
     result = ns.load(path)
@@ -317,14 +323,12 @@ def results_of(path: Path, device: str) -> dict[str, pd.DataFrame]:
         "diverged_step": None if diverged is None else int(diverged["step"]),
         "seconds": last["seconds"],
         "tokens_per_second": tokens / last["seconds"],
-        "block_cost": None,
-        "late_block_cost": None,
+        **dict.fromkeys(COSTS),
     }
     blocks = pd.DataFrame()
     if diverged is None:
         blocks = skipped_blocks(path, device)
-        costs = blocks["loss_change"]
-        row |= {"block_cost": costs.mean(), "late_block_cost": costs.tail(max(1, len(costs) // 3)).mean()}
+        row |= costs_of(blocks["loss_change"])
     tables = {
         RUNS: pd.DataFrame([row]),
         BLOCKS: blocks,

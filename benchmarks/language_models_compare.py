@@ -30,6 +30,7 @@ OUTCOMES = {  # column of the outcomes: the factor that makes small values good
     "loss": 1.0,
     "rate": -1.0,
     "failed": 1.0,
+    "first_block_cost": -1.0,
     "late_block_cost": -1.0,
     "late_share": -1.0,
 }

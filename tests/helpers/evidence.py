@@ -17,7 +17,13 @@ UNIGRAM = 7.0
 def row(scheme: str, depth: int, rate: float, loss: float, seed: int = 100, diverged: int | None = None) -> dict[str, object]:
     """A run as the table of runs has it."""
     about = {"width": 256, "context": 512, "tokens": 50_000_000, "train_loss": loss, "unigram_loss": UNIGRAM, "seconds": 60.0}
-    costs = {"block_cost": 0.2, "late_block_cost": 0.2 / depth, "bits_per_byte": loss / 2, "tokens_per_second": 8e5}
+    costs = {
+        "first_block_cost": 5.0,
+        "later_block_cost": 0.2,
+        "late_block_cost": 0.2 / depth,
+        "bits_per_byte": loss / 2,
+        "tokens_per_second": 8e5,
+    }
     cell = {"scheme": scheme, "depth": depth, "rate": rate, "seed": seed}
     return {**cell, **about, **costs, "loss": math.nan if diverged else loss, "diverged_step": diverged}
 

@@ -34,10 +34,11 @@ SAFE, SLOW, UNTUNED, SOME, FAILS = "safe", "slow", "not tuned here", "fails in s
 RUNS, PREDICTIONS, PUBLISHED = "language-models.csv", "language-models-predictions.csv", "published-perplexity.csv"
 STUCK = 1000.0  # perplexity on C4 of a model that predicts token frequencies and no more
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
+COSTS = ("first_block_cost", "later_block_cost", "late_block_cost")
 _SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
 _OUTCOME = {  # columns of the outcomes
     "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
-    "failed": int, "learned": float, "block_cost": float, "late_block_cost": float, "late_share": float,
+    "failed": int, "learned": float, **dict.fromkeys(COSTS, float), "late_share": float,
 }  # fmt: skip
 _FEWEST = 5  # schemes, for a correlation that says anything
 _FEW_LACK = 0.25  # the most schemes without a rate that is compared, of all
@@ -45,7 +46,7 @@ _REPEATED = 3  # cells with several seeds, for a spread between seeds
 _ENOUGH = 0.9  # of what the best scheme of a depth learned beyond token frequencies; schemes below it are slow
 CHOSEN_ON = (12, 24)  # layers of the models after whose training the default of what ``advise`` simulates was chosen
 _LISTED = 5  # schemes without a trained model, which are counted if they are more
-_FASTEST = 3  # schemes that are called fast where nothing is known of the spread between seeds
+_FASTEST = 3  # schemes with the lowest loss where nothing is known of the spread between seeds
 
 
 def evidence_file(name: str) -> pd.DataFrame:
@@ -80,8 +81,8 @@ class Evidence:
     Attributes:
         runs: a row for every run: scheme, depth, rate, seed, width, context, tokens, train_loss, loss (held out),
             bits_per_byte, unigram_loss (of token frequencies alone, on the same held-out text), diverged_step, seconds,
-            tokens_per_second, block_cost and late_block_cost (rise of the loss without a block, mean over all blocks and over
-            the last third).
+            tokens_per_second, and the rise of the loss without a block: first_block_cost, later_block_cost (mean over all
+            blocks after the first) and late_block_cost (over the last third).
         predictions: a row for every simulated setting, depth, scheme and criterion: value, low, high, rank.
     """
 
@@ -96,7 +97,8 @@ class Evidence:
         that might have been better (``rates_compared``). ``rates``, ``runs`` and ``failed`` count what was tried at compared
         rates; ``rate`` is the best of them, NaN if all failed, and ``at_edge`` says whether it is the lowest or highest.
         ``learned`` is how far the loss is below that of token frequencies, relative to the best of the depth; ``late_share``
-        is the cost of a block of the last third relative to that of any block.
+        is the cost of a block of the last third relative to that of any block after the first, which in some schemes costs
+        most of the loss.
         """
         by_depth = ((self._judged[self._judged["depth"] == depth], rates) for depth, rates in self.rates.items())
         rows = [row for runs, rates in by_depth for row in _outcomes(runs, rates)]
@@ -212,14 +214,14 @@ def _outcomes(runs: pd.DataFrame, rates: Collection[float]) -> Iterator[dict[str
         settled = bool(tried) and not any(_might_gain(losses[str(name)], rate) for rate in rates)
         loss = tried[best] if settled else math.nan
         best = best if math.isfinite(tried.get(best, math.inf)) else math.nan
-        costs = rows[rows["rate"] == (best if settled else math.nan)][["block_cost", "late_block_cost"]].mean()
+        costs = rows[rows["rate"] == (best if settled else math.nan)][list(COSTS)].mean()
         rows = rows[rows["rate"].isin(rates)]
         yield {
             "depth": runs["depth"].iloc[0], "scheme": name, "loss": loss, "rate": best,
             "at_edge": best in tried and best in (min(tried), max(tried)), "rates": len(tried),
             "seeds": rows["seed"].nunique(), "runs": len(rows), "failed": int(rows["failed"].sum()),
             "learned": max(0.0, (unigram - loss) / (unigram - lowest)) if settled else math.nan,
-            **costs, "late_share": costs["late_block_cost"] / costs["block_cost"],
+            **costs, "late_share": costs["late_block_cost"] / costs["later_block_cost"],
         }  # fmt: skip
 
 
@@ -319,7 +321,10 @@ class Verdicts:
         return "; ".join(f"{', '.join(schemes[depth])} ({depth} layers)" for depth in nearest_first)
 
     def findings(self, trusted: str) -> Iterator[Finding]:
-        """Three lines: which schemes are safe, which are fast, which fail, and how sure that is; ``trusted`` ends the last."""
+        """Three lines: which schemes are safe, which have the lowest loss, which fail, and how sure that is.
+
+        ``trusted`` ends the last.
+        """
         runs = self.evidence.runs
         if runs.empty:
             yield Finding(
@@ -436,7 +441,8 @@ def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.Da
         (
             row["scheme"], row["verdict"], shown(row["depth"], ".0f"), shown(row["loss"], ".3f"),
             "yes" if row["fast"] else "", _rate(row),
-            "–" if row["runs"] is None else f"{row['failed']:.0f} of {row['runs']:.0f}", shown(row["late_share"], ".2f"),
+            "–" if row["runs"] is None else f"{row['failed']:.0f} of {row['runs']:.0f}",
+            shown(row["first_block_cost"], ".2f"), shown(row["late_share"], ".2f"),
         )
         for row in plain_rows(verdicts)
     )  # fmt: skip
@@ -450,8 +456,8 @@ def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.Da
         PageTable(
             "Trained language models at this depth, or the nearest",
             (
-                "scheme", "verdict", "layers", "held-out loss", "fast", "best learning rate", "failed runs",
-                "relative cost of late blocks",
+                "scheme", "verdict", "layers", "held-out loss", "lowest loss", "best learning rate", "failed runs",
+                "cost of the first block", "relative cost of late blocks",
             ),
             at,
         ),
