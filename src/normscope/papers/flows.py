@@ -97,7 +97,7 @@ def _read_spikes() -> pd.DataFrame:
 
 
 def _spikes(path: pd.DataFrame) -> list[Residual]:
-    """Peaks and troughs of the mixed schedule's γ̇, each reading beside the nearest one of ours."""
+    """Peaks and troughs of the mixed schedule's γ̇, each published one beside the nearest of ours."""
     places, kinds = _turns(path)
     read, found = _read_spikes(), list[Residual]()
     for kind, sign in (("trough", -1), ("peak", 1)):
