@@ -207,8 +207,8 @@ def train(
 ) -> Result:
     r"""Train a transformer of any scheme on sums or on text.
 
-    A model that adds integers is tested on sums like those that it was trained on, and on sums of other numbers of integers; a
-    language model on text that was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
+    A model that adds integers is tested in distribution, and on sums with other numbers of terms; a language model on text that
+    was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
     of a language model), metrics (Parquet and TensorBoard), the tests and a page with the curves.
     Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
 
@@ -250,9 +250,9 @@ def evaluate(
 ) -> Result:
     r"""Test a trained model in distribution and out of it.
 
-    Of a model that adds: accuracy per character with its standard error, by position in the answer, and the rate of exact
-    answers; on sums like those of the training, and on sums of other numbers of integers. Of a language model: loss and bits
-    per byte, by position in the context, on text that was held out and on text that it was trained on.
+    For addition: accuracy per character with its standard error, by position in the answer, and the rate of exact answers, in
+    distribution and on sums with other numbers of terms. For text: loss and bits per byte, by position in the context, on
+    text that was held out and on text that the model was trained on.
 
     Example:
         >>> import normscope as ns
@@ -277,10 +277,10 @@ def export(
 ) -> Result:
     r"""Write a trained language model as a Hugging Face folder.
 
-    The family of transformers whose blocks have the model's slots: Llama, Qwen3, BitNet, EXAONE 4, Gemma 2, Gemma 3 or
-    StableLM. What it has no place for, such as a learned step, is folded into its weights. The run folder is the model, with
-    its tokenizer: open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are compared. A
-    model with slots that no family has is refused.
+    Chooses the family of transformers whose blocks match: Llama, Qwen3, BitNet, EXAONE 4, Gemma 2, Gemma 3 or StableLM.
+    Settings that the family lacks, such as a learned step, are folded into the weights. The output folder is a complete model
+    folder with its tokenizer: open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are
+    compared. A model with slots that no family has is refused.
 
     Example:
         >>> import normscope as ns
@@ -518,10 +518,10 @@ def reproduce(
 ) -> Result:
     r"""Make a paper's figure or table, beside what was published.
 
-    Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The
-    folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all
-    resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
+    verdict. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list
+    names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any
+    moment, --all resumes.
 
     Example:
         >>> import normscope as ns
@@ -715,7 +715,7 @@ def advise(
 ) -> Result:
     r"""Report which schemes suit a new model of a given shape.
 
-    Language models that were trained say which schemes are safe, fast or fail at this depth.
+    Reports which schemes were safe, reached the lowest loss, or failed in language models trained at this depth.
     Then every scheme goes through the same random layers. Criteria that predicted the loss of those models rank the schemes; if
     none did, trained losses order them. The simulation shows how training starts, not what a model learns.
 

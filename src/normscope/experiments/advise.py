@@ -85,7 +85,7 @@ def _advised(criterion: Criterion) -> Quantity:
 class Advise(Seeded):
     """Report which schemes suit a new model of a given shape.
 
-    Language models that were trained say which schemes are safe, fast or fail at this depth.
+    Reports which schemes were safe, reached the lowest loss, or failed in language models trained at this depth.
     Then every scheme goes through the same random layers. Criteria that predicted the loss of those models rank the schemes; if
     none did, trained losses order them. The simulation shows how training starts, not what a model learns.
 

@@ -34,9 +34,9 @@ _MOST_POSITIONS = 16  # columns of a table in a terminal
 class Evaluate(Seeded):
     """Test a trained model in distribution and out of it.
 
-    Of a model that adds: accuracy per character with its standard error, by position in the answer, and the rate of exact
-    answers; on sums like those of the training, and on sums of other numbers of integers. Of a language model: loss and bits
-    per byte, by position in the context, on text that was held out and on text that it was trained on.
+    For addition: accuracy per character with its standard error, by position in the answer, and the rate of exact answers, in
+    distribution and on sums with other numbers of terms. For text: loss and bits per byte, by position in the context, on
+    text that was held out and on text that the model was trained on.
 
     Example:
         >>> import normscope as ns

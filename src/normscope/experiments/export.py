@@ -33,10 +33,10 @@ _COLUMNS = {"family": "family", "weights": "weights", "difference": "largest dif
 class Export(Experiment):
     """Write a trained language model as a Hugging Face folder.
 
-    The family of transformers whose blocks have the model's slots: Llama, Qwen3, BitNet, EXAONE 4, Gemma 2, Gemma 3 or
-    StableLM. What it has no place for, such as a learned step, is folded into its weights. The run folder is the model, with
-    its tokenizer: open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are compared. A
-    model with slots that no family has is refused.
+    Chooses the family of transformers whose blocks match: Llama, Qwen3, BitNet, EXAONE 4, Gemma 2, Gemma 3 or StableLM.
+    Settings that the family lacks, such as a learned step, are folded into the weights. The output folder is a complete model
+    folder with its tokenizer: open it with AutoModelForCausalLM.from_pretrained. Logits of both models on random tokens are
+    compared. A model with slots that no family has is refused.
 
     Example:
         >>> import normscope as ns

@@ -63,8 +63,8 @@ def _as_changes(value: Any) -> dict[str, Any]:
 class Train(Experiment):
     """Train a transformer of any scheme on sums or on text.
 
-    A model that adds integers is tested on sums like those that it was trained on, and on sums of other numbers of integers; a
-    language model on text that was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
+    A model that adds integers is tested in distribution, and on sums with other numbers of terms; a language model on text that
+    was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
     of a language model), metrics (Parquet and TensorBoard), the tests and a page with the curves.
     Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
 
@@ -79,7 +79,7 @@ class Train(Experiment):
     title: ClassVar[str] = "Training"
     resumable: ClassVar[bool] = True
     usage: ClassVar[tuple[str, ...]] = (
-        "normscope train --preset tiny --scheme pre                  (minutes on two CPU cores)",
+        "normscope train --preset tiny --scheme pre                  (two minutes on two CPU cores)",
         "normscope train --preset tiny --scheme peri+qk --set norm=layer --set rate=2e-3",
         "normscope train --preset baseline --scheme qkv --out runs/baseline-qkv     (a GPU; resumes if interrupted)",
         "normscope train --task text --preset tiny                   (a language model, two minutes on two CPU cores)",

@@ -21,6 +21,7 @@ REPRODUCED, WITH_REMARK, NOT_REPRODUCED = "reproduced", "reproduced with a remar
 NOT_RUN, NO_NUMBERS = "not run here", "nothing to compare with"
 VERDICTS = (REPRODUCED, WITH_REMARK, NOT_REPRODUCED, NO_NUMBERS, NOT_RUN)
 THIS_RUN = "this run"
+ESTIMATED = "(estimated from the Baseline's time and the number of multiplications)"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _BANDS = " Bands hold 90 % of the runs."
 def overview(rows: list[Row]) -> PageTable:
     """Every entry in a line: verdict, worst residual or what else decided, cost."""
     cells = tuple((row["entry"], row["title"], row["verdict"], row["worst"], _cost(row)) for row in rows)
-    return PageTable("Figures and tables", ("entry", "what it shows", "verdict", "largest residual (rms)", "cost"), cells)
+    return PageTable("Figures and tables", ("entry", "what it shows", "verdict", "decisive residual (rms)", "cost"), cells)
 
 
 def gallery_sections(tables: Tables) -> Iterator[Section]:
@@ -33,10 +33,10 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
     findings += [_finding(row, tables["values"]) for row in rows if row["verdict"] == NOT_REPRODUCED]
     text = (
         "Each figure and table of the three papers and some of others, published beside measured. A residual is the root "
-        "mean square of the differences between the measured curve and readings of the published one, where the stroke itself "
-        "could be read.",
-        "Reproduced means within the stated limit, everywhere that is compared. A remark says what the paper leaves open and "
-        "the curves decided, or what is not as published. An order that holds is not a reproduction.",
+        "mean square of measured minus published, at the points where the published curve could be read. The decisive "
+        "residual of an entry is the largest relative to its limit.",
+        "Reproduced: everything that is compared is within its limit. The remark says which settings were inferred from the "
+        "curves, or what differs. The right order of schemes alone does not count as reproduced.",
     )
     yield Section("The papers", text, (overview(rows),), findings=tuple(findings), name="papers")
     for row in rows:
@@ -44,7 +44,7 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
 
 
 def with_worst(tables: Tables) -> list[Row]:
-    """The entries, each with its largest residual and the limit of that."""
+    """The entries, each with its decisive residual, the largest relative to its limit."""
     rows = plain_rows(tables["entries"])
     for row in rows:
         found = tables["residuals"]
@@ -85,7 +85,7 @@ def _finding(row: Row, values: pd.DataFrame) -> Finding:
     wrong = plain_rows(values[(values["entry"] == row["entry"]) & (values["agrees"] == False)])  # noqa: E712  # not NA
     listed = "; ".join(f"{value['quantity']} {value['measured']} (published {value['published']})" for value in wrong[:2])
     more = f"; and {len(wrong) - 2} more" * (len(wrong) > 2)
-    reason = f"{listed}{more}" if row["worst"] == "–" else f"largest residual {row['worst']}"
+    reason = f"{listed}{more}" if row["worst"] == "–" else f"decisive residual {row['worst']}"
     return Finding(f"{row['entry']} {row['title']}: {row['verdict']}: {reason}.", severity="warning")
 
 

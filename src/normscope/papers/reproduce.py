@@ -43,10 +43,10 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
-    Without arguments: all figures and tables of the three papers and some of others, what each needs, and its last verdict.
-    The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list names. The
-    folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any moment, --all
-    resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
+    verdict. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list
+    names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any
+    moment, --all resumes.
 
     Example:
         >>> import normscope as ns
@@ -223,7 +223,7 @@ class Reproduce(Seeded):
                     yield from section.text
                     yield from section.tables
                 elif row["worst"] != "–":
-                    yield f"  largest residual {row['worst']}"
+                    yield f"  decisive residual {row['worst']}"
 
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from normscope.experiments.evaluate import Evaluate
 from normscope.experiments.result import Result
 from normscope.experiments.stability import Stability
 from normscope.papers.curves import measured, published
-from normscope.papers.entry import NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
+from normscope.papers.entry import ESTIMATED, NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
 from normscope.papers.models import (
     SEVERAL,
     SHAPES,
@@ -29,7 +29,7 @@ from normscope.papers.models import (
 from normscope.results.tables import plain_rows
 
 _SMALL = ("builtin:addition-small-pre", "builtin:addition-small-qkv")
-_STORED = "stored: own Baseline pair, 36 million examples on an H200"
+_STORED = "stored: Baseline models trained by this project, 36 million examples on an H200"
 _NOISE_LEVELS = "0.01,0.025,0.05,0.1,0.25"
 _SAMPLES = 4  # of examples, over which the errors of quantiles and shares are taken
 _COLLAPSED = "Pre-Norm"  # the strategy of the published collapse curves; keys of the other cannot be disturbed
@@ -37,7 +37,8 @@ _ALLOWED_ACCURACY = 1.0  # points
 _ALLOWED_WIDTH, _ALLOWED_LEVEL = 0.2, 0.1  # shares of a width and of a noise level
 _PRESET = {"Baseline": "baseline", "Alternative": "alternative", "Large": "large"}
 _MINUTES = {  # of training a pair
-    "Baseline": "2 × 8 min on a third of the published examples", "Alternative": "not timed", "Large": "not timed",
+    "Baseline": "2 × 8 min on a third of the published examples", "Alternative": f"2 × 6 min {ESTIMATED}",
+    "Large": f"2 × 2 h {ESTIMATED}",
 }  # fmt: skip
 _PEAK = 2.0  # the last bin of a histogram over the one before it, from which there is a peak
 _LIMITS = (
