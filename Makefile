@@ -39,7 +39,7 @@ ledger: $(INSTALLED) # the packaged run of the ledger, which the explorer shows 
 generated: $(INSTALLED) # the types of the public API and the completions of options, from the settings of the experiments
 	cd tests && ../$(BIN)/python -m helpers.generated
 
-papers: $(INSTALLED) # the gallery of docs/results/papers.md; 20 minutes on two cores, and it resumes
+papers: $(INSTALLED) # the gallery of docs/results/papers.md; 6 minutes on two idle cores, and it resumes
 	$(BIN)/normscope reproduce --all --out runs/papers --format html,md
 	$(BIN)/python -m normscope.papers.publish runs/papers docs/results
 

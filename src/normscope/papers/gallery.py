@@ -5,15 +5,14 @@ from typing import Any
 
 import pandas as pd
 
-from normscope.papers.entry import NOT_REPRODUCED, REPRODUCED, VERDICTS, WITH_REMARK
+from normscope.papers.entry import NOT_REPRODUCED
 from normscope.results.figures import Chart, Figure, Line, Panels
-from normscope.results.findings import Finding, Severity
+from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 
 Tables = dict[str, pd.DataFrame]
 Row = dict[str, Any]
-_SEVERITY: dict[str, Severity] = {REPRODUCED: "ok", WITH_REMARK: "ok", NOT_REPRODUCED: "warning"}
 _CAPTION = "Dots are readings of the published figure, lines are measured; of one name they have one colour."
 _BANDS = " Bands hold 90 % of the runs."
 
@@ -25,12 +24,8 @@ def overview(rows: list[Row]) -> PageTable:
 
 
 def gallery_sections(tables: Tables) -> Iterator[Section]:
-    """An overview with a finding for each verdict, then a section for each entry."""
+    """An overview, then a section for each entry."""
     rows = with_worst(tables)
-    counts = {verdict: [row["entry"] for row in rows if row["verdict"] == verdict] for verdict in VERDICTS}
-    listed = "; ".join(f"{len(ids)} {verdict}" for verdict, ids in counts.items() if ids)
-    findings = [Finding(f"{listed}.", title=f"{len(rows)} figures and tables", severity="notice", weight=1)]
-    findings += [_finding(row, tables["values"]) for row in rows if row["verdict"] == NOT_REPRODUCED]
     text = (
         "Each figure and table of the three papers and some of others, published beside measured. A residual is the root "
         "mean square of measured minus published, at the points where the published curve could be read. The decisive "
@@ -38,7 +33,7 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
         "Reproduced: everything that is compared is within its limit. The remark says which settings were inferred from the "
         "curves, or what differs. The right order of schemes alone does not count as reproduced.",
     )
-    yield Section("The papers", text, (overview(rows),), findings=tuple(findings), name="papers")
+    yield Section("The papers", text, (overview(rows),), name="papers")
     for row in rows:
         yield entry_section(row, tables)
 
@@ -59,7 +54,7 @@ def with_worst(tables: Tables) -> list[Row]:
 
 
 def entry_section(row: Row, tables: Tables) -> Section:
-    """An entry: settings, verdict, command and cost; values, residuals and figures."""
+    """An entry: settings, verdict, command and cost; values, residuals and figures; what is not reproduced is a finding."""
     own = {name: table[table["entry"] == row["entry"]] for name, table in tables.items() if name != "entries"}
     commands = [row["command"], *filter(None, row["commands"].split("\n"))]
     text = (
@@ -72,7 +67,8 @@ def entry_section(row: Row, tables: Tables) -> Section:
     figure = _figure(row, own)
     name = row["entry"].replace(":", "-").lower()
     shown = tuple(filter(None, (_values(own["values"]), _residuals(own["residuals"]))))
-    return Section(f"{row['entry']} {row['title']}", text, shown, {name: figure} if figure else {}, name=name)
+    findings = (_finding(row, tables["values"]),) if row["verdict"] == NOT_REPRODUCED else ()
+    return Section(f"{row['entry']} {row['title']}", text, shown, {name: figure} if figure else {}, findings, name=name)
 
 
 def _cost(row: Row) -> str:

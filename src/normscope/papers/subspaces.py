@@ -366,7 +366,7 @@ def _entry(id: str, title: str, model: str, make: Any, measured_on: str = "small
     preset = _PRESET[model]
     commands = (*_training(model), f"normscope reproduce {id} --full --model runs/{preset}-pre,runs/{preset}-qkv")
     setting = f"the paper's {model}: {SHAPES[model][0]} layers, width {SHAPES[model][1]}, {SHAPES[model][2]} heads of 64"
-    return Entry(id, title, setting, f"CPU, about a minute, on {measured_on}", make,
+    return Entry(id, title, setting, f"CPU, up to 10 s, on {measured_on}", make,
                  f"one H200, training {_MINUTES[model]}", commands, ("model", "full"))  # fmt: skip
 
 

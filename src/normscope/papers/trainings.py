@@ -228,12 +228,12 @@ ENTRIES = (
         "1:scan", "Stability scan over width, depth and learning rate",
         "3, 4, 5 or 7 integers of 3 to 5 digits; widths 256 to 2,048, 12 heads, 16 frequencies, rates 1e-3 and 1e-4 without "
         "decay, seeds 1 and 2",
-        "CPU, about a minute, 16 short trainings of tiny models", scan, f"one H200, 25 min for 32 trainings {ESTIMATED}",
+        "CPU, half a minute, 16 short trainings of tiny models", scan, f"one H200, 25 min for 32 trainings {ESTIMATED}",
         ("normscope reproduce 1:scan --full --device cuda",), ("full",),
     ),
     Entry(
         "1:encoder-decoder", "Encoder-decoder models of the scan", "depths (e, d), rates 1e-3 and 1e-4",
-        "CPU, about a minute, on a tiny pair that it trains", encoder_decoder, f"one H200, training 2 × 10 min {ESTIMATED}",
+        "CPU, half a minute, on a tiny pair that it trains", encoder_decoder, f"one H200, training 2 × 10 min {ESTIMATED}",
         (*(f"normscope train --preset baseline --scheme {name} --set encoder_layers=5 --set layers=5 --device cuda "
            f"--out runs/e-{name}" for name in STRATEGIES),
          "normscope reproduce 1:encoder-decoder --full --model runs/e-pre,runs/e-qkv"), ("model", "full"),

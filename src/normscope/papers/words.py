@@ -33,7 +33,6 @@ _MEAN_NORM = 3.959
 _TOP = ("the", ",", "and", "a", "in")  # top 5 by scaled norm and bias
 _SAME = (1, 5, 10)  # heads of block 0 that return the word itself
 _EXAMPLES = {(7, "time"): ("Show", "bed", "Movie"), (3, "world"): ("under", "Nether", "Fort")}  # head and word → nearest keys
-_MINUTES = {"queries": "up to a minute", "values": "up to a minute"}  # of probes that score heads
 _SCORED = "Every head of the block is scored over 100 nouns, beside random weights of the same spectrum (docs/words.md)."
 _PUNCTUATION, _IDENTITY = "punctuation", "near-identity"
 _THEMES = {  # head of block 11 → what its singular vectors are said to hold
@@ -313,7 +312,7 @@ def _head_update(result: Result) -> tuple[list[Value], list[Panel]]:
 
 def _entry(id: str, title: str, make: Any, probe: str) -> Entry:
     command = f"normscope words gpt2 {probe}"
-    needs = f"CPU, {_MINUTES.get(probe.split()[0], 'half a minute')}; GPT-2 for the verdict"
+    needs = "CPU, up to half a minute; GPT-2 for the verdict"
     setting = "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
     return Entry(f"3:{id}", title, setting, needs, make, "",
                  (command, f"normscope reproduce 3:{id} --model gpt2"), ("model",))  # fmt: skip
