@@ -13,7 +13,7 @@ from normscope.results.tables import plain_rows
 
 Tables = dict[str, pd.DataFrame]
 Row = dict[str, Any]
-_CAPTION = "Dots are readings of the published figure, lines are measured; of one name they have one colour."
+_CAPTION = "Dots are readings of the published figure, lines are measured, in the same colour for the same curve."
 _BANDS = " Bands hold 90 % of the runs."
 
 
