@@ -187,7 +187,7 @@ def first_speeds(request: Request) -> Reproduction:
         x = motion.settle(torch.eye(TOKENS, dtype=torch.float64), 0.0)
         speed = float(measure(x, motion.velocity(x, 0.0)).cosine_rate)
         values.append(Value(f"{name}: γ̇ at t = 0", claimed, speed, allowed=1e-9 * claimed))
-    remark = "Measured on 256 particles, which know nothing of the reduction that the table is derived from."
+    remark = "Measured on 256 tokens, without the symmetric reduction from which the table is derived."
     return Reproduction(judge(values), remark, f"{_SETTING}, r_0 = 1, α_0 = 1; float64", tuple(values))
 
 

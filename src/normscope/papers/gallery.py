@@ -1,11 +1,12 @@
 """The gallery: entries that were made, as sections with figures, from their tables alone."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from normscope.papers.entry import NOT_REPRODUCED
+from normscope.papers.entry import NOT_REPRODUCED, THIS_RUN
 from normscope.results.figures import Chart, Figure, Line, Panels
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable, Section
@@ -86,20 +87,28 @@ def _finding(row: Row, values: pd.DataFrame) -> Finding:
 
 
 def _values(table: pd.DataFrame) -> PageTable | None:
-    if not len(table):
+    """Published and measured; where stored values decide, those of this run stand beside them, a row for each quantity."""
+    rows = plain_rows(table)
+    own = {row["quantity"]: row for row in rows if row["source"].startswith(THIS_RUN)}
+    stored = [row for row in rows if not row["source"].startswith(THIS_RUN)]
+    if not rows:
         return None
-    cells = tuple(
-        (
-            row["quantity"],
-            _with_error(row["published"], row["published_error"]),
-            _with_error(row["measured"], row["measured_error"]),
-            _limit(row["allowed"]) if row["agrees"] is not None else "–",
-            _agrees(row["agrees"]),
-            row["source"],
-        )
-        for row in plain_rows(table)
-    )
-    return PageTable("Values", ("quantity", "published", "measured", "limit", "agrees", "source"), cells)
+    if not own or len(own) + len(stored) < len(rows) or not stored or any(row["agrees"] is not None for row in own.values()):
+        columns = ("quantity", "published", "measured", "limit", "agrees", "source")
+        return PageTable("Values", columns, tuple((*_cells(row), row["source"]) for row in rows))
+    beside = [(*_cells(row), _measured(own.pop(row["quantity"], None))) for row in stored]
+    alone = [(*_cells({**row, "measured": ""}), _measured(row)) for row in own.values()]
+    columns = ("quantity", "published", "stored", "limit", "agrees", THIS_RUN)
+    return PageTable(f"Values; {stored[0]['source']}", columns, (*beside, *alone))
+
+
+def _cells(row: Row) -> tuple[str, str, str, str, str]:
+    limit = _limit(row["allowed"]) if row["agrees"] is not None else "–"
+    return row["quantity"], _number(row, "published"), _measured(row), limit, _agrees(row["agrees"])
+
+
+def _measured(row: Row | None) -> str:
+    return "–" if row is None else _number(row, "measured")
 
 
 def _residuals(table: pd.DataFrame) -> PageTable | None:
@@ -154,8 +163,16 @@ def _line(name: str, published: bool, rows: pd.DataFrame) -> Line:
     return Line(name, list(rows["x"]), list(rows["y"]), low, high, dots=published)
 
 
-def _with_error(value: str, error: float) -> str:
-    return f"{value} ± {error:.2g}" if error and value else value or "–"
+def _number(row: Row, name: str) -> str:
+    """A number to the second digit of its error, with no more digits than it has; words as they are."""
+    value, error = row[name], row[f"{name}_error"]
+    if not value or not error:
+        return value or "–"
+    try:
+        decimals = 1 - math.floor(math.log10(error))
+        return f"{round(float(value), decimals):.6g} ± {error:.2g}"
+    except ValueError:
+        return f"{value} ± {error:.2g}"
 
 
 def _limit(allowed: float | None) -> str:

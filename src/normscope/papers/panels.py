@@ -31,16 +31,16 @@ _SETTINGS = {
 }
 _INFERRED = (
     "The paper states neither the gain of its Kaiming weights nor its integrator. Gains √(2/3) for W_Q, W_K, W_V and √2 for "
-    "W_O, and layers of length 0.05, were chosen by their fit to 5a and 5b; a fit is not a statement of the authors."
+    "W_O, and discrete layers with steps of 0.05, were chosen by their fit to 5a and 5b, and are not stated by the authors."
 )
 _SIGMA = (
     "The paper gives the scale 0.02 once as σ and once as σ²; the curves are those of σ = 0.02. Its integrator is not stated; "
-    "layers of length 0.05 are those of the other panels."
+    "discrete layers with steps of 0.05 are those of the other panels."
 )
 _REMARKS = {
     "5d": "All six curves run ahead of the published ones, and the lower edges of the bands lie higher, with the setting that "
     "reproduces the other panels. No other setting that was tried explains it. Means and bands differ from ours as those of "
-    "60 to 290 runs would, in place of the stated 100,000 (docs/results/dynamics.md).",
+    "62 to 290 runs would, in place of the stated 100,000 (docs/results/dynamics.md).",
     "5c": "The published curves of this panel could not be read, so nothing is compared.",
     "5f": "The published curves of this panel could not be read, so nothing is compared.",
 }
@@ -69,7 +69,10 @@ def panel(name: str, request: Request) -> Reproduction:
     larger = "" if key not in _READ or decisive.startswith(THIS_RUN) else f"The verdict is that of the larger run ({decisive})."
     remark = " ".join(filter(None, (_REMARKS.get(key, ""), _SIGMA if key == "5g" else _INFERRED, larger)))
     verdict = judge([found for found in residuals if found.source == decisive], remark=True)
-    drawn = {f"Figure {name}: layers of 0.05": tables[decisive], **({} if flow is None else {"The resolved flow": flow})}
+    drawn = {
+        f"Figure {name}: layers with steps of 0.05": tables[decisive],
+        **({} if flow is None else {"The resolved flow": flow}),
+    }
     panels = (Panel(title, "time t", "mean cosine", tuple(_curves(key, table))) for title, table in drawn.items())
     settings = f"{_SETTINGS[key]}; n = 128, isotropic start, six schemes; {', '.join(ordered)}; seed {request.seed}"
     return Reproduction(verdict, remark, settings, tuple(values), tuple(residuals), tuple(panels))
@@ -128,15 +131,15 @@ def _scatter(name: str) -> list[Value]:
 
 
 def _differences(layers: pd.DataFrame, flow: pd.DataFrame) -> list[Value]:
-    """How far layers of 0.05, which are the published curves, are from the resolved flow with the same starts and weights."""
+    """How far layers with steps of 0.05, as published, are from the resolved flow with the same starts and weights."""
     both = layers.merge(flow, on=["scheme", "time"], suffixes=("", "_flow"))
     apart = both.assign(apart=both["mean_flow"] - both["mean"])
     values = []
     for scheme, rows in apart.groupby("scheme", sort=False):
         differences = rows["apart"].tolist()
         rms, most = math.sqrt(sum(x * x for x in differences) / len(differences)), max(differences, key=abs)
-        values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, rms", None, rms, allowed=None))
-        values.append(Value(f"{scheme}: resolved flow minus layers of 0.05, largest", None, most, allowed=None))
+        values.append(Value(f"{scheme}: resolved flow minus layers with steps of 0.05, rms", None, rms, allowed=None))
+        values.append(Value(f"{scheme}: resolved flow minus layers with steps of 0.05, largest", None, most, allowed=None))
     return values
 
 
