@@ -445,6 +445,12 @@ def test_diversity_is_what_tables_call_collapse() -> None:
     assert as_weights("diversity=2") == as_weights({"collapse": 2}) == {"collapse": 2.0}
 
 
+def test_no_criteria_are_refused() -> None:
+    for nothing in ({}, [], ""):
+        with pytest.raises(InputError, match="criteri"):
+            Advise(rank_by=nothing, **SMALL)
+
+
 def test_no_schemes_and_twice_the_same_are_refused() -> None:
     with pytest.raises(InputError, match="at least one scheme"):
         advise([])

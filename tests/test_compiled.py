@@ -135,7 +135,7 @@ def test_fused_kernels_of_a_step_agree_with_float64_forward_and_backward() -> No
 
 def test_the_loss_of_tokens_is_their_negative_log_probability() -> None:
     generator = torch.Generator().manual_seed(0)
-    x, weights, bias = torch.randn(6, 4, generator=generator), torch.randn(4, 9, generator=generator), torch.randn(9)
+    x, weights, bias = (torch.randn(shape, generator=generator) for shape in ((6, 4), (4, 9), (9,)))
     targets = torch.tensor([0, 3, -100, 8, 5, -100])
     bias[0] += 20 * (x[2] @ weights).abs().max()  # an ignored target is no token, not even the most probable one
     logits = x @ weights + bias

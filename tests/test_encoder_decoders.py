@@ -185,6 +185,19 @@ def test_examples_are_read_as_in_training() -> None:
     assert torch.equal(sample.predicting.targets[wanted], batch["targets"][batch["targets"] != MASK])
 
 
+def test_an_open_half_is_not_taken_for_the_other() -> None:
+    decoder = opened()
+    assert ns.open(decoder, stream="dec") is decoder
+    for settings, message in (({"stream": "encoder"}, "opened at its stream decoder"), ({"blocks": "h"}, "open already")):
+        with pytest.raises(InputError, match=message):
+            ns.open(decoder, **settings)
+    with pytest.raises(InputError, match="opened at its stream decoder"):
+        ns.words(decoder, probe="singular", stream="encoder", progress=False)
+    words = ns.words(opened("encoder"), probe="singular", progress=False)
+    assert "stream encoder" in words.summary
+    assert words.configuration["stream"] == "encoder"
+
+
 @EITHER
 def test_a_text_is_split_where_its_answer_begins(stream: str) -> None:
     view = opened(stream)

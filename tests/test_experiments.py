@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -115,9 +116,10 @@ def test_a_result_is_reproducible_and_saved_once(here: Path) -> None:
 
 
 def test_a_run_has_the_time_of_its_work_and_not_only_of_its_saving(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worked = Simulate.run
+    worked, began = Simulate.run, list[datetime]()
 
     def slowly(self: Simulate, progress: Progress, folder: Path | None = None) -> ns.Result:
+        began.append(datetime.now(UTC).replace(microsecond=0))
         result = worked(self, progress, folder)
         time.sleep(0.5)
         return result
@@ -126,9 +128,11 @@ def test_a_run_has_the_time_of_its_work_and_not_only_of_its_saving(here: Path, m
     monkeypatch.setattr(Simulate, "run", slowly)
     after = ns.simulate("post", **SMALL, out="runs/after", progress=False)
     later = ns.simulate("post", **SMALL, progress=False).save("runs/later")
-    seconds = [json.loads(Path(str(run.path), "run.json").read_text())["seconds"] for run in (before, after, later)]
-    assert min(seconds[1:]) >= 0.5
-    assert 0 < seconds[0] < 30
+    about = [json.loads(Path(str(run.path), "run.json").read_text()) for run in (before, after, later)]
+    for each, first in zip(about[1:], began, strict=True):
+        assert datetime.fromisoformat(each["started"]) <= first
+    assert all(each["seconds"] >= 0.5 for each in about[1:])
+    assert 0 < about[0]["seconds"] < 30
 
 
 def test_a_folder_of_an_earlier_version_gives_its_tables(here: Path) -> None:

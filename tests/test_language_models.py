@@ -28,6 +28,7 @@ def benchmark() -> ModuleType:
 def comparison() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
+        patch.delitem(sys.modules, "language_models", raising=False)  # which the script imports, and which goes with the path
         yield _script("language_models_compare")
 
 

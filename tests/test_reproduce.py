@@ -263,6 +263,9 @@ def test_all_leaves_out_what_cannot_measure_a_model(
     assert status == 0
     assert "left out: 1:fig1: 'package:smollm2' is no folder" in err
     assert list(ns.load("g").tables["entries"]["entry"]) == ["2:speeds", "3:fig3"]
+    some = ("2:speeds", "1:fig1")
+    status, _, err = run(capsys, "reproduce", "--all", "--model", "package:smollm2", "--out", "none-fits")
+    assert (status, (here / "none-fits").exists()) == (2, False)  # and nothing was made first
     status, _, err = run(capsys, "reproduce", "3:fig3", "--model", "package:smollm2,builtin:addition-small-pre", "--out", "h")
     assert status == 2
     assert "figures of paper 3 are of one model; give one of them" in err
@@ -285,6 +288,8 @@ def test_the_list_has_the_last_verdict(here: Path, capsys: pytest.CaptureFixture
     assert rows["2:speeds"]["verdict"] == "reproduced"
     assert "100000" in rows["2:fig5g"]["commands"]
     assert sorted(path.name for path in (here / "runs").iterdir()) == ["papers"]
+    with pytest.raises(ns.InputError, match="nothing is saved"):
+        ns.reproduce(out="list")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from normscope.errors import InputError
 from normscope.papers.curves import measured, published
 from normscope.papers.scatter import RUNS, edge_error, scatter, stored_scatter
 
@@ -22,9 +23,18 @@ def test_the_mean_of_some_runs_is_taken_for_one_of_so_many() -> None:
     """Over 60 means of 50 runs the interval holds 50 in nine of ten cases, give or take."""
     single = curves(SINGLE, 1)
     found = [scatter(single, curves(50, 100 + i).mean(0) - single.mean(0)) for i in range(60)]
-    assert 48 <= sum(each.low < 50 < each.high for each in found) <= 60
+    assert 48 <= sum(each.low < 50 < each.high for each in found) <= 59
     assert np.median([each.runs for each in found]) == pytest.approx(50, rel=0.2)
     assert all(len(each.z) == 10 for each in found)
+
+
+def test_errors_of_readings_are_not_taken_for_few_runs() -> None:
+    """The mean of 100,000 runs, read with errors as large as a component that counts may have."""
+    single, rng = curves(SINGLE, 1) / 20, np.random.default_rng(5)
+    exact = single.std(0) / math.sqrt(100_000) * rng.standard_normal((60, POINTS))
+    found = [scatter(single, difference) for difference in exact + 0.0006 * rng.standard_normal((60, POINTS))]
+    assert sum(each.low < 100_000 < each.high for each in found) >= 54
+    assert np.median([each.runs for each in found]) < 50_000  # which by itself looks like fewer
 
 
 def test_components_that_readings_do_not_resolve_are_left_out() -> None:
@@ -32,6 +42,8 @@ def test_components_that_readings_do_not_resolve_are_left_out() -> None:
     difference = curves(50, 2).mean(0) / 20
     assert len(scatter(single, difference).z) < 10
     assert len(scatter(single * 20, difference * 20).z) == 10
+    with pytest.raises(InputError, match="differ too little"):
+        scatter(single / 1000, difference / 1000)
 
 
 def test_the_edge_of_a_band_errs_as_a_quantile_does() -> None:

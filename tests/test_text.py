@@ -285,8 +285,13 @@ class TestTests:
             assert data.bytes_of(part, torch.zeros(1, dtype=torch.int64), data.count(part)) == data.count(part, "bytes")
         small = Tokenizer(WordLevel({"nee": 0, "the": 1, "?": 2}, unk_token="?"))
         small.normalizer, small.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        sizes, dropped = TokenBytes(small).of("née  the\u0301 ", np.array([0, 1]))
+        text = "née  the\u0301 "
+        sizes, dropped = TokenBytes(small).of(text, small.encode(text))
         assert (sizes.tolist(), dropped) == ([4, 8], 0)  # bytes of é and of what follows a token are counted
+        pieces = Tokenizer(WordLevel({"▁the": 0, "▁é": 1, "?": 2}, unk_token="?"))
+        pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+        sizes, dropped = TokenBytes(pieces).of("the é", pieces.encode("the é"))
+        assert (sizes.tolist(), dropped) == ([3, 3], 0)  # the ▁ before the first word is no byte of the text
 
     def test_training_lowers_the_loss_of_text_that_was_held_out(self, folder):
         training = Training(recipe(folder, examples=4 * 150))

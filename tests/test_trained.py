@@ -109,6 +109,19 @@ def test_a_scheme_that_lacks_a_compared_rate_has_no_loss_that_compares() -> None
     assert not found.table.set_index("scheme").loc["post", "fast"]
 
 
+def test_a_scheme_that_failed_at_the_higher_rate_alone_may_learn_at_the_lower() -> None:
+    at = (KNOWN.runs["scheme"] == "post") & (KNOWN.runs["depth"] == 24)
+    failed = pd.DataFrame([row("post", 24, 3e-3, 6.9, diverged=100)])
+    known = replace(KNOWN, runs=pd.concat([KNOWN.runs[~at], failed], ignore_index=True))
+    assert list(Verdicts.of(known, [NAMED["post"]], 24).table["verdict"]) == [UNTUNED]
+
+
+def test_the_only_rate_is_no_edge() -> None:
+    known = replace(KNOWN, runs=KNOWN.runs[(KNOWN.runs["depth"] < 48) | (KNOWN.runs["rate"] < 2e-3)])
+    edges = known.outcomes.set_index(["depth", "scheme"])["at_edge"]
+    assert (edges[24, "pre"], edges[48, "pre"]) == (True, False)
+
+
 def test_a_rate_at_which_one_seed_failed_counts_as_failed() -> None:
     again = row("pre", 24, 3e-3, 6.9, seed=101)
     known = replace(KNOWN, runs=pd.concat([KNOWN.runs, pd.DataFrame([again])], ignore_index=True))

@@ -51,7 +51,8 @@ _HOSTILE = [
 ]  # fmt: skip
 _WRONG_VALUES: list[Any] = [
     None, True, 3, [], {}, "nrom", "norn", "", "none ", "qkq", "vk", "sinc", "sink+sink", "softcap(0)", "softcap(n)",
-    "softcap(1+2j)", "temperature(t)", "temperature(-n)", "sink(log(0))", "softcap(" + "-" * 1500 + "1)",
+    "softcap(1+2j)", "temperature(t)", "temperature(-n)", "temperature(500-n)", "temperature(1-0.4*n)",
+    "sink(log(0))", "softcap(" + "-" * 1500 + "1)",
     "sink" + "+sink" * 1000, "temperature(n" + "*n" * 80 + ")", "norm+1", "norm**2", "1/norm", "norm*0", "norm*(0-1)",
     "norm/norm", "softmax ", "tangnt",
 ]  # fmt: skip

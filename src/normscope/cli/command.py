@@ -78,9 +78,7 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
     from normscope.report.write import chosen_formats
 
     formats = chosen_formats(format)
-    if out is not None and not experiment.saved:
-        raise InputError(f"out={out} has no meaning here: nothing is saved")
-    folder = (out or experiment.default_folder()) if experiment.saved else None
+    folder = out or (experiment.default_folder() if experiment.saved else None)
     left = f"; the same command with --out {folder} resumes from what is saved" * (experiment.resumable and folder is not None)
     try:
         with progress_bar(lambda text: with_options(text, type(experiment))) as bar:

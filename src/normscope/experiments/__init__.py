@@ -79,12 +79,15 @@ def execute(
     """Run an experiment; with ``out``, continue unfinished work beside it and save the result there."""
     from pathlib import Path
 
+    from normscope.errors import InputError
     from normscope.experiments.progress import SILENT
     from normscope.machine.files import full_disk_explained
     from normscope.machine.memory import out_of_memory_explained
     from normscope.runs import check_can_grow, check_writable, no_empty_folders, remove_abandoned, run_path
 
     progress = progress or SILENT
+    if out is not None and not experiment.saved:
+        raise InputError(f"out={out} has no meaning here: nothing is saved")
     if out is None:
         with out_of_memory_explained():
             return timed(experiment, progress)

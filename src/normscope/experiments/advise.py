@@ -216,7 +216,7 @@ class Advise(Seeded):
         return _PASSES * a_layer * self.depth * len(self.schemes) * self.runs
 
     @property
-    def _simulated(self) -> tuple[Any, ...]:
+    def simulated_setting(self) -> tuple[Any, ...]:
         """What the simulation is known by in the file of predictions."""
         return self.weights, self.causal, self.feedforward, self.initial_norm
 
@@ -229,7 +229,7 @@ class Advise(Seeded):
     def tested(self) -> tuple[Any, ...] | None:
         """The simulated setting whose predictions were tested that is closest to this one; None if none was."""
         settings = self.evidence.settings()
-        exact = self._simulated
+        exact = self.simulated_setting
         return min(settings, key=lambda other: [a != b for a, b in zip(exact, other, strict=True)], default=None)
 
     @cached_property

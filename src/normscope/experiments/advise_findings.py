@@ -102,7 +102,7 @@ def _predictions(advise: "Advise") -> Iterator[Finding]:
             f"{each.high:+.2f} over {each.schemes} schemes) with {_tuned(advise)}; {used}.",
             f"criterion-{criterion.key}", number=each.value, comparison="1 is the same order, 0 no relation.",
         )  # fmt: skip
-    if advise._simulated != advise.tested:
+    if advise.simulated_setting != advise.tested:
         weights, causal, feedforward, norm = advise.tested
         parts = (", a causal mask" * bool(causal), f", a feed-forward layer of {feedforward:g} widths" * bool(feedforward))
         kind = f"{weights} weights, initial states of norm {norm:g}{''.join(parts)}"
@@ -261,9 +261,9 @@ def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame) -> Itera
             f"criterion-{column}", number=top[column],
         )  # fmt: skip
     if agreed := agreement(ranking.criteria, theory, advise.sampled):
-        listed = ", ".join(f"{BY_NAME[key].name} {value:+.2f}" for key, value in agreed.items())
+        each = ", ".join(f"{BY_NAME[key].name} {value:+.2f}" for key, value in agreed.items())
         yield Finding(
-            f"Rank correlation of theory and simulation at {advise.sampled} tokens: {listed}.", "ranks",
+            f"Rank correlation of theory and simulation at {advise.sampled} tokens: {each}.", "ranks",
             comparison="1 is the same order.",
         )  # fmt: skip
 

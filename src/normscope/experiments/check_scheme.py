@@ -59,7 +59,10 @@ class CheckScheme(WithModel):
     @property
     def summary(self) -> str:
         """One line for people."""
-        return f"{self.model_name}; {'as its code declares' if self.scheme is None else self.scheme.name}"
+        return self._summary(self.model_name)
+
+    def _summary(self, name: str) -> str:
+        return f"{name}; {'as its code declares' if self.scheme is None else self.scheme.name}"
 
     @property
     def saved(self) -> bool:
@@ -69,6 +72,7 @@ class CheckScheme(WithModel):
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The declared and the observed slots of every layer, and where they differ."""
         from normscope.models.declared import code_facts, differences, idle_norms, observed_facts, scheme_facts, unproved
+        from normscope.models.describe import view_text
 
         model = self.open(progress)
         advance = progress.stage("comparing", 1)
@@ -84,7 +88,7 @@ class CheckScheme(WithModel):
         every = [(*_cells(place), str(declared.get(place, "")), str(value), "") for place, value in observed.items()]
         about = {**self.record, "layers": model.layers, "observed": model.summary}
         tables = {"differences": pd.DataFrame(rows, columns=_COLUMNS), "slots": pd.DataFrame(every, columns=_COLUMNS)}
-        return Result(type(self), about, tables, self.summary, self.seed, str(model.device))
+        return Result(type(self), about, tables, self._summary(view_text(model)), self.seed, str(model.device))
 
     @classmethod
     def exit_code(cls, result: Result) -> int:

@@ -107,6 +107,8 @@ def as_weights(value: Any) -> dict[str, float] | None:
         if not 0 < weight < math.inf:
             raise InputError(f"the weight of criterion '{name}' is a positive number, not {given}; leave it out for none")
         weights[BY_NAME[name].key] = weight
+    if not weights:
+        raise InputError(f"no criterion to rank by: give some of {', '.join(criterion.name for criterion in CRITERIA)}")
     return weights
 
 

@@ -218,7 +218,7 @@ def _outcomes(runs: pd.DataFrame, rates: Collection[float]) -> Iterator[dict[str
         rows = rows[rows["rate"].isin(rates)]
         yield {
             "depth": runs["depth"].iloc[0], "scheme": name, "loss": loss, "rate": best,
-            "at_edge": best in tried and best in (min(tried), max(tried)), "rates": len(tried),
+            "at_edge": len(rates) > 1 and best in (min(rates), max(rates)), "rates": len(tried),
             "seeds": rows["seed"].nunique(), "runs": len(rows), "failed": int(rows["failed"].sum()),
             "learned": max(0.0, (unigram - loss) / (unigram - lowest)) if settled else math.nan,
             **costs, "late_share": costs["late_block_cost"] / costs["later_block_cost"],
@@ -267,10 +267,10 @@ class Verdicts:
         evidence: of all runs.
         depth: of the model that advice is for.
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
-            90 % of what the best scheme learned; ``not tuned here``: likewise, but it lacks a rate that might have been better;
-            ``fails``: none learned; ``fails in some runs``; ``not trained here``), the name that it was trained as, fast
-            (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``. Where one rate alone is compared
-            at a depth, a scheme that learned less is ``not tuned here``.
+            90 % of what the best scheme learned; ``not tuned here``: likewise, or none learned, but it lacks a rate that might
+            have been better; ``fails``: none learned; ``fails in some runs``; ``not trained here``), the name that it was
+            trained as, fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``. Where one rate
+            alone is compared at a depth, a scheme that learned less is ``not tuned here``.
     """
 
     evidence: Evidence
@@ -416,7 +416,7 @@ def _verdict(row: dict[str, Any], several: bool) -> str:
     if not row:
         return NOT_TRAINED
     if row["failed"]:
-        return FAILS if row["failed"] == row["runs"] else SOME
+        return SOME if row["failed"] < row["runs"] else UNTUNED if row["learned"] is None else FAILS
     if row["learned"] is not None and row["learned"] >= _ENOUGH:
         return SAFE
     return SLOW if several and row["learned"] is not None else UNTUNED

@@ -134,7 +134,8 @@ class Words(WithModel):
         tables = measure.measure(subject, advance)
         chosen = {name: _plain(value) for name, value in measure.settings.items() if name != "word"}
         read = {"sentence": subject.sentence_text, **chosen, **measure.facts(subject, tables)}
-        configuration = {**self.record, **self.digests, **read}
+        viewed = {"stream": model.stream} if len(model.streams) > 1 else {}
+        configuration = {**self.record, **self.digests, **viewed, **read}
         notes = pd.DataFrame({"text": measure.notes(model)}, dtype="string")
         summary = _summary({"special": None, **configuration}, ("stream", *chosen, "word", "text", "special"))
         return Result(type(self), configuration, {"notes": notes, **tables}, summary, self.seed, self.device)

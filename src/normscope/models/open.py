@@ -12,6 +12,7 @@ from torch import nn
 from normscope.errors import InputError, require_known
 from normscope.machine.files import MOST_JSON, read_json, regular_file, user_path
 from normscope.machine.packages import PREFIX, packaged
+from normscope.models.blocks import stream_named
 from normscope.models.check import check_finite
 from normscope.models.foreign import (
     PICKLES,
@@ -88,7 +89,7 @@ def open_model(
     if dtype != "auto":
         raise InputError(f"dtype={dtype}: a model in memory keeps its precision; convert it before, model.to(torch.{dtype})")
     if isinstance(source, Model):
-        return source
+        return _viewed(source, view)
     source = unwrapped(source) if isinstance(source, nn.Module) else source
     if isinstance(source, Transformer | SavedModel):
         saved = source if isinstance(source, SavedModel) else SavedModel(source, {})
@@ -97,6 +98,20 @@ def open_model(
         raise InputError(f"a {type(source).__name__} is not a model: give a name, a path, or a torch.nn.Module")
     name = str(getattr(getattr(source, "config", None), "_name_or_path", "")) or type(source).__name__
     return _module(name, source if device is None else source.to(device), tokenizer, **view)
+
+
+def _viewed(model: Model, view: dict[str, Any]) -> Model:
+    """A model that is open already, if that is the view that is asked for."""
+    _check_known(model.name, view, "it is open already")
+    if view["stream"] is not None and stream_named(view["stream"], model.streams) != model.stream:
+        raise InputError(f"stream={view['stream']!r}: '{model.name}' was opened at its stream {model.stream}; open it again")
+    return model
+
+
+def _check_known(name: str, view: dict[str, Any], reason: str) -> None:
+    for setting in ("blocks", "example"):
+        if view[setting] is not None:
+            raise InputError(f"{setting}=…: the blocks of '{name}' are known, {reason}; leave {setting} out")
 
 
 def open_awake(module: nn.Module, **view: Any) -> Model:
@@ -135,9 +150,7 @@ def _normscope_model(
 ) -> Model:
     from normscope.models.normscope_model import NormscopeModel
 
-    for setting in ("blocks", "example"):
-        if view[setting] is not None:
-            raise InputError(f"{setting}=…: the blocks of '{name}' are known, it was trained by normscope; leave {setting} out")
+    _check_known(name, view, "it was trained by normscope")
     zeros = check_finite(name, saved.model)
     saved = saved if device is None else SavedModel(saved.model.to(device), saved.about)
     model = NormscopeModel(name, saved, tokenizer, stream=view["stream"])

@@ -157,20 +157,22 @@ class Reproduce(Seeded):
         return Result(type(self), configuration, tables, summary, self.seed, self.device)
 
     def _all_made(self, request: Request, folder: Path | None) -> Iterator[tuple[str, Tables]]:
-        """The entries that were chosen; of all, those that a model given does not fit are left out, unless none is left."""
-        fitting, refused = 0, None
-        for entry in self.chosen:
-            measures = bool(request.models) and "model" in entry.takes
+        """The entries that were chosen; of all, those that a model given does not fit are left out, unless none is left.
+
+        Those that measure the model are made first: if it fits none, nothing else is made in vain.
+        """
+        measuring = [entry for entry in self.chosen if request.models and "model" in entry.takes]
+        refused: list[InputError] = []
+        for entry in [*measuring, *(entry for entry in self.chosen if entry not in measuring)]:
+            if refused and len(refused) == len(measuring):
+                raise refused[-1]
             try:
                 yield entry.id, self._made(entry, replace(request, earlier={}), folder)
-                fitting += measures
             except InputError as error:
-                if not (self.everything and measures):
+                if not (self.everything and entry in measuring):
                     raise
                 request.progress.message(f"left out: {entry.id}: {error}")
-                refused = error
-        if refused is not None and not fitting:
-            raise refused
+                refused.append(error)
 
     def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""

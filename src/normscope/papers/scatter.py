@@ -5,6 +5,9 @@ curves of one run: of all schemes and times together, since schemes share starts
 eigenvalues of C and their vectors, and a the published means minus ours. If sampling is all that separates them, then
 z_k = ⟨e_k, a⟩/√λ_k has variance 1/N for every k, so that N is about K/Σ z_k², and N Σ z_k² follows χ²_K. A change of the
 setting has no reason to give z_k of one size. N says how far the edges of the 90 % bands should be off, which tests it.
+
+Errors of the readings add a variance of at most c² to each z_k (``_CLEAR``), so N may be larger: its interval ends where
+Σ z_k²/(1/N + c²) has the upper quantile of χ²_K, or nowhere. It begins where it would without them.
 """
 
 import math
@@ -16,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.experiments.ensemble import Ensemble, Nowhere
 from normscope.experiments.progress import SILENT, Progress
 from normscope.papers.curves import READ, measured, published
@@ -40,8 +44,8 @@ class Scatter:
 
     Attributes:
         z: the difference along each component, in standard deviations of a single run.
-        runs: the number of runs whose mean is expected to differ as much.
-        low, high: its 90 % interval.
+        runs: the number of runs whose mean is expected to differ as much, if readings are exact.
+        low, high: its 90 % interval; ``high`` is infinite where errors of readings may explain the difference.
     """
 
     z: tuple[float, ...]
@@ -52,13 +56,21 @@ class Scatter:
 
 def scatter(curves: Values, difference: Values, seed: int = 0) -> Scatter:
     """Of the curves (runs, points) of single runs, and the difference (points) of two means."""
-    values, vectors = np.linalg.eigh(np.cov(curves.T))
+    values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(curves.T)))
     deviations = np.sqrt(values.clip(min=0))[::-1][:_MOST]
     z = (difference @ vectors[:, ::-1])[:_MOST] / deviations
     z = z[deviations >= _ERROR / _CLEAR]
-    total = float((z**2).sum())
-    low, high = np.quantile(np.random.default_rng(seed).chisquare(len(z), 200_000), _INTERVAL) / total
-    return Scatter(tuple(z.tolist()), len(z) / total, float(low), float(high))
+    if not len(z):
+        raise InputError("single runs differ too little to tell how many a mean is of")
+    low, high = interval(z, seed)
+    return Scatter(tuple(z.tolist()), len(z) / float((z**2).sum()), low, high)
+
+
+def interval(z: Values, seed: int = 0) -> tuple[float, float]:
+    """The 90 % interval of N."""
+    shares = float((z**2).sum()) / np.quantile(np.random.default_rng(seed).chisquare(len(z), 200_000), _INTERVAL)
+    variance = float(shares[1]) - _CLEAR**2
+    return 1 / float(shares[0]), 1 / variance if variance > 0 else math.inf
 
 
 def edge_error(curves: Values, runs: int, level: float, seed: int = 0) -> tuple[float, float, float]:
@@ -92,7 +104,7 @@ def of_panel(name: str, runs: int, instead: Mapping[str, Any] | None = None, pro
         read = np.isfinite(off)
         row[f"{edge}_edge"] = math.sqrt((off[read] ** 2).mean())
         few = found.runs * _TIMES <= runs  # else the quantiles of so many are those of the same few runs
-        expected = edge_error(curves[:, read], round(found.runs), level) if few else (math.nan,) * 3
+        expected = edge_error(curves[:, read], max(1, round(found.runs)), level) if few else (math.nan,) * 3
         row |= dict(zip((f"{edge}_expected", f"{edge}_from", f"{edge}_to"), expected, strict=True))
     return row
 

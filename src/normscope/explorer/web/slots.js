@@ -19,6 +19,7 @@ export const CHOICES = {
 };
 export const PLAIN = "softmax";
 export const SCORE_PARTS = ["temperature", "softcap", "sink"]; // in the order in which they act
+const TRIED = [...Array(64).keys()].map((i) => i + 1).concat([...Array(14).keys()].map((i) => 2 ** (i + 7))); // values of n
 const ATTENTION_ALONE = { heads: "none", scores: PLAIN, gate: "none" };
 const EMPTY = {
   input: "none",
@@ -379,10 +380,13 @@ function scoreParts(text) {
   const parts = Object.fromEntries(given);
   if (Object.keys(parts).length < given.length) throw new InputError(`${SCORES_ALLOWED}, not '${text}'`);
   for (const [name, formula] of Object.entries(parts)) {
-    const [first, second] = [1, 2].map((keys) => finiteValue(formula, { [KEYS]: keys }));
-    if (first === null || second === null || (name !== "sink" && !(first >= 0 && second > 0))) {
-      const what = name === "sink" ? "a finite number" : "positive";
-      throw new InputError(`in slot 'scores' the number of ${name} must be ${what}, not '${formula.text}'`);
+    for (const keys of formula.names.has(KEYS) ? TRIED : [2]) {
+      const value = finiteValue(formula, { [KEYS]: keys });
+      if (value === null || (name !== "sink" && !(value > 0 || (value === 0 && keys === 1)))) {
+        const what = name === "sink" ? "a finite number" : "positive";
+        const at = formula.names.has(KEYS) ? ` for n = ${keys}` : "";
+        throw new InputError(`in slot 'scores' the number of ${name} must be ${what}${at}, not '${formula.text}'`);
+      }
     }
   }
   return Object.fromEntries(SCORE_PARTS.filter((name) => name in parts).map((name) => [name, parts[name]]));

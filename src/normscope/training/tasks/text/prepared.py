@@ -214,9 +214,9 @@ class _Preparation:
             names = [f"{part}{end}" for part in PARTS for end in (".bin", _SIZES)]
             files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
             pieces, copies = tee(_pieces(self._parts("tokenizing")))
-            for piece, ids in zip(pieces, encoded(tokenizer, (copy.text for copy in copies)), strict=True):
-                row = np.array([*ids, last] if piece.ends else ids, dtype=np.int64)
-                sizes, lost = weighed.of(piece.text, row[: len(ids)])
+            for piece, tokens in zip(pieces, encoded(tokenizer, (copy.text for copy in copies)), strict=True):
+                row = np.array([*tokens.ids, last] if piece.ends else tokens.ids, dtype=np.int64)
+                sizes, lost = weighed.of(piece.text, tokens)
                 sizes = np.pad(sizes, (0, int(piece.ends)))  # the end of a document has no bytes
                 files[f"{piece.part}.bin"].write(row.astype(dtype).tobytes())
                 files[f"{piece.part}{_SIZES}"].write(sizes.clip(max=_MOST_BYTES).astype(_BYTES).tobytes())

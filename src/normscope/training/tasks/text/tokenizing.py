@@ -17,7 +17,7 @@ from normscope.machine.files import read_json, read_text, regular_file, user_pat
 from normscope.machine.packages import PREFIX, packaged
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 END = "<|endoftext|>"
 _ENDS = ("<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")  # tokens that end a document, by their common names
@@ -123,34 +123,37 @@ def configuration(end: str, context: int) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator[list[int]]:
-    """The ids of every text, many texts at a time, without special tokens."""
+def encoded(tokenizer: "Tokenizer", texts: Iterable[str]) -> Iterator["Encoding"]:
+    """The tokens of every text, many texts at a time, without special tokens; with offsets unless they are bytes."""
+    encode = tokenizer.encode_batch_fast if _of_bytes(tokenizer) else tokenizer.encode_batch
     for group in _groups(texts):
-        yield from (each.ids for each in tokenizer.encode_batch_fast(group, add_special_tokens=False))
+        yield from encode(group, add_special_tokens=False)
 
 
 class TokenBytes:
     """The bytes of text that tokens stand for.
 
-    A token of bytes, or of ASCII characters, has as many bytes as its name has characters. Where these add up to the text they
-    are right; elsewhere a token has the bytes from the end of the token before to its own end, by the tokenizer's offsets.
+    A token of a byte-level tokenizer has as many bytes as its name has characters. Where these do not add up to the text, and
+    for all other tokenizers, a token has the bytes from the end of the token before to its own end, by the offsets.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         self._lengths = np.zeros(size_of(tokenizer), dtype=np.int64)
+        self._of_bytes = _of_bytes(tokenizer)
         for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
             self._lengths[index] = len(token)
 
-    def of(self, text: str, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
+    def of(self, text: str, tokens: "Encoding") -> tuple[npt.NDArray[np.int64], int]:
         """The bytes of each token of a text, and the number of letters, digits and signs that no token stands for."""
-        sizes = self._lengths[ids]
-        if sizes.sum() == len(text.encode()):
+        sizes = self._lengths[tokens.ids]
+        if self._of_bytes and sizes.sum() == len(text.encode()):
             return sizes, 0
         points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
         places = np.zeros(len(text) + 1, dtype=np.int64)  # the bytes before each character
         places[1:] = (1 + np.searchsorted(_WIDER, points, side="right")).cumsum()
-        offsets = np.array(self._tokenizer.encode(text, add_special_tokens=False).offsets, dtype=np.int64).reshape(-1, 2)
+        known = self._tokenizer.encode(text, add_special_tokens=False) if self._of_bytes else tokens
+        offsets = np.array(known.offsets, dtype=np.int64).reshape(-1, 2)
         changes = np.zeros(len(text) + 1, dtype=np.int64)
         np.add.at(changes, offsets[:, 0], 1)
         np.add.at(changes, offsets[:, 1], -1)
@@ -160,6 +163,11 @@ class TokenBytes:
         ends = np.maximum.accumulate(offsets[:, 1])
         ends[-1] = len(text)
         return np.diff(places[ends], prepend=0), dropped
+
+
+def _of_bytes(tokenizer: "Tokenizer") -> bool:
+    """Whether its tokens are bytes, each named by one character."""
+    return '"ByteLevel"' in tokenizer.to_str()
 
 
 def _groups(texts: Iterable[str], characters: int = 1 << 20) -> Iterator[list[str]]:
