@@ -125,6 +125,44 @@ def test_terms_of_the_scores_are_told_apart() -> None:
     assert {call.kv_heads for call in run["falcon with ALiBi"]} == {1}
 
 
+@pytest.mark.parametrize("family", ["falcon", "gemma2", "gpt_oss"])
+def test_a_query_whose_scores_get_the_least_number_attends_to_all_keys_alike(family: str) -> None:
+    """A mask in four axes is added as it is; a sink takes all weight."""
+    model = tiny(family)
+    tokens = torch.randint(3, 50, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
+    hidden = torch.ones(TOKENS, TOKENS).triu(1).bool() | (torch.arange(TOKENS) > 6)[:, None]
+    mask = torch.zeros(ROWS, 1, TOKENS, TOKENS).masked_fill(hidden, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        plain = model(tokens, attention_mask=mask, output_attentions=True)
+    for thorough in (True, False):
+        calls: list[AttentionCall] = []
+
+        def observe(call: AttentionCall, calls: list[AttentionCall] = calls) -> Tensor:
+            calls.append(call)
+            return call.mixed()
+
+        with torch.no_grad(), observing_attention(model, observe, thorough=thorough):
+            result = model(tokens, attention_mask=mask)
+        torch.testing.assert_close(result[0], plain[0], rtol=1e-4, atol=1e-4)
+        for call, by_family in zip(calls, plain.attentions, strict=True):
+            torch.testing.assert_close(weights(call), by_family, rtol=0, atol=1e-5)
+            assert isinstance(call.scale, float) == (family != "gemma2")
+
+
+def test_padding_that_sees_no_key_is_as_the_library_computes_it() -> None:
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("mistral", **SIZE, num_key_value_heads=2, sliding_window=2)
+    model = AutoModel.from_config(config, attn_implementation="sdpa").eval()
+    given = {"input_ids": torch.arange(3, 3 + TOKENS)[None], "attention_mask": (torch.arange(TOKENS) < 4).long()[None]}
+    with torch.no_grad():
+        plain = model(**given)
+    result, calls, _ = observed(model, lambda: model(**given))
+    torch.testing.assert_close(result[0], plain[0])
+    assert all(not call.mask[..., 6:, :].any() and isinstance(call.scale, float) for call in calls)
+
+
 class Attention(nn.Module):
     """Attention as people write it, in several ways."""
 

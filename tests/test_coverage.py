@@ -57,6 +57,16 @@ def test_a_type_is_opened_and_agrees_with_plain_torch(
         assert row.scheme == scheme, row
 
 
+def test_streams_of_patches_agree_where_rows_have_different_numbers_of_patches(coverage: ModuleType) -> None:
+    """A patch without bytes attends to all bytes alike, as the mask of the model says."""
+    rows = coverage.rows_of("causal", "blt")
+    assert len(rows) == 6
+    assert all(row.opened for row in rows), [(row.stream, row.states) for row in rows]
+    attended = [row for row in rows if row.attention]
+    assert len(attended) == 4
+    assert all(row.attends for row in attended), [(row.stream, row.qkv) for row in attended]
+
+
 def test_a_tiny_model_shows_every_kind_of_layer_and_has_no_plain_gain() -> None:
     assert all(len(model_types(mapping)) > 10 for mapping in MAPPINGS)
     model = tiny_model("qwen3_next", "causal", seed=1)

@@ -60,7 +60,8 @@ AttentionObserver = Callable[[AttentionCall], Tensor]  # gives the mixed values,
 _observer: ContextVar[AttentionObserver | None] = ContextVar("observer", default=None)
 _observable: ContextVar[tuple[nn.Module, ...]] = ContextVar("observable", default=())
 _thorough: ContextVar[bool] = ContextVar("thorough", default=True)
-_biased: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()  # whether the mask of a module held numbers
+_masked: "WeakKeyDictionary[nn.Module, tuple[bool, bool]]" = WeakKeyDictionary()  # whether a mask held numbers, hid all keys
+_OF_LIBRARY = "_normscope_of_library"  # an attribute of the masks that the library makes
 
 
 @contextmanager
@@ -132,10 +133,19 @@ def same_random_numbers(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
 
     AttentionInterface.register(IMPLEMENTATION, _attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, _library_mask)
+
+
+def _library_mask(*given: Any, **options: Any) -> Tensor | None:
+    """The mask that the library makes, marked, since a model may also make one itself."""
+    from transformers.masking_utils import eager_mask
+
+    mask: Tensor | None = eager_mask(*given, **options)
+    if mask is not None:
+        setattr(mask, _OF_LIBRARY, True)
+    return mask
 
 
 def _configs(modules: Sequence[nn.Module]) -> list[Any]:
@@ -170,12 +180,15 @@ def _attention(
     shared = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(shared, 1) if shared > 1 else x for x in (key, value))
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    biased = None if _thorough.get() else _biased.get(module)
+    biased, flattened = (None, None) if _thorough.get() else _masked.get(module, (None, None))
     mask, bias = _mask_and_bias(attention_mask, position_bias, query, k, causal, biased)
-    _biased[module] = bias is not None
+    mask, flat = (mask, None) if s_aux is not None else _with_flat(mask, attention_mask, flattened)  # a sink takes all weight
+    _masked[module] = bias is not None, flat is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(scale, Tensor) and scale.numel() == 1:
         scale = float(scale)
+    if flat is not None:
+        scale = scale * (~flat).to(torch.promote_types(query.dtype, torch.float32))
     call = AttentionCall(module, query, k, v, mask, scale, softcap, key.shape[1], bias, s_aux)
     observer = _observer.get()
     with suspended():
@@ -206,3 +219,19 @@ def _mask_and_bias(
     if biased is None:
         biased = position_bias is not None or bool(bias.any())
     return attends, bias if biased else None
+
+
+def _with_flat(attends: Tensor, mask: Tensor | None, known: bool | None) -> tuple[Tensor, Tensor | None]:
+    """The keys that queries attend to and, if there are any, the queries of flat attention (rows or 1, heads or 1, queries, 1).
+
+    A mask that a model makes itself may add the least number to all scores of a query: they vanish beside it, and all keys have
+    the same weight. In a mask of the library such a query sees no key. ``known``: whether there are such queries, or None.
+    """
+    if mask is None or mask.dtype == torch.bool or hasattr(mask, _OF_LIBRARY) or known is False:
+        return attends, None
+    flat = ~attends.any(-1, keepdim=True)
+    if known is None and not bool(flat.any()):
+        return attends, None
+    added = mask[..., : attends.shape[-1]]
+    highest = added.amax(-1, keepdim=True)
+    return attends | (flat & (added == highest) & highest.isfinite()), flat

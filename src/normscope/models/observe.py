@@ -94,7 +94,7 @@ class Softmax:
     """How scores q·k become attention weights: softmax(cap(scale·q·k) + bias), cap(s) = softcap·tanh(s/softcap).
 
     Attributes:
-        scale: the factor of q·k, a positive number, or one for every query, 0 where it sees a single key.
+        scale: the factor of q·k, a positive number, or one for every query, 0 where it sees a single key or all keys alike.
         softcap: the bound of capped scores; None where they are not capped.
         bias: what positions add to the logits (ALiBi, relative position biases).
         sink: a further logit, whose weight goes to no key.
