@@ -8,7 +8,7 @@ that add integers.
 
 import math
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.resources import files
@@ -67,7 +67,7 @@ def published_failures(schemes: Sequence[Scheme]) -> list[str]:
     """Which of the schemes failed to train in published models, and at which sizes."""
     table, failures = perplexities(), []
     for scheme in schemes:
-        names = [name for name in table["scheme"].unique() if same_blocks(find_scheme(name), scheme)]
+        names = names_of(scheme, table["scheme"].unique())
         sizes = table[table["scheme"].isin(names)].groupby("model", sort=False)["failed"].agg(["any", "all"])
         each = [model if sizes["all"][model] else f"{model} (one of two papers)" for model in sizes.index[sizes["any"]]]
         failures += [f"{scheme.name} at {listed(each)}"] if each else []
@@ -250,6 +250,11 @@ def same_blocks(a: Scheme, b: Scheme) -> bool:
     return stages[0] == stages[1]
 
 
+def names_of(scheme: Scheme, names: Iterable[str]) -> list[str]:
+    """Those of some named schemes that have the blocks of a scheme."""
+    return [name for name in names if same_blocks(find_scheme(name), scheme)]
+
+
 def trained_table(schemes: Sequence[Scheme]) -> pd.DataFrame:
     """What models that add integers came to under each scheme; a row that says so where there is nothing."""
     rows = []
@@ -281,11 +286,10 @@ class Verdicts:
     def of(cls, evidence: Evidence, schemes: Sequence[Scheme], depth: int) -> "Verdicts":
         """Of schemes at a depth: by the models of each at that depth, else at the next deeper one, else at its deepest."""
         outcomes = evidence.outcomes
-        known = {name: find_scheme(name) for name in evidence.trained[1]}
         fast = {at: _fast(outcomes[outcomes["depth"] == at], evidence.spread) for at in evidence.trained[0]}
         rows = []
         for scheme in schemes:
-            name = next((name for name, other in known.items() if same_blocks(other, scheme)), None)
+            name = next(iter(names_of(scheme, evidence.trained[1])), None)
             trained = {int(row["depth"]): row for row in plain_rows(outcomes[outcomes["scheme"] == name])}
             row = trained[_nearest(trained, depth)] if trained else {}
             several = bool(row) and len(evidence.rates[row["depth"]]) > 1
@@ -298,11 +302,8 @@ class Verdicts:
 
     def runs(self, schemes: Sequence[Scheme]) -> pd.DataFrame:
         """All runs of the schemes, at all depths, under their names here."""
-        runs, tables = self.evidence.runs, []
-        known = {name: find_scheme(name) for name in self.evidence.trained[1]}
-        for scheme in schemes:
-            names = [name for name, other in known.items() if same_blocks(other, scheme)]
-            tables.append(runs[runs["scheme"].isin(names)].assign(scheme=scheme.name))
+        runs, names = self.evidence.runs, self.evidence.trained[1]
+        tables = [runs[runs["scheme"].isin(names_of(scheme, names))].assign(scheme=scheme.name) for scheme in schemes]
         return pd.concat(tables, ignore_index=True)
 
     @property

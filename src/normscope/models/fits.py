@@ -32,10 +32,10 @@ def fit(target: Tensor, x: Tensor, U: Float[Tensor, "updates picked"], free: boo
     return ((ut - xu) / uu).nan_to_num(0.0), torch.ones_like(uu)
 
 
-def fit_channels(x: Tensor, u: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with two numbers for each channel."""
+def fit_channels(x: Tensor, u: Tensor, target: Tensor, over: tuple[int, ...] = (0,)) -> tuple[Tensor, Tensor]:
+    """The same with two numbers for each channel, or with ``over=(0, 1)`` for all of them."""
     x, u, target = (y.flatten(0, -2) for y in (x, u, target))
-    return _solve(*((a * b).sum(0) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
+    return _solve(*((a * b).sum(over) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
 
 
 def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,9 +47,8 @@ def _solve(xx: Tensor, xu: Tensor, uu: Tensor, xt: Tensor, ut: Tensor) -> tuple[
 
 def fitted(before: States, added: States, total: States, by_channel: bool) -> Scales:
     """The scales of total = carry·before + step·added in one pass: least squares, a number or one for each channel."""
-    x, u, target = (y.double().flatten(0, -2) for y in (before, added, total))
-    over = (0,) if by_channel and len(x) >= FEWEST else (0, 1)
-    step, carry = _solve(*((a * b).sum(over) for a, b in ((x, x), (x, u), (u, u), (x, target), (u, target))))
+    several = by_channel and before.shape[:-1].numel() >= FEWEST
+    step, carry = fit_channels(before.double(), added.double(), total.double(), (0,) if several else (0, 1))
     return Scales(step.float(), carry.float())
 
 
