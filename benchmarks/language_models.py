@@ -281,7 +281,7 @@ def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def merge(folders: Sequence[Path]) -> None:
-    """Add the results of sessions to the data files; a run that is there already is replaced."""
+    """Add the results of several folders to the data files; a run that is there already is replaced."""
     for name, home in ((RUNS, PACKAGED), (BLOCKS, DATA), (CURVES, DATA), (WATCHED, DATA)):
         read = pd.read_parquet if name.endswith(".parquet") else pd.read_csv
         tables = [read(path) for path in (home / name, *(folder / name for folder in folders)) if path.exists()]
