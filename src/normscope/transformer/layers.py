@@ -237,7 +237,7 @@ def rotate(x: Float[Tensor, "rows tokens heads head"], rotation: Rotation) -> Fl
     The halves are swapped, not split and joined: a compiler makes an index of that, forward and backward.
     """
     own, other = (part[..., None, :] for part in rotation)
-    partners = x.unflatten(-1, (2, x.shape[-1] // 2)).flip(-2).flatten(-2)
+    partners = torch.unflatten(x, -1, (2, x.shape[-1] // 2)).flip(-2).flatten(-2)
     return (x * own + partners * other).to(x.dtype)
 
 
