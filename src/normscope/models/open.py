@@ -101,7 +101,7 @@ def open_model(
 
 
 def _viewed(model: Model, view: dict[str, Any]) -> Model:
-    """A model that is open already, if that is the view that is asked for."""
+    """A model that is open already, if it has the requested view."""
     _check_known(model.name, view, "it is open already")
     if view["stream"] is not None and stream_named(view["stream"], model.streams) != model.stream:
         raise InputError(f"stream={view['stream']!r}: '{model.name}' was opened at its stream {model.stream}; open it again")

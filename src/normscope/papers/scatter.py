@@ -6,7 +6,7 @@ eigenvalues of C and their vectors, and a the published means minus ours. If sam
 z_k = ⟨e_k, a⟩/√λ_k has variance 1/N for every k, so that N is about K/Σ z_k², and N Σ z_k² follows χ²_K. A change of the
 setting has no reason to give z_k of one size. N says how far the edges of the 90 % bands should be off, which tests it.
 
-Errors of the readings add a variance of at most c² to each z_k (``_CLEAR``), so N may be larger: its interval ends where
+Errors of digitised values add a variance of at most c² to each z_k (``_CLEAR``), so N may be larger: its interval ends where
 Σ z_k²/(1/N + c²) has the upper quantile of χ²_K, or nowhere. It begins where it would without them.
 """
 
