@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import normscope as ns
 from helpers.cli import run
+from helpers.models import GPT2, built
 from helpers.tiny_models import tiny_model
 from normscope.errors import InputError
 from normscope.schemes import NAMED
@@ -35,6 +36,10 @@ def own(scheme: str) -> Transformer:
 @pytest.mark.parametrize(("kind", "mapping"), [("llama", "causal"), ("gemma2", "causal"), ("bert", "masked"), ("vit", "image")])
 def test_models_as_their_code_declares(kind: str, mapping: str) -> None:
     assert differences(tiny_model(kind, mapping)) == []
+
+
+def test_a_model_of_short_contexts() -> None:
+    assert differences(built("GPT2Config", {**GPT2, "n_positions": 8})) == []
 
 
 @pytest.mark.parametrize("scheme", ["pre", "post", "peri", "ln-scaling", "mix", "deepnorm", "ngpt-lerp", "qkv", "hybrid-star"])

@@ -102,7 +102,7 @@ def _attention_facts(layer: int, slots: Slots) -> dict[Place, Value]:
 def scheme_facts(scheme: Scheme, model: Model) -> dict[Place, Value]:
     """What a scheme declares for the sublayers of a model; a stream that is not normalised at its end needs a final norm.
 
-    Encoders of normscope need none: the decoder's cross-attention normalises what it reads of them.
+    Encoders of normscope have none.
     """
     facts: dict[Place, Value] = {}
     scheme.check(model.layers)
@@ -228,7 +228,8 @@ def unproved(model: Model) -> Iterator[Difference]:
 def _small_sample(model: Model) -> Sample:
     """Some tokens, or random features."""
     if model.modality == "text":
-        return model.batch(1 + torch.arange(_TOKENS) % max(model.vocabulary - 1, 1))
+        tokens = torch.arange(min(_TOKENS, model.context or _TOKENS), device=model.device)
+        return Sample.of(1 + tokens[None] % max(model.vocabulary - 1, 1))
     return model.batch(torch.randn(2, *model.feature_shape, generator=torch.Generator().manual_seed(0)))
 
 
