@@ -39,6 +39,7 @@ from normscope.training.tasks import MASK, AdditionTask, as_text
 from normscope.training.tasks.addition.feeds import SplitFeed, draw_batches
 from normscope.transformer import Row, SavedModel, Transformer, save_model
 from normscope.transformer.layers import Attention
+from normscope.watch.probe_batch import sample_of
 
 STREAMS = ("encoder", "decoder")
 LAYERS = {"encoder": 2, "decoder": 3}
@@ -377,10 +378,75 @@ def test_examples_that_leave_a_half_without_tokens_are_refused() -> None:
             view.sample(view.encode(text), None, 0)
     assert opened("encoder").sample(opened().encode("[1+2="), None, 0).decoded is not None
     for wrong in ("1+2=3", "=12"):
-        with pytest.raises(InputError, match=r"examples that begin with \["):
+        ids = torch.tensor([opened().encode(wrong)])
+        for read in (
+            opened(),
+            partial(opened().sample, size=None, seed=0),
+            partial(sample_of, opened(), rows=None, tokens=None),
+        ):
+            with pytest.raises(InputError, match=rf"examples that begin with \[, such as \[12\+7=1, not '{re.escape(wrong)}'"):
+                read(ids)
+    with pytest.raises(InputError, match="too short for the decoder: give rows"):
+        sample_of(opened(), torch.tensor([opened().encode("[1+2=")] * 4), None, None)
+
+
+def rows_of(*texts: str) -> Tensor:
+    return torch.tensor([opened().encode(text) for text in texts])
+
+
+def halves(sample: Sample) -> list[list[str]]:
+    """The characters of every row of both halves, without padding, which is at the end of rows."""
+    for part in sample.parts:
+        assert bool((part.attention_mask.int().diff(dim=1) <= 0).all())
+    return [[as_text(row[there]) for row, there in zip(part.tokens, part.attention_mask, strict=True)] for part in sample.parts]
+
+
+def test_examples_that_are_ended_or_padded_are_those_that_are_not() -> None:
+    rows = rows_of("[1+2=3]********", "[1+2=34********", "[10+2345=23455]")
+    sample = opened().sample(rows, None, 0)
+    assert halves(sample) == [["[1+2=", "[1+2=", "[10+2345="], ["[3", "[34", "[23455"]]
+    assert [as_text(row[row != NOTHING]) for row in sample.predicting.targets] == ["3", "34", "23455"]
+    logits = opened().forward(sample)
+    for row, text in enumerate(("[1+2=3", "[1+2=34", "[10+2345=23455")):
+        alone = opened()(text)
+        assert near(alone[0], logits[row, : alone.shape[1]])
+    model = SavedModel(built(), ABOUT)
+    audit = ns.audit(model, token_ids=rows.tolist(), fresh=True, progress=False)
+    assert audit.configuration["tokens"] == 2 + 3 + 6
+    for wrong in ("[1+2=3]4", "[1+*2=3"):
+        with pytest.raises(InputError, match=rf"an example ends with \], and \* alone follows it, not '{re.escape(wrong)}'"):
             opened()(wrong)
-        with pytest.raises(InputError, match=r"examples that begin with \["):
-            opened().sample([opened().encode("[" + wrong)[1:]], None, 0)
+
+
+def test_a_probe_of_examples_is_split_with_its_mask() -> None:
+    rows = rows_of("[1+2=33", "[1+23=4")
+    whole = torch.ones_like(rows)
+    given = {"input_ids": rows, "attention_mask": whole, "labels": rows, "position_ids": rows}
+    sample = sample_of(opened(), given, None, None)
+    assert halves(sample) == [["[1+2=", "[1+23="], ["[33", "[4"]]
+    assert torch.equal(opened()(sample), opened()(rows))
+    left = torch.cat((torch.zeros_like(rows[:, :2]), rows), 1)
+    mask = torch.arange(9) >= torch.tensor([[2], [2]])
+    mask[0, -1] = False
+    assert halves(sample_of(opened(), {"input_ids": left, "attention_mask": mask}, None, None))[1] == ["[3", "[4"]
+    with pytest.raises(InputError, match=r"a mask of \[2, 6\] and tokens of \[2, 7\]"):
+        sample_of(opened(), {"input_ids": rows, "attention_mask": whole[:, 1:]}, None, None)
+
+
+@EITHER
+@pytest.mark.parametrize("vocabulary", [16, 100])
+def test_both_halves_of_another_vocabulary_read_the_same_ids(stream: str, vocabulary: int) -> None:
+    """They are no examples of addition, even where their numbers are those of its characters."""
+    model = random_transformer("pre", encoder_layers=2, vocabulary=vocabulary)
+    view, tokens = ns.open(model, stream=stream), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8], [5, 12, 7, 8, 9, 10, 11, 13]])
+    row = Row(tokens, torch.arange(8).expand(2, -1), CausalMask())
+    there = PaddingMask(torch.ones(2, 8, dtype=torch.bool))
+    with torch.no_grad():
+        assert near(view(tokens), model(row, replace(row, mask=there), there))
+    sample = sample_of(view, tokens, None, None)
+    assert torch.equal(sample.tokens, tokens)
+    assert sample.decoded is None
+    assert ns.audit(view, token_ids=[3, 4, 5, 6, 7, 8], progress=False).configuration["tokens"] == 6
 
 
 @EITHER

@@ -20,7 +20,7 @@ from normscope.models.model import BlockNorm, HeadProjections, Model, TextOrIds,
 from normscope.models.observe import AttentionStep, Observer, OnAttention, Rotation, Sample, SublayerStep
 from normscope.models.offload import tensors_of
 from normscope.training.recipe import data_of
-from normscope.training.tasks import as_text, split_rows
+from normscope.training.tasks import CHARACTERS, as_text, split_rows
 from normscope.transformer import Row, SavedModel
 from normscope.transformer.layers import Attention, Norm
 from normscope.transformer.model import Sublayer
@@ -49,7 +49,8 @@ class NormscopeModel(Model):
         self.layers, self.heads, self.dim, self.head_dim = len(self.blocks), config.heads, config.dim, config.head
         self.kv_heads = self.heads
         self.tokenizer, self.position_kind = tokenizer, "rotary" if config.positions == "rope" else config.positions
-        self.reads_examples = tokenizer is None and recipe.get("task", _ADDITION) == _ADDITION and config.positions == "cyclic"
+        adds = recipe.get("task", _ADDITION) == _ADDITION and config.positions == "cyclic"
+        self.reads_examples = adds and tokenizer is None and config.vocabulary == len(CHARACTERS)
         self.context = None if self.reads_examples else recipe.get("context")
         self._stages = tuple(config.scheme.at(layer, self.layers) for layer in range(self.layers))
         self.schemes = self._stages
@@ -224,10 +225,18 @@ class NormscopeModel(Model):
         return rows if scale is None else scale[:, None] * rows
 
     def batch(self, x: "TextOrIds | Sample") -> Sample:
-        """A text, token ids or a sample as a sample; an encoder reads examples up to ``=``, its decoder ``[`` and the rest."""
+        """A text, token ids or a sample as a sample; an encoder reads examples up to ``=``, its decoder ``[`` and the rest.
+
+        Both halves of an encoder-decoder of another vocabulary read the same token ids.
+        """
         sample = super().batch(x)
-        split = self._encoded and self.reads_examples and not isinstance(x, Sample)
-        return Sample.drawn(split_rows(sample.tokens)) if split else sample
+        if isinstance(x, Sample) or not (self._encoded and self.reads_examples):
+            return sample
+        wrong = sample.tokens[:, 0] != CHARACTERS.index(_BEGIN)
+        if bool(wrong.any()):
+            text = as_text(sample.tokens[wrong][0])
+            raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1, not '{text}'")
+        return Sample.drawn(split_rows(sample.tokens))
 
     def sample(self, text: TextOrIds | None, size: int | None, seed: int) -> Sample:
         """Examples of the task that the model was trained on, one in each row; or the first tokens of a text, or token ids."""
@@ -235,8 +244,6 @@ class NormscopeModel(Model):
             return Sample.continued(self._first_tokens(text, size))
         if text is not None and not isinstance(text, str):
             sample = self.batch(text).with_next()
-            if self._encoded and bool((sample.tokens[:, 0] != self.encode(_BEGIN)[0]).any()):
-                raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1")
             count = int(self.viewed(sample).attention_mask.sum(1).max())
             require_tokens(count, f"the examples are too short for the {self.stream}")
             return sample
@@ -252,8 +259,6 @@ class NormscopeModel(Model):
         """The ids of characters or tokens."""
         if not self.reads_examples:
             return super().encode(text)
-        if self._encoded and not text.startswith(_BEGIN):
-            raise InputError(f"'{self.name}' reads examples that begin with {_BEGIN}, such as {_BEGIN}12+7=1, not '{text}'")
         ids = [self.token_of(character) for character in text]
         if None in ids:
             known = "".join(self.words(torch.arange(self.vocabulary)))

@@ -14,6 +14,7 @@ from normscope.models import NOTHING, Model, Sample, open_awake
 from normscope.models.foreign import library_errors
 from normscope.models.inputs import device_of, is_encoder_decoder, is_of_library, main_input, states_its_input, tokens_known
 from normscope.models.wrapped import unwrapped
+from normscope.training.tasks import MASK as PADDING
 
 _TOKENS, _MASK = "input_ids", "attention_mask"
 _FEATURES = ("pixel_values", "input_features", "input_values")
@@ -46,7 +47,8 @@ def sample_of(model: Model, probe: Any, rows: int | None, tokens: int | None) ->
     sample = sample.mapped(cut)
     seen = model.viewed(sample)
     if seen.features is None and int(seen.attention_mask[:, 1:].sum()) < _FEWEST:  # a stream of frames may have other rows
-        raise InputError("probe= is too short: give rows of several tokens, the first of which is left out of means")
+        stream = f" for the {model.stream}" if len(model.streams) > 1 else ""
+        raise InputError(f"probe= is too short{stream}: give rows of several tokens, the first of which is left out of means")
     return sample
 
 
@@ -115,25 +117,38 @@ def _sample(model: Model, probe: Any) -> Sample:
     first = [] if is_of_library(model.model) else list(signature(model.model.forward).parameters)[:1]
     read = _read(probe if features is None or both else features, first)
     _check_device(read.device, model.device)
+    mask, in_halves = _mask(named, read), model.reads_examples and len(model.streams) > 1
+    if in_halves and mask is not None:
+        read = _padding_last(read.where(mask, PADDING), mask)
     try:
         sample = Sample.of(read) if both else model.batch(read)
     except InputError as error:
         raise InputError(f"probe= cannot be read: {error}") from error
+    if in_halves:  # each with tokens, padding and positions of its own
+        return sample
 
     def given(name: str) -> Tensor | None:
         x = named.get(name)
-        if isinstance(x, Tensor) and name == _MASK and x.ndim == 2 and x.shape != sample.tokens.shape and read.ndim == 2:
-            raise InputError(f"probe= has a mask of {list(x.shape)} and tokens of {list(sample.tokens.shape)}")
         return x if isinstance(x, Tensor) and x.shape == sample.tokens.shape else None
 
-    mask, labels, positions = (given(name) for name in (_MASK, "labels", "position_ids"))
+    labels, positions = (given(name) for name in ("labels", "position_ids"))
     if named.get(_TOKENS) is not None:
         sample = replace(sample, positions=positions, features=features)
     if labels is not None:
         sample = replace(sample, targets=torch.where(labels < 0, NOTHING, labels))
     if is_encoder_decoder(model.model):
         sample = replace(sample, decoded=_decoded(model.model, named))
-    return sample if mask is None or named.get(_TOKENS) is None else _padded(sample, mask.bool())
+    return sample if mask is None else _padded(sample, mask)
+
+
+def _mask(named: Mapping[str, Any], read: Tensor) -> Bool[Tensor, "rows tokens"] | None:
+    """The attention mask of a batch of token ids; None where there is none, and for one of pairs of tokens."""
+    mask, ids = named.get(_MASK), named.get(_TOKENS) is not None and not read.is_floating_point()
+    if not ids or not isinstance(mask, Tensor) or not read.ndim == mask.ndim == 2:
+        return None
+    if mask.shape != read.shape:
+        raise InputError(f"probe= has a mask of {list(mask.shape)} and tokens of {list(read.shape)}")
+    return mask.bool()
 
 
 def _decoded(module: Any, named: Mapping[str, Any]) -> Sample | None:
@@ -150,7 +165,11 @@ def _decoded(module: Any, named: Mapping[str, Any]) -> Sample | None:
 
 def _padded(sample: Sample, mask: Bool[Tensor, "rows tokens"]) -> Sample:
     """The sample with a mask; padding at the beginning of a row moves to its end, where a Sample has it."""
-    order = (~mask).long().argsort(dim=1, stable=True)
-    positions = None if sample.positions is None else sample.positions.gather(1, order)
-    tokens, targets, mask = (x.gather(1, order) for x in (sample.tokens, sample.targets, mask))
-    return replace(sample, tokens=tokens, targets=targets, attention_mask=mask, positions=positions)
+    positions = None if sample.positions is None else _padding_last(sample.positions, mask)
+    tokens, targets, moved = (_padding_last(x, mask) for x in (sample.tokens, sample.targets, mask))
+    return replace(sample, tokens=tokens, targets=targets, attention_mask=moved, positions=positions)
+
+
+def _padding_last(x: Tensor, mask: Bool[Tensor, "rows tokens"]) -> Tensor:
+    """Values of tokens with those of padding moved to the end of every row."""
+    return x.gather(1, (~mask).long().argsort(dim=1, stable=True))

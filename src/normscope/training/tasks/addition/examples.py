@@ -39,10 +39,24 @@ class Examples:
 
     @classmethod
     def begun(cls, characters: Int[Tensor, "examples begun"]) -> "Examples":
-        """Beginnings such as ``[1+2=`` or ``[1+2=3``, ended by ``]``; all of one without ``=`` comes before its answer."""
-        width, equals = characters.shape[1], characters == EQUALS
-        answers = torch.where(equals.any(1), equals.int().argmax(1) + 1, width)
-        return cls(F.pad(characters, (0, 1), value=END), torch.full_like(answers, width + 1), answers)
+        """Beginnings such as ``[1+2=`` or ``[1+2=3``, ended by ``]`` unless they are already, and followed by masks or not.
+
+        All of one without ``=`` comes before its answer.
+
+        Raises:
+            InputError: if something else follows ``]`` or a mask.
+        """
+        characters = F.pad(characters, (0, 1), value=MASK)
+        written = (characters != END) & (characters != MASK)
+        lengths, places = written.sum(1, keepdim=True), torch.arange(characters.shape[1], device=characters.device)
+        wrong = (written & (places >= lengths)).any(1)
+        if bool(wrong.any()):
+            text = as_text(characters[wrong][0, :-1])
+            raise InputError(f"an example ends with {CHARACTERS[END]}, and {CHARACTERS[MASK]} alone follows it, not '{text}'")
+        ended = torch.where(written, characters, torch.where(places == lengths, END, MASK))
+        equals = ended == EQUALS
+        answers = torch.where(equals.any(1), equals.int().argmax(1) + 1, lengths[:, 0])
+        return cls(ended, lengths[:, 0] + 1, answers)
 
     @property
     def inputs(self) -> Int[Tensor, "examples places"]:
