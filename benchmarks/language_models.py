@@ -136,7 +136,7 @@ def at_edges(evidence: Evidence) -> list[dict[str, Any]]:
         tried, seed = sorted(float(rate) for rate in at["rate"].unique()), int(at["seed"].min())
         if row["loss"] is None:
             rates = [rate for rate in evidence.rates[row["depth"]] if rate not in tried]
-        elif len(tried) < 2 or (math.isfinite(row["loss"]) and tried[0] < row["rate"] < tried[-1]):
+        elif math.isfinite(row["loss"]) and (len(tried) < 2 or tried[0] < row["rate"] < tried[-1]):
             rates = []
         elif row["rate"] == tried[-1]:
             rates = [rate for rate in LADDER if rate > 1.01 * tried[-1]][:1]

@@ -13,15 +13,29 @@ from scipy.integrate import solve_ivp
 import normscope as ns
 from helpers.cli import run
 from normscope.dynamics import SCHEDULES
+from normscope.experiments.trained import packaged
 from normscope.papers import all_entries, find_entries
 from normscope.papers.curves import READ, SCHEMES, measured, published, residual
-from normscope.papers.entry import NO_NUMBERS, NOT_REPRODUCED, REPRODUCED, WITH_REMARK, Request, Residual, Value, judge
+from normscope.papers.entry import (
+    NO_NUMBERS,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    WITH_REMARK,
+    Made,
+    Reproduction,
+    Request,
+    Residual,
+    Value,
+    judge,
+)
 from normscope.papers.flows import BETA, TIME, TOKENS, as_plotted, figure_2, figure_3, path_of
+from normscope.papers.gallery import entry_section, with_worst
 from normscope.papers.others import two_tables
 from normscope.papers.panels import panel
 from normscope.papers.reproduce import Reproduce
 from normscope.papers.subspaces import norm_spread
 from normscope.papers.words import theme_counts
+from normscope.results.sections import Section
 from normscope.schemes import NAMED
 
 
@@ -124,6 +138,36 @@ def test_verdicts() -> None:
     assert Residual("c", "q", 0.1, 0.1, 0, 0.01).agrees is None
 
 
+def section_of(*checks: Value | Residual) -> Section:
+    """An entry of these checks as the gallery shows it."""
+    values = tuple(check for check in checks if isinstance(check, Value))
+    residuals = tuple(check for check in checks if isinstance(check, Residual))
+    found = Reproduction(judge(checks), "", "", values, residuals)
+    tables = Made(find_entries(("2:fig2",))[0], found, {"seed": 0, "device": "cpu"}, 1.0, "2026-01-01").tables
+    return entry_section(with_worst(tables)[0], tables)
+
+
+def test_what_is_not_reproduced_names_what_is_outside_its_limit() -> None:
+    fine, noisy = Residual("a", "q", 0.001, 0.002, 9, 0.01), Residual("b", "q", 0.02, 0.03, 9, 0.01, noise=0.02)
+    wrong, value = Residual("c", "q", 0.015, 0.02, 9, 0.01), Value("height", 1.0, 2.0, allowed=0.1)
+    assert not section_of(fine, noisy).findings
+    (finding,) = section_of(fine, noisy, wrong).findings
+    assert finding.text.endswith("not reproduced: decisive residual 0.015 (c, q; limit 0.01).")
+    (finding,) = section_of(fine, value).findings
+    assert finding.text.endswith("not reproduced: height 2 (published 1).")
+
+
+def test_values_of_this_run_stand_beside_the_stored_ones_with_the_digits_of_their_errors() -> None:
+    stored = Value("height", 91.378, 90.3712, 0.04, 0.031, 0.5, source="stored: before")
+    alone = Value("depth", None, 3.14159, measured_error=0.2, allowed=None)
+    (table,) = section_of(stored, Value("height", 91.378, 99.4126, 0.04, 0.09, None), alone).tables
+    assert table.columns == ("quantity", "published", "stored", "limit", "agrees", "this run")
+    assert table.rows == (
+        ("height", "91.378 ± 0.04", "90.371 ± 0.031", "0.5", "no", "99.413 ± 0.09"),
+        ("depth", "–", "–", "–", "–", "3.14 ± 0.2"),
+    )
+
+
 def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
     found = panel("5d", Request(runs=2))
     assert found.verdict == NOT_REPRODUCED
@@ -194,7 +238,7 @@ def test_tokens_of_singular_vectors_are_counted_by_theme() -> None:
     assert {theme: counts[theme].tolist() for theme in counts} == expected
 
 
-def test_two_papers_contradict_each_other() -> None:
+def test_two_papers_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     found = two_tables(Request())
     published = {value.quantity: value.published for value in found.values}
     assert published["perplexity of mix at 1B"] == "1415 (LN-Scaling); 18.18 (Mix-LN)"
@@ -206,6 +250,12 @@ def test_two_papers_contradict_each_other() -> None:
     assert "24 layers fails" in str(own["deepnorm"])
     assert "fails" not in str(own["mix"])
     assert not any(value.agrees for value in found.values)
+    known = packaged()
+    higher = known.runs[(known.runs["depth"] == 12) & (known.runs["rate"] == 3e-3) & ~known.runs["scheme"].isin(["pre", "mix"])]
+    runs = pd.concat([known.runs, higher.assign(rate=1e-2, loss=higher["loss"] - 0.01)], ignore_index=True)
+    monkeypatch.setattr("normscope.papers.others.packaged", lambda: replace(known, runs=runs))
+    own = {value.quantity.partition(":")[0]: value.measured for value in two_tables(Request()).values}
+    assert str(own["mix"]).startswith("12 layers not tuned; 24 layers loss")
 
 
 def test_the_gallery_grows_and_all_is_resumed(
@@ -230,12 +280,22 @@ def test_the_gallery_grows_and_all_is_resumed(
     assert not (here / "g" / "unfinished").exists()
 
 
-def test_unfinished_experiments_of_other_entries_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = here / "g" / "unfinished" / "train-one" / "run.json"
-    kept.parent.mkdir(parents=True)
-    kept.write_text("{}")
+def test_unfinished_experiments_of_other_entries_are_kept(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that a complete entry has in common with the unfinished one."""
+    shared = [
+        replace(entry, make=lambda request: panel("5d", replace(request, runs=2))) for entry in find_entries(("2:fig5d",))
+    ]
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: shared)
+    monkeypatch.setattr("normscope.papers.reproduce._remove", lambda experiments, folder: None)  # as if another goes on
+    assert run(capsys, "reproduce", "2:fig5d", "--out", "g")[0] == 0
+    kept = sorted(path.name for path in (here / "g" / "unfinished").iterdir())
+    assert kept
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
     assert run(capsys, "reproduce", "2:speeds", "--out", "g")[0] == 0
-    assert kept.exists()
+    assert sorted(path.name for path in (here / "g" / "unfinished").iterdir()) == kept
 
 
 def test_what_an_interrupted_all_left_is_removed_once_its_entry_is_complete(
@@ -259,9 +319,11 @@ def test_all_leaves_out_what_cannot_measure_a_model(
 ) -> None:
     some = ("1:fig1", "2:speeds", "3:fig3")
     monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: find_entries(names or some))
-    status, _, err = run(capsys, "reproduce", "--all", "--model", "package:smollm2", "--out", "g")
+    status, out, err = run(capsys, "reproduce", "--all", "--model", "package:smollm2", "--out", "g", "--format", "md")
     assert status == 0
     assert "left out: 1:fig1: 'package:smollm2' is no folder" in err
+    assert "Left out: 1:fig1: 'package:smollm2' is no folder" in out
+    assert "Left out: 1:fig1:" in (here / "g" / "report.md").read_text(encoding="utf-8")
     assert list(ns.load("g").tables["entries"]["entry"]) == ["2:speeds", "3:fig3"]
     some = ("2:speeds", "1:fig1")
     status, _, err = run(capsys, "reproduce", "--all", "--model", "package:smollm2", "--out", "none-fits")
@@ -269,6 +331,21 @@ def test_all_leaves_out_what_cannot_measure_a_model(
     status, _, err = run(capsys, "reproduce", "3:fig3", "--model", "package:smollm2,builtin:addition-small-pre", "--out", "h")
     assert status == 2
     assert "figures of paper 3 are of one model; give one of them" in err
+
+
+def test_of_a_paper_what_cannot_measure_a_model_is_left_out_and_of_names_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some, decoder = ("1:sparsity", "1:encoder-decoder"), "builtin:addition-small-pre"
+    monkeypatch.setattr(
+        "normscope.papers.reproduce.find_entries", lambda names: find_entries(some if names == ("1",) else names)
+    )
+    status, out, _ = run(capsys, "reproduce", "1", "--model", decoder, "--out", "g")
+    assert status == 0
+    assert f"Left out: 1:encoder-decoder: '{decoder}' has no encoder" in out
+    status, _, err = run(capsys, "reproduce", *some, "--model", decoder, "--out", "h")
+    assert status == 2
+    assert "has no encoder" in err
 
 
 def test_a_model_counts_once_however_its_path_is_written(here: Path) -> None:

@@ -275,6 +275,28 @@ def test_encoder_decoders_are_trained_and_own_ones_are_measured(tmp_path: Path) 
     assert f"{own} (QKV-Norm, 1 + 1 layers, width 16, 2 heads)" in given.settings
 
 
+def test_strategies_are_blocks_and_not_names(tmp_path: Path) -> None:
+    for name, attention in (("pre", 'heads = "qkv"'), ("mine", 'input = "norm"')):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'name = "{name}"\n[attention]\n{attention}\n[feedforward]\ninput = "norm"\n')
+        ns.train("tiny", scheme=str(file), set=TINY, device="cpu", out=str(tmp_path / f"run-{name}"), progress=False)
+    ns.train("tiny", set={**TINY, "norm": "layer"}, device="cpu", out=str(tmp_path / "run-layer"), progress=False)
+    found = [models.saved_shape(str(tmp_path / f"run-{name}")) for name in ("pre", "mine", "layer")]
+    assert [each.strategy for each in found] == ["QKV-Norm", "Pre-Norm", "Pre-Norm"]
+    assert found[1].shape == SHAPE
+
+
+def test_models_of_text_are_refused_by_paper_1(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("To kill two birds with one stone. " * 400)
+    own = str(tmp_path / "own")
+    shape = {"layers": 1, "dim": 16, "heads": 2, "head": 8, "feedforward": 16}
+    changes = {**shape, "vocabulary": 280, "context": 16, "examples": 16}
+    ns.train("tiny", task="text", corpus=str(tmp_path / "text.txt"), set=changes, device="cpu", out=own, progress=False)
+    for make in (accuracy, lambda request: norm_spread("1:fig1", "Baseline", request), encoder_decoder):
+        with pytest.raises(InputError, match=r"was trained on text; the entries of paper 1 measure models that add integers"):
+            make(Request(models=(own,)))
+
+
 def test_an_encoder_decoder_is_not_taken_for_the_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(models.SHAPES, "Baseline", SHAPE)
     own = str(tmp_path / "own")

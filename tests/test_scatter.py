@@ -7,9 +7,10 @@ import pytest
 
 from normscope.errors import InputError
 from normscope.papers.curves import measured, published
-from normscope.papers.scatter import RUNS, edge_error, scatter, stored_scatter
+from normscope.papers.scatter import RUNS, edge_error, interval, scatter, stored_scatter
 
 POINTS, SINGLE = 40, 3000
+OWNERS = np.repeat(np.arange(4), 10)  # four curves of ten points
 
 
 def curves(runs: int, seed: int) -> np.ndarray:
@@ -22,7 +23,7 @@ def curves(runs: int, seed: int) -> np.ndarray:
 def test_the_mean_of_some_runs_is_taken_for_one_of_so_many() -> None:
     """Over 60 means of 50 runs the interval holds 50 in nine of ten cases, give or take."""
     single = curves(SINGLE, 1)
-    found = [scatter(single, curves(50, 100 + i).mean(0) - single.mean(0)) for i in range(60)]
+    found = [scatter(single, curves(50, 100 + i).mean(0) - single.mean(0), OWNERS) for i in range(60)]
     assert 48 <= sum(each.low < 50 < each.high for each in found) <= 59
     assert np.median([each.runs for each in found]) == pytest.approx(50, rel=0.2)
     assert all(len(each.z) == 10 for each in found)
@@ -32,18 +33,32 @@ def test_errors_of_readings_are_not_taken_for_few_runs() -> None:
     """The mean of 100,000 runs, read with errors as large as a component that counts may have."""
     single, rng = curves(SINGLE, 1) / 20, np.random.default_rng(5)
     exact = single.std(0) / math.sqrt(100_000) * rng.standard_normal((60, POINTS))
-    found = [scatter(single, difference) for difference in exact + 0.0006 * rng.standard_normal((60, POINTS))]
+    found = [scatter(single, difference, OWNERS) for difference in exact + 0.0006 * rng.standard_normal((60, POINTS))]
     assert sum(each.low < 100_000 < each.high for each in found) >= 54
     assert np.median([each.runs for each in found]) < 50_000  # which by itself looks like fewer
+
+
+@pytest.mark.parametrize("shifted", [OWNERS, 0 * OWNERS])
+def test_curves_that_were_read_too_high_are_not_taken_for_few_runs(shifted: np.ndarray) -> None:
+    """The same with an error that a whole curve, or all of them, have in common."""
+    rng = np.random.default_rng(6)
+    shifts = np.kron(np.eye(4), np.ones((10, 1))) / math.sqrt(10)
+    single = rng.standard_normal((SINGLE, 4)) * 0.05 @ shifts.T + rng.standard_normal((SINGLE, POINTS)) * 1e-4
+    exact = single.std(0) / math.sqrt(100_000) * rng.standard_normal((60, POINTS))
+    moved = exact + 0.0006 * rng.standard_normal((60, 4))[:, shifted]
+    found = [scatter(single, each, OWNERS) for each in moved]
+    assert sum(each.low < 100_000 < each.high for each in found) >= 54
+    independent = [interval(np.array(each.z), np.full(4, 0.0006 / 0.05)) for each in found]
+    assert sum(low < 100_000 < high for low, high in independent) < 30
 
 
 def test_components_that_readings_do_not_resolve_are_left_out() -> None:
     single = curves(SINGLE, 1) / 20
     difference = curves(50, 2).mean(0) / 20
-    assert len(scatter(single, difference).z) < 10
-    assert len(scatter(single * 20, difference * 20).z) == 10
+    assert len(scatter(single, difference, OWNERS).z) < 10
+    assert len(scatter(single * 20, difference * 20, OWNERS).z) == 10
     with pytest.raises(InputError, match="differ too little"):
-        scatter(single / 1000, difference / 1000)
+        scatter(single / 1000, difference / 1000, OWNERS)
 
 
 def test_the_edge_of_a_band_errs_as_a_quantile_does() -> None:

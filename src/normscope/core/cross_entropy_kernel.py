@@ -6,6 +6,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
+from normscope.errors import InputError
+
 _BLOCK, _WARPS = 4096, 8
 
 
@@ -66,6 +68,8 @@ def _remember(ctx, inputs, output):
 
 
 def _differentiate(ctx, d_losses, d_right, d_gradient):
+    if d_gradient is not None:  # of the gradient that the first backward pass uses
+        raise InputError("cross_entropy has no second derivatives in half precision on a GPU: use float32")
     if d_losses is None:
         return None, None, None, None
     x, weights, gradient = ctx.saved_tensors

@@ -1,13 +1,22 @@
 """Where the Triton kernels of this package can run."""
 
-from importlib.util import find_spec
+from functools import cache
 
 import torch
 
-_TRITON = find_spec("triton") is not None
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether half-precision kernels run on a device: a GPU with Triton."""
-    return device.type == "cuda" and dtype in _HALF and _TRITON
+    return device.type == "cuda" and dtype in _HALF and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    """Whether Triton can be imported; only a GPU waits for that."""
+    try:
+        import triton.language  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -13,7 +13,7 @@ from normscope.core.kernels import has_kernels
 
 
 def swiglu(hidden: Float[Tensor, "*batch two_halves"]) -> Float[Tensor, "*batch half"]:
-    """U ⊙ silu(v) for hidden = (u, v)."""
+    """U ⊙ silu(v) for hidden = (u, v); without second derivatives in half precision on a GPU."""
     if has_kernels(hidden.device, hidden.dtype):
         product: Tensor = _fused()(hidden)
         return product

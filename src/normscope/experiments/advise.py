@@ -43,7 +43,7 @@ from normscope.experiments.settings import Accepts, Schemes, one_of, setting
 from normscope.experiments.trained import Evidence, Verdicts, evidence_tables, packaged, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
-from normscope.results.findings import Finding, cards_text
+from normscope.results.findings import Finding, cards_text, listed
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.schemes import NAMED, Scheme
@@ -121,7 +121,7 @@ class Advise(Seeded):
     schemes: Schemes = setting(
         ",".join(name for name, scheme in NAMED.items() if not begins_still(scheme)),
         "Comma-separated schemes: names, or paths of TOML files.",
-        shown="all named schemes but those whose step starts near 0",
+        shown=f"all named schemes except {listed([name for name, scheme in NAMED.items() if begins_still(scheme)])}",
     )
     rank_by: Annotated[
         dict[str, float] | None, BeforeValidator(as_weights), Accepts("str | Sequence[str] | Mapping[str, float] | None")
@@ -141,7 +141,9 @@ class Advise(Seeded):
         None, "Norm of the initial states; the output of a norm has 1.", shown="0.02 with gaussian weights, else 1", gt=0,
         allow_inf_nan=False,
     )  # fmt: skip
-    norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
+    norm: Annotated[str | None, one_of("rms", "layer")] = setting(
+        None, "The norm in every slot: rms or layer.", shown="each scheme's own"
+    )
 
     def memory(self) -> dict[str, float]:
         """States and weights of the runs at work, the tables by layer, and the redraws of the ranking."""
@@ -317,8 +319,8 @@ class Advise(Seeded):
     @classmethod
     def records(cls, result: Result) -> list[Row]:
         """A record for every scheme, the best first: place, ranks, criteria, noise, theory, and what training came to."""
-        listed = ("noise", "theory", "language_models", "trained")
-        tables = {name: plain_rows(result.tables[name]) for name in ("ranks", "criteria", "verdicts", *listed)}
+        tabled = ("noise", "theory", "language_models", "trained")
+        tables = {name: plain_rows(result.tables[name]) for name in ("ranks", "criteria", "verdicts", *tabled)}
 
         def of(name: str, scheme: str) -> list[Row]:
             rows = (row for row in tables[name] if row["scheme"] == scheme)
@@ -330,7 +332,7 @@ class Advise(Seeded):
                 "level_with": [name for name in (row["level_with"] or "").split(", ") if name],
                 "criteria": {values.pop("criterion"): values for values in of("criteria", row["scheme"])},
                 "verdict": of("verdicts", row["scheme"])[0],
-                **{name: of(name, row["scheme"]) for name in listed},
+                **{name: of(name, row["scheme"]) for name in tabled},
             }
             for row in tables["ranks"]
         ]
@@ -364,10 +366,10 @@ class Advise(Seeded):
     def sections(cls, result: Result) -> Iterator[Section]:
         """The order with its findings, criteria with their intervals, curves by layer, theory, and what was trained."""
         settings, tables = result.summary, result.tables
-        listed: dict[str, list[Finding]] = {}
+        grouped: dict[str, list[Finding]] = {}
         for basis, finding in _by_basis(tables["findings"]):
-            listed.setdefault(basis, []).append(finding)
-        findings = {basis: tuple(some) for basis, some in listed.items()}
+            grouped.setdefault(basis, []).append(finding)
+        findings = {basis: tuple(some) for basis, some in grouped.items()}
         yield Section(
             "Trained language models",
             ("Language models that this project trained, and how well the simulation had predicted them.",),

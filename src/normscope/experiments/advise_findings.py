@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, KEYS, SIGNS, Criterion, agreement, means_by_scheme
-from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, Verdicts, published_failures
+from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, Verdicts
 from normscope.results.findings import Finding, listed
 from normscope.results.tables import plain_rows
 
@@ -31,7 +31,7 @@ def findings_of(
 ) -> Iterator[tuple[str, Finding]]:
     """Findings, each with its basis: language models, published, prediction, simulation, theory, training, or setting."""
     yield from ((VERDICT, finding) for finding in verdicts.findings(_trusted(advise)))
-    yield from (("published", finding) for finding in _published(advise))
+    yield from (("published", finding) for finding in _published(verdicts.table))
     yield from (("prediction", finding) for finding in _predictions(advise))
     yield from (("simulation", finding) for finding in _simulated(advise, ranking, verdicts))
     yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
@@ -47,12 +47,13 @@ def _trusted(advise: "Advise") -> str:
     if advise.rank_by is not None:
         known = dict(zip(KEYS, trust.correlations, strict=True))
         correlations = ", ".join(f"{BY_NAME[key].name} {_with_interval(known[key])}" for key in advise.criteria)
-        return f"The simulation ranks by {listed(names)}, as chosen. Rank correlation with {_tuned(advise)}: {correlations}."
+        ranked = f"The simulation ranks by {listed(names)}, as chosen."
+        return f"{ranked} Rank correlation with {_tuned(advise)}: {correlations}.{_elsewhere(advise)}"
     if not names:
         best = max(zip(CRITERIA, trust.correlations, strict=True), key=lambda pair: pair[1].low)
         return (
-            f"No criterion of the simulation predicted {_tuned(advise)}, so schemes are sorted by verdict and loss. "
-            f"The closest criterion was {best[0].title}: rank correlation {_with_interval(best[1])}."
+            f"No simulated criterion predicted {_tuned(advise)}, so schemes are sorted by verdict and loss; closest was "
+            f"{best[0].title}, with a rank correlation of {_with_interval(best[1])}.{_elsewhere(advise)}"
         )
     depths = advise.evidence.tuned
     tested = [
@@ -65,7 +66,14 @@ def _trusted(advise: "Advise") -> str:
     chosen += f" and before those of {listed(fresh)}, which are the fair test" * bool(fresh)
     return (
         f"The simulation ranks by {listed(names)}; with weights fitted to the other depths, its rank correlation with the "
-        f"loss is {listed(tested) or 'not known'}{chosen * bool(seen)}."
+        f"loss is {listed(tested) or 'not known'}{chosen * bool(seen)}.{_elsewhere(advise)}"
+    )
+
+
+def _elsewhere(advise: "Advise") -> str:
+    """That what is known of the criteria is of another simulation, if it is."""
+    return " These criteria were tested in another setting than the one simulated here." * (
+        advise.simulated_setting != advise.tested
     )
 
 
@@ -80,9 +88,10 @@ def _with_interval(each: "Correlation") -> str:
     return f"{each.value:+.2f} ({each.low:+.2f} to {each.high:+.2f})"
 
 
-def _published(advise: "Advise") -> Iterator[Finding]:
+def _published(verdicts: pd.DataFrame) -> Iterator[Finding]:
     """Schemes that failed in larger models of others."""
-    if failures := published_failures(advise.compared):
+    rows = plain_rows(verdicts[verdicts["published_failures"] != ""])
+    if failures := [f"{row['scheme']} at {row['published_failures']}" for row in rows]:
         yield Finding(
             f"In published LLaMA models on C4 (71M to 1B parameters), these failed to train: {'; '.join(failures)}.",
             title="Published failures in larger models", severity="notice", number=len(failures), weight=3.5,
@@ -110,9 +119,11 @@ def _predictions(advise: "Advise") -> Iterator[Finding]:
 
 
 def _simulated(advise: "Advise", ranking: "Ranking", verdicts: Verdicts) -> Iterator[Finding]:
-    if advise.criteria:
+    if advise.criteria and len(ranking.order) > 1:
         yield from _order(
-            plain_rows(ranking.order), dict(zip(verdicts.table["scheme"], verdicts.table["verdict"], strict=True))
+            plain_rows(ranking.order),
+            dict(zip(verdicts.table["scheme"], verdicts.table["verdict"], strict=True)),
+            len(advise.criteria),
         )
     yield from _problems(advise, ranking.criteria)
     for criterion in CRITERIA:
@@ -121,7 +132,8 @@ def _simulated(advise: "Advise", ranking: "Ranking", verdicts: Verdicts) -> Iter
     yield from _beaten(ranking.criteria)
 
 
-def _order(order: list[Row], verdicts: dict[str, str]) -> Iterator[Finding]:
+def _order(order: list[Row], verdicts: dict[str, str], criteria: int) -> Iterator[Finding]:
+    """The first of several schemes, and what it owes to the weights of several criteria."""
     first, last = order[0], order[-1]
     verdict = verdicts[first["scheme"]]
     fails = verdict in (SOME, FAILS)
@@ -138,6 +150,8 @@ def _order(order: list[Row], verdicts: dict[str, str]) -> Iterator[Finding]:
         advice="Train the first few of the ranking before you decide: random weights show how training starts.",
         weight=3,
     )
+    if criteria == 1:
+        return
     often = sorted((row for row in order if row["first"] >= _OFTEN), key=lambda row: -float(row["first"]))
     shares = ", ".join(f"{row['scheme']} {100 * row['first']:.0f} %" for row in often)
     yield Finding(
@@ -178,13 +192,13 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
             advice="Choose another scheme, unless its verdict says that it learned all the same.", weight=2,
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
-        untested = advise.trust is None or "gradient" in advise.criteria
+        grave = _counts(advise, "gradient")
         yield Finding(
             f"In simulation, gradients change by more than {10**_DECADES:g}× through the layers under {_schemes(wild)}.",
             "layers-gradient", title=f"Uneven gradients at the start in {len(wild)} of {len(gradient)} schemes",
-            severity="warning" if untested else "notice", number=len(wild), weight=1,
-            comparison="" if untested else "With warm-up and clipping, it did not predict the loss at the best rate.",
-            advice="These need warm-up, or a learning rate that depends on the layer." if untested else "Train with warm-up.",
+            severity="warning" if grave else "notice", number=len(wild), weight=1,
+            comparison="" if grave else "With warm-up and clipping, it did not predict the loss at the best rate.",
+            advice="These need warm-up, or a learning rate that depends on the layer." if grave else "Train with warm-up.",
         )  # fmt: skip
     if calm := [row for row in noise if row["mean"] == 0]:
         yield Finding(
@@ -193,6 +207,13 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
             title="Immune to norm noise", severity="ok", number=0.0,
             comparison=f"Others rotate the final directions by up to {max(row['mean'] or 0 for row in noise):.3g}°.", weight=1,
         )  # fmt: skip
+
+
+def _counts(advise: "Advise", key: str) -> bool:
+    """Whether a criterion predicted the loss of trained models, or was not tested in the setting that is simulated."""
+    if advise.trust is None or advise.simulated_setting != advise.tested:
+        return True
+    return bool(advise.trust.weights[KEYS.index(key)])
 
 
 def _best(criteria: pd.DataFrame, criterion: Criterion) -> Finding:

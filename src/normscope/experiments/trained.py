@@ -63,15 +63,13 @@ def perplexities() -> pd.DataFrame:
     return table.assign(paper=paper, failed=stuck).iloc[sizes.argsort(kind="stable")].reset_index(drop=True)
 
 
-def published_failures(schemes: Sequence[Scheme]) -> list[str]:
-    """Which of the schemes failed to train in published models, and at which sizes."""
-    table, failures = perplexities(), []
-    for scheme in schemes:
-        names = names_of(scheme, table["scheme"].unique())
-        sizes = table[table["scheme"].isin(names)].groupby("model", sort=False)["failed"].agg(["any", "all"])
-        each = [model if sizes["all"][model] else f"{model} (one of two papers)" for model in sizes.index[sizes["any"]]]
-        failures += [f"{scheme.name} at {listed(each)}"] if each else []
-    return failures
+def published_failures(scheme: Scheme) -> str:
+    """The sizes of published models that failed to train under a scheme; empty if none is known."""
+    table = perplexities()
+    sizes = table[table["scheme"].isin(names_of(scheme, table["scheme"].unique()))].groupby("model", sort=False)["failed"]
+    failures = sizes.agg(["any", "all"])
+    each = [model if failures["all"][model] else f"{model} (one of two papers)" for model in failures.index[failures["any"]]]
+    return listed(each)
 
 
 @dataclass(frozen=True)
@@ -274,8 +272,9 @@ class Verdicts:
         table: a row for each scheme: verdict (``safe``: every run learned; ``slow``: likewise, but at its best rate less than
             90 % of what the best scheme learned; ``not tuned here``: likewise, or none learned, but it lacks a rate that might
             have been better; ``fails``: none learned; ``fails in some runs``; ``not trained here``), the name that it was
-            trained as, fast (whether its loss is level with the lowest), and its row of ``Evidence.outcomes``. Where one rate
-            alone is compared at a depth, a scheme that learned less is ``not tuned here``.
+            trained as, fast (whether its loss is level with the lowest), published_failures (sizes of published models that
+            failed to train), and its row of ``Evidence.outcomes``. Where one rate alone is compared at a depth, a scheme that
+            learned less is ``not tuned here``.
     """
 
     evidence: Evidence
@@ -295,8 +294,9 @@ class Verdicts:
             several = bool(row) and len(evidence.rates[row["depth"]]) > 1
             row |= {"scheme": scheme.name, "trained_as": name, "verdict": _verdict(row, several)}
             row["fast"] = "depth" in row and name in fast[row["depth"]]
+            row["published_failures"] = published_failures(scheme)
             rows.append(row | ({"loss": None} if row.get("loss") == math.inf else {}))
-        columns = ["scheme", "trained_as", "verdict", "fast", *outcomes.columns.drop("scheme")]
+        columns = ["scheme", "trained_as", "verdict", "fast", "published_failures", *outcomes.columns.drop("scheme")]
         kinds = {name: {int: "Int64", bool: "boolean"}.get(kind, kind) for name, kind in _OUTCOME.items() if name != "scheme"}
         return cls(evidence, depth, pd.DataFrame(rows).reindex(columns=columns).astype(kinds))
 
@@ -338,24 +338,29 @@ class Verdicts:
         beyond = f" {self.depth} layers are deeper than any model trained here."
         between = f" No model was trained here with {_count(self.depth, 'layer')}; those with {depth} stand for it."
         other = "" if self.depth == depth else beyond if self.depth > depth else between
-        learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}."
-        widths = listed([str(width) for width in sorted(runs["width"].unique())])
+        safe = self.table[self.table["verdict"] == SAFE]
+        larger = list(safe[safe["published_failures"] != ""]["scheme"])
+        learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}"
+        learned += f"; in larger published models, {listed(larger)} failed" * bool(larger)
         yield Finding(
-            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{learned * bool(self.named(SAFE))}{other} "
-            f"The models have width {widths}; of your shape, only the depth counts in these lines.",
+            f"Safe: {self.named(SAFE) or 'none of these schemes'}.{f'{learned}.' * bool(len(safe))}{other}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
         yield self._fast_finding(depth)
-        some = f"; only in some runs: {self.named(SOME)}" * bool(self.named(SOME))
+        some = f"; in some runs: {self.named(SOME)}" * bool(self.named(SOME))
+        fails = self.table[self.table["verdict"] == FAILS]
+        once = list(fails[fails["rates"] == 1]["scheme"])
+        lower = f" {listed(once)}: one learning rate was tried, and a lower one may work." * bool(once)
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
         each = at.groupby("scheme").size()
         tried = _count(runs["seed"].nunique(), "seed")
         yield Finding(
-            f"Fail: {self.named(FAILS) or 'no scheme'}{some}. How sure: {len(runs)} language models ({shapes}, "
-            f"one recipe for all schemes, {tried}), {len(at)} of them with "
-            f"{depth} layers, {_span(each.min(), each.max())} for each scheme{self._untrained}. {trusted}",
+            f"Fail: {self.named(FAILS) or 'no scheme'}{some}.{lower} How sure: {len(runs)} language models ({shapes}, "
+            f"one recipe for all schemes, {tried}), {len(at)} of them with {depth} layers, {_span(each.min(), each.max())} for "
+            f"each scheme; of your shape, only the depth counts.{self._untrained} {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
+        yield from self._firmness(depth)
 
     @property
     def _untrained(self) -> str:
@@ -363,40 +368,61 @@ class Verdicts:
         names = list(self.table[self.table["verdict"] == NOT_TRAINED]["scheme"])
         if not names:
             return ""
-        return f"; not trained here: {', '.join(names) if len(names) <= _LISTED else f'{len(names)} of these schemes'}"
+        others = [name for name in names if name in self.evidence.trained[1]]
+        apart = f"; models trained as {listed(others)} have other blocks or norms" * bool(others)
+        return f" Not trained here: {', '.join(names) if len(names) <= _LISTED else f'{len(names)} of these schemes'}{apart}."
 
     def _fast_finding(self, depth: int) -> Finding:
-        spread = self.evidence.spread
-        outcomes, rates = self.evidence.outcomes, self.evidence.rates[depth]
-        at = outcomes[(outcomes["depth"] == depth) & np.isfinite(outcomes["loss"])]
-        rows = plain_rows(at[at["scheme"].isin(_fast(at, spread))].sort_values("loss"))
+        """The lowest losses of all schemes that were trained at a depth, and what may need another learning rate."""
+        at, rates = self._learned(depth), self.evidence.rates[depth]
+        rows = plain_rows(at[at["scheme"].isin(_fast(at, self.evidence.spread))].sort_values("loss"))
         own = self.table[self.table["depth"] == depth]
-        asked = {row["trained_as"]: row["scheme"] for row in plain_rows(own)}
-        fast = ", ".join(f"{asked.get(row['scheme'], row['scheme'] + '*')} {row['loss']:.3f}" for row in rows)
-        learned = plain_rows(own[np.isfinite(own["loss"]) & (own["failed"] == 0)].sort_values("loss"))
-        if learned and not any(row["scheme"] in asked for row in rows):
+        here = {row["trained_as"]: row["scheme"] for row in plain_rows(own)}
+        fast = ", ".join(f"{here.get(row['scheme'], row['scheme'] + '*')} {row['loss']:.3f}" for row in rows)
+        learned = plain_rows(own[np.isfinite(own["loss"])].sort_values("loss"))
+        if learned and not any(row["scheme"] in here for row in rows):
             fast += f"; of these schemes: {learned[0]['scheme']} {learned[0]['loss']:.3f}"
-        others = "; * not in this list" * any(row["scheme"] not in asked for row in rows)
+        absent = [row["scheme"] for row in rows if row["scheme"] not in here]
+        same_names = " with these blocks" * bool(set(absent) & set(self.table["scheme"]))
+        others = f"; * not in this list{same_names}" * bool(absent)
         used = listed(sorted({f"{row['rate']:g}" for row in rows}))
         best = f"{'one learning rate for all' if len(rates) == 1 else 'each at its best learning rate'}{used and f', {used}'}"
-        edge = int((at["rate"] == rates[-1]).sum()) if len(rates) > 1 else 0
-        unigram = self.evidence.runs[self.evidence.runs["depth"] == depth]["unigram_loss"].mean()
-        tuned = [str(other) for other, known in self.evidence.rates.items() if len(known) > 1] if len(rates) == 1 else []
-        slow = f" Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
-        untuned = f" Not tuned: {self.named(UNTUNED)}; a learning rate that they were not trained at may suit them better."
+        span = f"All {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}."
+        slow = f"Slow: {self.named(SLOW)}; they learned less than {100 * _ENOUGH:.0f} % of what the best did, at these rates."
+        untuned = f"Not tuned: {self.named(UNTUNED)}; they may do better at a learning rate that was not tried."
         sentences = (
             f"Lowest loss at {depth} layers: {fast or 'no scheme learned'} (held-out, in nats per token; {best}{others}).",
-            f" All {_count(len(at), 'scheme')} compared that learned: {at['loss'].min():.3f} to {at['loss'].max():.3f}, "
-            f"median {at['loss'].median():.3f}; token frequencies alone: {unigram:.2f}." * bool(len(at)),
-            f" Trained at one rate; at {listed(tuned)} layers, the best of several rates changed the order." * bool(tuned),
-            f" For {edge} of them the highest rate was the best, so a higher one may change the order." * bool(edge),
-            " No second seeds: small differences may be chance." if math.isnan(spread) else f" Seeds differ by {spread:.3f}.",
-            slow * bool(self.named(SLOW)), untuned * bool(self.named(UNTUNED)),
+            span * bool(len(at)), slow * bool(self.named(SLOW)), untuned * bool(self.named(UNTUNED)),
         )  # fmt: skip
         return Finding(
-            "".join(sentences), title="Lowest loss at this depth", severity="ok", weight=5,
+            " ".join(filter(None, sentences)), title="Lowest loss at this depth", severity="ok", weight=5,
             number=None if not rows else rows[0]["loss"],
         )  # fmt: skip
+
+    def _firmness(self, depth: int) -> Iterator[Finding]:
+        """What may change the order of the losses at a depth."""
+        at, rates, spread = self._learned(depth), self.evidence.rates[depth], self.evidence.spread
+        if at.empty:
+            return
+        runs = self.evidence.runs[self.evidence.runs["depth"] == depth]
+        highest = at["scheme"].map(runs.groupby("scheme")["rate"].max())
+        edge = int((at["rate"] == highest).sum()) if len(rates) > 1 else 0
+        tuned = [str(other) for other, known in self.evidence.rates.items() if len(known) > 1] if len(rates) == 1 else []
+        sentences = (
+            f"One learning rate was tried; at {listed(tuned)} layers, the best of several changed the order." * bool(tuned),
+            f"For {edge} of {_count(len(at), 'scheme')} the highest rate tried was the best; higher ones may change the order."
+            * bool(edge),
+            "No second seeds: small differences may be chance." if math.isnan(spread) else f"Seeds differ by {spread:.3f}.",
+            f"The median loss is {at['loss'].median():.3f}; token frequencies alone have {runs['unigram_loss'].mean():.2f}.",
+        )  # fmt: skip
+        text = f"How firm this order is: {' '.join(filter(None, sentences))}"
+        yield Finding(text, title="How firm the order is", severity="ok")
+
+    def _learned(self, depth: int) -> pd.DataFrame:
+        """The outcomes of the schemes that learned at a depth, where they can be compared."""
+        outcomes = self.evidence.outcomes
+        learned: pd.DataFrame = outcomes[(outcomes["depth"] == depth) & np.isfinite(outcomes["loss"])]
+        return learned
 
 
 def _nearest(depths: Collection[int], depth: int) -> int:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from normscope.papers.entry import NOT_REPRODUCED, THIS_RUN
@@ -33,24 +34,33 @@ def gallery_sections(tables: Tables) -> Iterator[Section]:
         "residual of an entry is the largest relative to its limit.",
         "Reproduced: everything that is compared is within its limit. The remark says which settings were inferred from the "
         "curves, or what differs. The right order of schemes alone does not count as reproduced.",
+        *left_out(tables),
     )
     yield Section("The papers", text, (overview(rows),), name="papers")
     for row in rows:
         yield entry_section(row, tables)
 
 
+def left_out(tables: Tables) -> list[str]:
+    """A line for every entry that was to be made of a model and could not."""
+    rows = plain_rows(tables["left_out"]) if "left_out" in tables else []
+    return [f"Left out: {row['entry']}: {row['reason']}" for row in rows]
+
+
 def with_worst(tables: Tables) -> list[Row]:
-    """The entries, each with its decisive residual, the largest relative to its limit."""
+    """The entries, each with its decisive residual, the largest relative to its limit, and whether that is outside it."""
     rows = plain_rows(tables["entries"])
     for row in rows:
         found = tables["residuals"]
         found = found[(found["entry"] == row["entry"]) & found["agrees"].notna()]
         if len(found):
             found = found[found["source"] == found["source"].iloc[-1]]  # the run that decides comes last
-            worst = plain_rows(found.assign(share=found["rms"] / found["allowed"]).sort_values("share").tail(1))[0]
+            share = found["rms"] / np.hypot(found["allowed"], 2 * found["noise"])  # as ``Residual.agrees`` has it
+            worst = plain_rows(found.assign(share=share).sort_values("share").tail(1))[0]
             row["worst"] = f"{worst['rms']:.2g} ({worst['curve']}, {worst['quantity']}; limit {worst['allowed']:.2g})"
+            row["outside"] = not worst["agrees"]
         else:
-            row["worst"] = "–"
+            row["worst"], row["outside"] = "–", False
     return rows
 
 
@@ -78,12 +88,12 @@ def _cost(row: Row) -> str:
 
 
 def _finding(row: Row, values: pd.DataFrame) -> Finding:
-    """What is outside its limit: the largest residual, or the values that disagree."""
+    """What is outside its limit: the decisive residual, and the values that disagree."""
     wrong = plain_rows(values[(values["entry"] == row["entry"]) & (values["agrees"] == False)])  # noqa: E712  # not NA
-    listed = "; ".join(f"{value['quantity']} {value['measured']} (published {value['published']})" for value in wrong[:2])
-    more = f"; and {len(wrong) - 2} more" * (len(wrong) > 2)
-    reason = f"{listed}{more}" if row["worst"] == "–" else f"decisive residual {row['worst']}"
-    return Finding(f"{row['entry']} {row['title']}: {row['verdict']}: {reason}.", severity="warning")
+    reasons = [f"decisive residual {row['worst']}"] if row["outside"] else []
+    reasons += [f"{value['quantity']} {value['measured']} (published {value['published']})" for value in wrong[:2]]
+    reasons += [f"and {len(wrong) - 2} more"] if len(wrong) > 2 else []
+    return Finding(f"{row['entry']} {row['title']}: {row['verdict']}: {'; '.join(reasons)}.", severity="warning")
 
 
 def _values(table: pd.DataFrame) -> PageTable | None:

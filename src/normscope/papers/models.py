@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from normscope.errors import InputError
 from normscope.experiments.result import Result
+from normscope.experiments.trained import same_blocks
 from normscope.papers.curves import residual
 from normscope.papers.entry import THIS_RUN, Panel, Residual, Value
+from normscope.schemes import NAMED
 
 STRATEGIES = {"pre": "Pre-Norm", "qkv": "QKV-Norm"}  # scheme → as the paper calls it
 SHAPES = {"Baseline": (10, 512, 12), "Alternative": (8, 512, 12), "Large": (12, 1024, 16)}  # layers, width, heads
@@ -176,12 +179,19 @@ class SavedShape:
 
 
 def saved_shape(name: str) -> SavedShape:
-    """The shape of a model that normscope trained."""
+    """The shape of a model that normscope trained to add integers; its strategy is the paper's if its blocks are.
+
+    Raises:
+        InputError: if it was trained on something else.
+    """
+    from normscope.transformer.config import TransformerConfig
     from normscope.transformer.files import model_folder, read_config
 
-    config = read_config(model_folder(name))
-    recipe = config.get("recipe", {})
-    scheme = recipe.get("scheme", config.get("scheme"))
-    called = scheme if isinstance(scheme, str) else scheme["name"]
-    shape = tuple(recipe.get(key) for key in ("layers", "dim", "heads"))
-    return SavedShape(STRATEGIES.get(called, called), shape, recipe.get("encoder_layers", 0))
+    about = read_config(model_folder(name))
+    task = (about.get("recipe") or {}).get("task", "addition")
+    if task != "addition":
+        raise InputError(f"'{name}' was trained on {task}; the entries of paper 1 measure models that add integers")
+    config = TransformerConfig.of(about["model"])
+    plain = config.scheme.with_norm(NAMED["pre"].norm)  # a strategy is where norms are, of either kind
+    strategy = next((title for scheme, title in STRATEGIES.items() if same_blocks(NAMED[scheme], plain)), config.scheme.name)
+    return SavedShape(strategy, (config.layers, config.dim, config.heads), config.encoder_layers)

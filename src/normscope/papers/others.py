@@ -33,7 +33,7 @@ def two_tables(request: Request) -> Reproduction:
         f"{STUCK:,.0f} is no better than predicting token frequencies: the model failed to train. Neither table explains why "
         "Mix-LN fails in one paper and trains in the other. The models of this project are smaller and were trained on other "
         "text, so their losses are shown for orientation and not compared. For each depth the loss is that of the best "
-        "learning rate among those used for all schemes."
+        "learning rate that is compared there (docs/advise.md)."
     )
     runs = packaged().runs
     runs = runs[runs["scheme"].isin(table["scheme"])]
@@ -52,8 +52,12 @@ def _own(scheme: str) -> str:
     """The held-out loss of a scheme's own models by depth, or that they fail."""
     outcomes = packaged().outcomes
     rows = plain_rows(outcomes[outcomes["scheme"] == scheme].sort_values("depth"))
-    losses = {row["depth"]: "fails" if math.isinf(row["loss"]) else f"loss {row['loss']:.2f}" for row in rows}
-    return "; ".join(f"{depth} layers {loss}" for depth, loss in losses.items())
+    return "; ".join(f"{row['depth']} layers {_loss(row['loss'])}" for row in rows)
+
+
+def _loss(loss: float | None) -> str:
+    """A loss in words; None where a learning rate is missing that might have been better."""
+    return "not tuned" if loss is None else "fails" if math.isinf(loss) else f"loss {loss:.2f}"
 
 
 def _listed(numbers: pd.Series) -> str:

@@ -40,7 +40,7 @@ _SIGMA = (
 _REMARKS = {
     "5d": "All six curves run ahead of the published ones, and the lower edges of the bands lie higher, with the setting that "
     "reproduces the other panels. No other setting that was tried explains it. Means and bands differ from ours as those of "
-    "62 to 330 runs would, in place of the stated 100,000 (docs/results/dynamics.md).",
+    "{runs} runs would, in place of the stated 100,000 (docs/results/dynamics.md).",
     "5c": "The published curves of this panel could not be read, so nothing is compared.",
     "5f": "The published curves of this panel could not be read, so nothing is compared.",
 }
@@ -67,7 +67,8 @@ def panel(name: str, request: Request) -> Reproduction:
         values += _differences(same, flow)
         flow = _resolved(tables[decisive], same, flow)
     larger = "" if key not in _READ or decisive.startswith(THIS_RUN) else f"The verdict is that of the larger run ({decisive})."
-    remark = " ".join(filter(None, (_REMARKS.get(key, ""), _SIGMA if key == "5g" else _INFERRED, larger)))
+    counted = next((_runs(row) for row in plain_rows(stored_scatter()) if row["panel"] == key), "")
+    remark = " ".join(filter(None, (_REMARKS.get(key, "").format(runs=counted), _SIGMA if key == "5g" else _INFERRED, larger)))
     verdict = judge([found for found in residuals if found.source == decisive], remark=True)
     drawn = {
         f"Figure {name}: layers with steps of 0.05": tables[decisive],
@@ -121,13 +122,22 @@ def _scatter(name: str) -> list[Value]:
     """How many runs would scatter as much as the published curves differ from the stored ones, or at least how many."""
     rows, values = stored_scatter(), []
     for row in plain_rows(rows[rows["panel"] == name]):
-        found, low, high = (float(f"{row[end]:.2g}") for end in ("effective", "low", "high"))
         quantity = "number of runs whose mean would scatter as much as the published curves differ from the stored ones"
-        interval = f" (90 % interval {low:.0f} to {high:.0f})" * math.isfinite(high)
-        measured = found if interval else f"at least {low:.0f}"  # errors of readings may explain the difference
+        interval = f" (90 % interval {_runs(row)})" * math.isfinite(row["high"])
+        # without an end of the interval, errors of digitised values may explain the difference
+        measured = _rounded(row["effective"]) if interval else f"at least {_rounded(row['low'])}"
         source = f"stored: python benchmarks/panel_scatter.py {name}"
         values.append(Value(f"{quantity}{interval}", FULL, measured, allowed=None, source=source))
     return values
+
+
+def _runs(row: dict[str, Any]) -> str:
+    """The interval of a number of runs, to two digits."""
+    return f"{_rounded(row['low'])} to {_rounded(row['high'])}"
+
+
+def _rounded(runs: float) -> str:
+    return f"{float(f'{runs:.2g}'):,.0f}"
 
 
 def _differences(layers: pd.DataFrame, flow: pd.DataFrame) -> list[Value]:

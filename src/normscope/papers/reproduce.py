@@ -25,7 +25,7 @@ from normscope.experiments.result import Result
 from normscope.experiments.settings import Names, setting
 from normscope.papers import Entry, all_entries, find_entries
 from normscope.papers.entry import NOT_RUN, VERDICTS, Made, Request
-from normscope.papers.gallery import Row, Tables, entry_section, gallery_sections, with_worst
+from normscope.papers.gallery import Row, Tables, entry_section, gallery_sections, left_out, with_worst
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.runs import is_run, locked, new_run, open_run, run_path
@@ -147,32 +147,35 @@ class Reproduce(Seeded):
             tables = {"entries": listing(FOLDER)}
             return Result(type(self), {**self.record, "list": True}, tables, f"{len(tables['entries'])} figures and tables")
         request = replace(self.request, folder=_work(folder), progress=progress)
-        made = dict(self._all_made(request, folder))
+        refused: dict[str, InputError] = {}
+        made = dict(self._all_made(request, folder, refused))
         if folder is not None:
-            made = {**saved_entries(folder), **made}
             _remove({name for tables in made.values() for name in _experiments(tables)}, run_path(folder) / _UNFINISHED)
+            made = {**saved_entries(folder), **made}
         tables = merged([made[name] for name in all_entries() if name in made])
+        if refused:
+            tables["left_out"] = pd.DataFrame([{"entry": name, "reason": str(error)} for name, error in refused.items()])
         summary = f"{len(tables['entries'])} figures and tables; seed {self.seed}"
         configuration = {**self.record, "list": False}
         return Result(type(self), configuration, tables, summary, self.seed, self.device)
 
-    def _all_made(self, request: Request, folder: Path | None) -> Iterator[tuple[str, Tables]]:
-        """The entries that were chosen; of all, those that a model given does not fit are left out, unless none is left.
+    def _all_made(self, request: Request, folder: Path | None, refused: dict[str, InputError]) -> Iterator[tuple[str, Tables]]:
+        """The entries that were chosen; ``refused`` collects those that a given model does not fit.
 
-        Those that measure the model are made first: if it fits none, nothing else is made in vain.
+        They are left out, unless none is left or they were chosen by their own names. Entries that measure the model are made
+        first: if it fits none, nothing else is made in vain.
         """
         measuring = [entry for entry in self.chosen if request.models and "model" in entry.takes]
-        refused: list[InputError] = []
         for entry in [*measuring, *(entry for entry in self.chosen if entry not in measuring)]:
             if refused and len(refused) == len(measuring):
-                raise refused[-1]
+                raise next(iter(refused.values()))
             try:
                 yield entry.id, self._made(entry, replace(request, earlier={}), folder)
             except InputError as error:
-                if not (self.everything and entry in measuring):
+                if entry.id in self.entries or entry not in measuring:
                     raise
                 request.progress.message(f"left out: {entry.id}: {error}")
-                refused.append(error)
+                refused[entry.id] = error
 
     def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""
@@ -226,6 +229,7 @@ class Reproduce(Seeded):
                     yield from section.tables
                 elif row["worst"] != "–":
                     yield f"  decisive residual {row['worst']}"
+        yield from left_out(result.tables)
 
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:

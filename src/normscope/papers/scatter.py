@@ -6,8 +6,9 @@ eigenvalues of C and their vectors, and a the published means minus ours. If sam
 z_k = ⟨e_k, a⟩/√λ_k has variance 1/N for every k, so that N is about K/Σ z_k², and N Σ z_k² follows χ²_K. A change of the
 setting has no reason to give z_k of one size. N says how far the edges of the 90 % bands should be off, which tests it.
 
-Errors of digitised values add a variance of at most c² to each z_k (``_CLEAR``), so N may be larger: its interval ends where
-Σ z_k²/(1/N + c²) has the upper quantile of χ²_K, or nowhere. It begins where it would without them.
+Digitised values have errors that are independent, that shift a curve, and that shift all curves. They add a variance c_k² to
+z_k, so N may be larger: its interval ends where Σ z_k²/(1/N + c_k²) has the upper quantile of χ²_K, or nowhere. It begins
+where it would without them. Components are left out whose c_k from independent errors alone is above ``_CLEAR``.
 """
 
 import math
@@ -28,8 +29,9 @@ Values = npt.NDArray[np.float64]
 
 STORED = "panel-scatter"
 RUNS = {"5d": 2048, "5e": 512, "5a": 128, "5b": 128}  # for panels whose curves can be read at our times
-_ERROR = 0.0006  # of a reading
-_CLEAR = 0.02  # the most that errors of readings may add to a z_k
+_ERROR = 0.0006  # of a digitised value
+_CLEAR = 0.02  # the most that independent errors of digitised values may add to a z_k
+_LARGEST = 1e9  # runs
 _MOST = 10  # components
 _SMALLEST = 0.004  # standard deviation over runs at a point that is compared
 _INTERVAL = (0.05, 0.95)
@@ -54,23 +56,33 @@ class Scatter:
     high: float
 
 
-def scatter(curves: Values, difference: Values, seed: int = 0) -> Scatter:
-    """Of the curves (runs, points) of single runs, and the difference (points) of two means."""
+def scatter(curves: Values, difference: Values, owners: npt.NDArray[np.int64], seed: int = 0) -> Scatter:
+    """Of the curves (runs, points) of single runs, and the difference (points) of two means.
+
+    ``owners`` (points) has the number of the curve that a point is of.
+    """
     values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(curves.T)))
     deviations = np.sqrt(values.clip(min=0))[::-1][:_MOST]
-    z = (difference @ vectors[:, ::-1])[:_MOST] / deviations
-    z = z[deviations >= _ERROR / _CLEAR]
-    if not len(z):
+    kept = deviations >= _ERROR / _CLEAR
+    deviations, vectors = deviations[kept], vectors[:, ::-1][:, :_MOST][:, kept]
+    if not len(deviations):
         raise InputError("single runs differ too little to tell how many a mean is of")
-    low, high = interval(z, seed)
+    z = difference @ vectors / deviations
+    shifts = np.stack(
+        [vectors[owners == owner].sum(0) for owner in np.unique(owners)]
+    )  # a component along a shift of each curve
+    errors = _ERROR * np.sqrt(1 + (shifts**2).sum(0) + shifts.sum(0) ** 2) / deviations
+    low, high = interval(z, errors, seed)
     return Scatter(tuple(z.tolist()), len(z) / float((z**2).sum()), low, high)
 
 
-def interval(z: Values, seed: int = 0) -> tuple[float, float]:
-    """The 90 % interval of N."""
-    shares = float((z**2).sum()) / np.quantile(np.random.default_rng(seed).chisquare(len(z), 200_000), _INTERVAL)
-    variance = float(shares[1]) - _CLEAR**2
-    return 1 / float(shares[0]), 1 / variance if variance > 0 else math.inf
+def interval(z: Values, errors: Values, seed: int = 0) -> tuple[float, float]:
+    """The 90 % interval of N, where each z_k has an error."""
+    lower, upper = np.quantile(np.random.default_rng(seed).chisquare(len(z), 200_000), _INTERVAL)
+    runs = np.geomspace(1.0, _LARGEST, 10_001)
+    statistic = (z**2 / (1 / runs[:, None] + errors**2)).sum(1)  # rises with N
+    high = math.inf if statistic[-1] < upper else float(np.interp(upper, statistic, runs))
+    return float(lower / (z**2).sum()), high
 
 
 def edge_error(curves: Values, runs: int, level: float, seed: int = 0) -> tuple[float, float, float]:
@@ -96,7 +108,7 @@ def of_panel(name: str, runs: int, instead: Mapping[str, Any] | None = None, pro
         change = (_curves(Ensemble(**given, **instead), progress)[:, schemes, times] - curves).mean(0)
     wide = curves.std(0, ddof=1) >= _SMALLEST
     curves, points, change = curves[:, wide], points[wide], change[wide]
-    found = scatter(curves, change)
+    found = scatter(curves, change, points["scheme"].to_numpy())
     row: dict[str, Any] = {"panel": name, "runs": runs, "effective": found.runs, "low": found.low, "high": found.high}
     row["z"] = " ".join(f"{z:+.3f}" for z in found.z)
     for edge, level in {} if instead else _EDGES.items():

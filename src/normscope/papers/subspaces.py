@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from normscope.experiments.evaluate import Evaluate
-from normscope.experiments.result import Result
 from normscope.experiments.stability import Stability
 from normscope.papers.curves import measured, published
 from normscope.papers.entry import ESTIMATED, NOT_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
@@ -78,10 +77,10 @@ def _measure(
     return found
 
 
-def _saved(name: str, model: str, results: tuple[Result, ...] = ()) -> MeasuredModel:
+def _saved(name: str, model: str) -> MeasuredModel:
     """A model that normscope trained, compared with one of the paper if it has its shape."""
     config = saved_shape(name)
-    return MeasuredModel(name, config.strategy, config.shape, config.is_of(model), results, config.encoder)
+    return MeasuredModel(name, config.strategy, config.shape, config.is_of(model), (), config.encoder)
 
 
 def _outcome(entry: str, model: str, found: Sequence[Found], note: str = "") -> Reproduction:
@@ -330,9 +329,9 @@ def accuracy(request: Request) -> Reproduction:
     expected = {value.quantity: value for value in stored}
     examples, found = 128_000 if request.full else 2_000, []
     for name in request.models or _SMALL:
+        one = _saved(name, "Baseline")
         run = request.run(Evaluate(model=name, examples=examples, show=0, seed=request.seed, device=request.device))
-        one = _saved(name, "Baseline", (run,))
-        values = []
+        one, values = replace(one, results=(run,)), []
         for row in plain_rows(run.tables["accuracy"]):
             quantity = f"{splits[row['split']]}, accuracy in %"
             known = expected.get(f"{one.strategy}, {quantity}")
