@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from normscope.papers.gallery import entry_section, with_worst
 from normscope.papers.others import two_tables
 from normscope.papers.panels import panel
 from normscope.papers.reproduce import Reproduce
+from normscope.papers.scatter import stored_scatter
 from normscope.papers.subspaces import norm_spread
 from normscope.papers.words import theme_counts
 from normscope.results.sections import Section
@@ -179,6 +181,16 @@ def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
     assert sum("resolved flow" in value.quantity for value in found.values) == 12
     drawn = found.panels[0].curves
     assert {curve.name for curve in drawn if curve.published} == set(SCHEMES.values())
+    (apart,) = (value for value in found.values if value.quantity.startswith("largest difference"))
+    assert 0 < float(apart.measured or 0) < 6 * apart.measured_error  # of two runs
+    (runs,) = (value for value in found.values if value.quantity.startswith("number of runs"))
+    interval = runs.quantity.partition("90 % interval ")[2].rstrip(")")
+    assert re.fullmatch(r"\d+ to \d+", interval)
+    assert f"as those of {interval} runs would" in found.remark
+    assert float(str(runs.measured)) == pytest.approx(stored_scatter().set_index("panel").loc["5d", "effective"], rel=0.05)
+    (least,) = (value for value in panel("5a", Request(runs=2)).values if value.quantity.startswith("number of runs"))
+    assert re.fullmatch(r"at least [\d,]+", str(least.measured))
+    assert "interval" not in least.quantity
 
 
 @pytest.mark.parametrize("name", ["5a", "5b", "5e", "5g"])

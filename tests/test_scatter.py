@@ -7,7 +7,7 @@ import pytest
 
 from normscope.errors import InputError
 from normscope.papers.curves import measured, published
-from normscope.papers.scatter import RUNS, edge_error, interval, scatter, stored_scatter
+from normscope.papers.scatter import RUNS, edge_error, interval, of_panel, scatter, stored_scatter
 
 POINTS, SINGLE = 40, 3000
 OWNERS = np.repeat(np.arange(4), 10)  # four curves of ten points
@@ -82,3 +82,21 @@ def test_what_is_stored_agrees_with_the_curves_beside_it() -> None:
         both = published(f"2-fig{panel}").merge(measured(f"panel-{panel}"), on=["scheme", "time"], suffixes=("", "_ours"))
         apart = (both["low"] - both["low_ours"])[both["how"].isin(["m", "e", "k"])]
         assert row["low_edge"] == pytest.approx(math.sqrt((apart**2).mean()), rel=0.25)
+
+
+def test_a_larger_change_of_the_setting_is_taken_for_fewer_runs() -> None:
+    small, large = (of_panel("5d", 16, {"beta": beta}) for beta in (1.05, 2.0))
+    assert small["effective"] > 20 * large["effective"]
+    assert small["z"].count(" ") == large["z"].count(" ")
+    assert "low_edge" not in small  # bands are those of the published panel
+
+
+def test_a_published_panel_is_compared_with_the_stored_one() -> None:
+    """z of all runs would be the stored ones; of a few, the component with the largest variance is the same one."""
+    row = of_panel("5d", 48)
+    stored = stored_scatter().set_index("panel").loc["5d"]
+    assert row["low_edge"] == pytest.approx(stored["low_edge"], rel=0.1)  # published against stored, whatever the runs
+    assert row["high_edge"] == pytest.approx(stored["high_edge"], rel=0.1)
+    first, of_all = (abs(float(each["z"].split()[0])) for each in (row, stored))
+    assert first == pytest.approx(of_all, abs=0.04)
+    assert np.isnan(row["low_expected"])  # 48 runs are too few for the quantiles of about 160

@@ -785,7 +785,7 @@ def sweep(
         per_gpu: Runs that share a GPU.
         cpus: Cores of each run.
         ray: Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.
-        dry_run: Print the plan and how long it takes, timed for some seconds, and stop.
+        dry_run: Print the plan with an estimate of its time, from a few timed steps, and stop.
         retry_failed: Run failed runs again.
         checkpoint_every: Seconds between checkpoints of a training.
         device: cpu, cuda, or auto: a GPU if there is one.

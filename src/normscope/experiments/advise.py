@@ -339,7 +339,7 @@ class Advise(Seeded):
 
     @classmethod
     def terminal(cls, result: Result) -> Iterator[Shown]:
-        """What trained models say in three lines, the schemes, best first, and the findings that matter most."""
+        """What trained models show in a few lines, the schemes, best first, and the findings that matter most."""
         tables = result.tables
         means = {(row.scheme, row.criterion): row for row in tables["criteria"].itertuples(index=False)}
         verdicts = {row["scheme"]: row for row in plain_rows(tables["verdicts"])}

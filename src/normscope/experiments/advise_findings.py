@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-VERDICT = "language models"  # the basis of the first three findings
+VERDICT = "language models"  # the basis of the first findings
 SPECTRUM = "spectrum-of"
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01

@@ -74,7 +74,9 @@ class Reproduce(Seeded):
         False, "Make all of them; those that are complete in the folder are not made again.", option="--all"
     )
     full: bool = setting(False, "At full scale, as the list says: minutes on a GPU, hours on a CPU.")
-    runs: int | None = setting(None, "Number of runs of an ensemble.", shown="some, for a minute; 100,000 with full=True", ge=2)
+    runs: int | None = setting(
+        None, "Number of runs of an ensemble.", shown="what a minute allows; 100,000 with full=True", ge=2
+    )
     model: Names | None = setting(
         None, "Comma-separated models to measure, for papers 1 and 3.", shown="the models of the package"
     )

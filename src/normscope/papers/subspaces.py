@@ -94,8 +94,8 @@ def _outcome(entry: str, model: str, found: Sequence[Found], note: str = "") -> 
         others = f"Not of the shape of the {model}, and not compared: {', '.join(drawn)}." if drawn else ""
         remark = f"Weights are our own, not the authors'. {others} {SEVERAL if len(shaped) > 1 else ''} {_LIMITS}"
     else:
-        others = f"Drawn: {', '.join(models)}; not of the shape of the {model} model, and not compared."
-        own = "The verdict is that of our own Baseline pair, trained on a third of the examples (docs/results/stability.md)."
+        others = f"The chart shows {', '.join(models)}, which are not compared: their shape is not that of the {model} model."
+        own = "The verdict is that of our stored Baseline pair, trained on a third of the examples (docs/results/stability.md)."
         train = "Train the pair with the commands below and give it with --model."
         remark = f"{others} {own if stored else ''} {train} {_LIMITS if stored else ''}"
     verdict = judge(checks, remark=True) if checks or shaped else NOT_RUN

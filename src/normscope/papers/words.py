@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from normscope.core.norms import length
 from normscope.errors import InputError
 from normscope.experiments.result import Result
 from normscope.experiments.words import Words
@@ -39,6 +40,7 @@ _THEMES = {  # head of block 11 → what its singular vectors are said to hold
     1: "gender words", 2: "places", 3: "jobs and industries", 8: _PUNCTUATION, 10: "names", 11: _IDENTITY,
 }  # fmt: skip
 _VECTORS = 16  # of each head
+_ROWS = 4096  # embeddings that are converted to float64 at a time
 _LABELS = {
     "meaning-preserving": "heads that preserve the word's meaning more than random weights do",
     "precedence": "heads that return what precedes or follows the word more than random weights do",
@@ -96,7 +98,7 @@ def distances(request: Request) -> Reproduction:
     """ℓ2 and cosine distance between the normalised embeddings and the embeddings, as they are, centred and scaled."""
     probed = _run(request, "embeddings")
     embeddings = _model(request.models[0] if request.models else _DEFAULT, request.device).embeddings
-    norm = float(embeddings.double().norm(dim=1).mean())
+    norm = sum(float(length(rows.double()).sum()) for rows in embeddings.split(_ROWS)) / len(embeddings)
     values = [Value("mean norm of embeddings", _MEAN_NORM, norm, allowed=0.001)]
     for row in plain_rows(probed.result.tables["distances"]):
         l2, l2_std, cosine, cosine_std = _DISTANCES[row["setting"]]
@@ -310,9 +312,9 @@ def _head_update(result: Result) -> tuple[list[Value], list[Panel]]:
     return [], [Panel("One head's update", "along the token", "across it, in the plane of the update", curves)]
 
 
-def _entry(id: str, title: str, make: Any, probe: str) -> Entry:
+def _entry(id: str, title: str, make: Any, probe: str, compared: bool = True) -> Entry:
     command = f"normscope words gpt2 {probe}"
-    needs = "CPU, up to half a minute; GPT-2 for the verdict"
+    needs = "CPU, up to half a minute" + "; GPT-2 for the verdict" * compared
     setting = "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
     return Entry(f"3:{id}", title, setting, needs, make, "",
                  (command, f"normscope reproduce 3:{id} --model gpt2"), ("model",))  # fmt: skip
@@ -329,7 +331,7 @@ ENTRIES = (
     _entry("tableA4", "Key → values, block 11", partial(value_outputs, "last"), "values --layer 11"),
     _entry("singular", "Singular vectors of W_VO, block 11 (Appendix B)", singular, "singular --layer 11 --matrix vo"),
     *(
-        _entry(name, title, partial(geometry, name), "geometry --layer 0 --word time")
+        _entry(name, title, partial(geometry, name), "geometry --layer 0 --word time", compared=False)
         for name, title in (
             ("fig2", "LayerNorm on points in space"),
             ("fig3", "Gain and bias acting on the sphere"),

@@ -75,7 +75,7 @@ class Sweep(Experiment):
     ray: str | None = setting(
         None, "Run on a Ray cluster: HOST:PORT, auto, or local for a new one on this machine.", shown="no"
     )
-    dry_run: bool = setting(False, "Print the plan and how long it takes, timed for some seconds, and stop.")
+    dry_run: bool = setting(False, "Print the plan with an estimate of its time, from a few timed steps, and stop.")
     retry_failed: bool = setting(False, "Run failed runs again.")
     checkpoint_every: float = setting(60.0, "Seconds between checkpoints of a training.", ge=0.0)
     device: str = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")
