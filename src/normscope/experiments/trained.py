@@ -322,18 +322,23 @@ class Verdicts:
         return "; ".join(f"{', '.join(schemes[depth])} ({depth} layers)" for depth in nearest_first)
 
     def findings(self, trusted: str) -> Iterator[Finding]:
-        """Three lines: which schemes are safe, which have the lowest loss, which fail, and how sure that is.
+        """Four lines: which schemes are safe, have the lowest loss, fail and how sure that is, and what may change the order.
 
-        ``trusted`` ends the last.
+        ``trusted`` ends the third.
         """
-        runs = self.evidence.runs
-        if runs.empty:
+        if self.evidence.runs.empty:
             yield Finding(
                 "No language model was trained here, so nothing says which schemes are safe or fail.", title="Untested"
             )
             return
         depth = _nearest(self.evidence.trained[0], self.depth)
-        at = runs[runs["depth"] == depth]
+        yield self._safe_finding(depth)
+        yield self._fast_finding(depth)
+        yield self._fails_finding(depth, trusted)
+        yield from self._firmness(depth)
+
+    def _safe_finding(self, depth: int) -> Finding:
+        """The schemes that learned at every compared rate, and those of them that failed in larger models of others."""
         rates = [f"{rate:g}" for rate in self.evidence.rates[depth]]
         beyond = f" {self.depth} layers are deeper than any model trained here."
         between = f" No model was trained here with {_count(self.depth, 'layer')}; those with {depth} stand for it."
@@ -342,25 +347,28 @@ class Verdicts:
         larger = list(safe[safe["published_failures"] != ""]["scheme"])
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}"
         learned += f"; in larger published models, {listed(larger)} failed" * bool(larger)
-        yield Finding(
+        return Finding(
             f"Safe: {self.named(SAFE) or 'none of these schemes'}.{f'{learned}.' * bool(len(safe))}{other}",
             title="Safe at this depth", severity="ok", weight=6,
         )  # fmt: skip
-        yield self._fast_finding(depth)
+
+    def _fails_finding(self, depth: int, trusted: str) -> Finding:
+        """The schemes that fail, and how much evidence there is for all of this."""
+        runs = self.evidence.runs
+        at = runs[runs["depth"] == depth]
         some = f"; in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         fails = self.table[self.table["verdict"] == FAILS]
         once = list(fails[fails["rates"] == 1]["scheme"])
         lower = f" {listed(once)}: one learning rate was tried, and a lower one may work." * bool(once)
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
         each = at.groupby("scheme").size()
-        tried = _count(runs["seed"].nunique(), "seed")
-        yield Finding(
+        return Finding(
             f"Fail: {self.named(FAILS) or 'no scheme'}{some}.{lower} How sure: {len(runs)} language models ({shapes}, "
-            f"one recipe for all schemes, {tried}), {len(at)} of them with {depth} layers, {_span(each.min(), each.max())} for "
-            f"each scheme; of your shape, only the depth counts.{self._untrained} {trusted}",
+            f"one recipe for all schemes, {_count(runs['seed'].nunique(), 'seed')}), {len(at)} of them with {depth} layers, "
+            f"{_span(each.min(), each.max())} for each scheme; of your shape, only the depth counts."
+            f"{self._untrained} {trusted}",
             title="Fails at this depth", severity="notice" if self.named(FAILS) else "ok", weight=4,
         )  # fmt: skip
-        yield from self._firmness(depth)
 
     @property
     def _untrained(self) -> str:
@@ -369,8 +377,8 @@ class Verdicts:
         if not names:
             return ""
         others = [name for name in names if name in self.evidence.trained[1]]
-        apart = f"; models trained as {listed(others)} have other blocks or norms" * bool(others)
-        return f" Not trained here: {', '.join(names) if len(names) <= _LISTED else f'{len(names)} of these schemes'}{apart}."
+        apart = f"; models trained as {_listed_or_counted(others, 'of them')} have other blocks or norms" * bool(others)
+        return f" Not trained here: {_listed_or_counted(names, 'of these schemes')}{apart}."
 
     def _fast_finding(self, depth: int) -> Finding:
         """The lowest losses of all schemes that were trained at a depth, and what may need another learning rate."""
@@ -447,6 +455,10 @@ def _verdict(row: dict[str, Any], several: bool) -> str:
     if row["learned"] is not None and row["learned"] >= _ENOUGH:
         return SAFE
     return SLOW if several and row["learned"] is not None else UNTUNED
+
+
+def _listed_or_counted(names: Sequence[str], what: str) -> str:
+    return listed(names) if len(names) <= _LISTED else f"{len(names)} {what}"
 
 
 def _span(least: int, most: int) -> str:
