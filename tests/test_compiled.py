@@ -75,15 +75,12 @@ def test_blocks_of_a_causal_mask_are_those_of_earlier_keys() -> None:
     assert blocks.sparsity() == 43.75  # percent: 28 of 64 blocks
 
 
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 FUSED = """
 import torch
 import torch.nn.functional as F
 from normscope.core.cross_entropy import cross_entropy
 from normscope.core.swiglu import swiglu
-
-def errors(got, expected):
-    for mine, theirs in zip(got, expected):
-        print(((mine.double() - theirs).norm() / theirs.norm()).item())
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 if device == "cpu":  # the kernels themselves, interpreted
@@ -97,6 +94,11 @@ else:
 generator = torch.Generator(device).manual_seed(0)
 def drawn(*shape):
     return torch.randn(shape, device=device, generator=generator).bfloat16()
+"""
+AGREE = """
+def errors(got, expected):
+    for mine, theirs in zip(got, expected):
+        print(((mine.double() - theirs).norm() / theirs.norm()).item())
 
 for shape in ((3, 5, 600), (17, 128)):
     hidden, upstream = drawn(*shape).requires_grad_(), drawn(*shape[:-1], shape[-1] // 2)
@@ -117,20 +119,49 @@ for positions, dim, vocabulary in ((70, 16, 9001), (50, 8, 300)):
     errors((losses, x.grad, weights.grad), (wide, *(value.grad for value in exact)))
     assert losses[20:30].abs().max() == 0 and not right[20:30].any() and right[:20].all(), right
 """
+TWICE = """
+x, weights = drawn(6, 8).requires_grad_(), drawn(8, 9).requires_grad_()
+targets = torch.randint(9, (6,), device=device, generator=generator)
+
+def loss(x, weights):
+    return fused_cross_entropy(fused_swiglu(torch.cat((x, x), 1)), weights, targets, -100)[0].sum()
+
+compiled = torch.compile(loss, fullgraph=True, dynamic=False, backend="aot_eager")
+pairs = zip(*(torch.autograd.grad(f(x, weights), (x, weights)) for f in (compiled, loss)))
+print("same" if all(torch.allclose(a, b, rtol=0.05, atol=0.05) for a, b in pairs) else "different")
+gated = torch.autograd.grad(fused_swiglu(x).float().square().sum(), x, create_graph=True)
+read = torch.autograd.grad(fused_cross_entropy(x, weights, targets, -100)[0].sum(), (x, weights), create_graph=True)
+for gradient in (*gated, *read):
+    try:
+        torch.autograd.grad(gradient.float().square().sum(), (x, weights), allow_unused=True)
+        print("silent")
+    except Exception as error:
+        print(type(error).__name__)
+"""
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_fused_kernels_of_a_step_agree_with_float64_forward_and_backward() -> None:
-    """In a process of its own: Triton compiles the source as it is, not as the run-time type checks rewrite it.
+def fused(code: str) -> list[str]:
+    """What a program prints, word by word, in a process of its own: Triton compiles the source as it is, not as the run-time
+    type checks rewrite it.
 
     Without a GPU Triton interprets it.
     """
     interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    code, environment = [sys.executable, "-c", FUSED], os.environ | interpreted
-    result = subprocess.run(code, capture_output=True, text=True, check=True, env=environment)
-    errors = [float(line) for line in result.stdout.split()]
+    command, environment = [sys.executable, "-c", FUSED + code], os.environ | interpreted
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
+
+
+@NEEDS_TRITON
+def test_fused_kernels_of_a_step_agree_with_float64_forward_and_backward() -> None:
+    errors = [float(error) for error in fused(AGREE)]
     assert len(errors) == 10
     assert all(error < 0.01 for error in errors)  # not a NaN either
+
+
+@NEEDS_TRITON
+def test_fused_kernels_of_a_step_have_first_derivatives_alone() -> None:
+    """The same ones compiled, and an error for second derivatives, which they would not have in full."""
+    assert fused(TWICE) == ["same", "RuntimeError", "InputError", "InputError"]
 
 
 def test_the_loss_of_tokens_is_their_negative_log_probability() -> None:

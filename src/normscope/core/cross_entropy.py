@@ -23,8 +23,8 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, " positions"], Bool[Tensor, " positions"]]:
     """−log softmax(x W + b) of every target in float32, 0 where it is ``ignored``; and where the target has the largest logit.
 
-    Under autocast logits have its precision, as those of ``F.linear`` do. There are no second derivatives in half precision on a
-    GPU.
+    Under autocast logits have its precision, as those of ``F.linear`` do. In half precision on a GPU there are no second
+    derivatives.
     """
     kind = x.device.type
     precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -12,9 +12,15 @@ def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cuda" and dtype in _HALF and _has_triton()
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_triton() -> bool:
-    """Whether Triton can be imported; only a GPU waits for that."""
+    """Whether Triton can be imported; a compiled step does not trace the import."""
+    return _import_triton()
+
+
+@cache
+def _import_triton() -> bool:
+    """Whether the import succeeds: a stub, or a library that Triton needs and does not have, makes it fail."""
     try:
         import triton.language  # noqa: F401
     except ImportError:
