@@ -270,6 +270,8 @@ class ModelSession:
         parts = {part: f"{text}: {lacking[needed]}." for part, (needed, text) in sentences.items() if needed in lacking}
         if "words" not in parts and "vocabulary" in lacking:
             parts["words"] = f"No words of heads: {lacking['vocabulary']}."
+        if self.model.predicts and not self.model.reads_out:
+            parts["lens"] = "No logit lens and no next token: logits are computed from the states of the decoder."
         return parts
 
     # What a selection shows
