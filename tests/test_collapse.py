@@ -334,6 +334,9 @@ def test_the_level_of_a_share_is_solved_on_the_exact_curve(noise: str) -> None:
              for share_of in [sum(by_quadrature(row, solved["noise"], noise) for row in rows)]]  # fmt: skip
     slope = (share(1.001 * solved["noise"]) - share(0.999 * solved["noise"])) / (0.002 * solved["noise"])
     assert solved["stderr"] == pytest.approx(math.hypot(*heads) / 9 / slope, rel=1e-2)
+    alone = level_at([_Contested.of(tensor(moved), None, torch.zeros(3).long(), 2, reach)], 0.01, noise)
+    assert alone["noise"] > 0
+    assert math.isnan(alone["stderr"])  # between heads, of which one alone has rows
 
 
 def test_a_share_that_no_noise_reaches_has_no_level() -> None:

@@ -23,6 +23,7 @@ from normscope.explorer.session import ModelSession
 from normscope.measures.base import Measure, Subject, joined, measure_all
 from normscope.measures.collapse import Collapse
 from normscope.measures.journey import follow
+from normscope.measures.massive import Massive
 from normscope.measures.noise import Disturbance, noise_table, norm_noise
 from normscope.measures.predictions import predicted_scores
 from normscope.measures.rank import Rank
@@ -489,7 +490,7 @@ def tables_of(view: Model, sample: Sample, *measures: Measure) -> dict[str, pd.D
 @EITHER
 def test_measures_of_a_half_do_not_count_padding(stream: str) -> None:
     view, sample = opened(stream), examples(48)
-    measures = Spread(), Collapse(levels=(0.03, 0.3), draws=0), Sparsity()
+    measures = Spread(), Collapse(levels=(0.03, 0.3), draws=0), Sparsity(), Massive()
     tables, wider = (tables_of(view, each, *measures) for each in (sample, padded(sample, 4)))
     for name in ("spread", "collapse", "margins", "sparsity"):
         numbers = [table[name].select_dtypes("number").to_numpy(float) for table in (tables, wider)]
@@ -499,6 +500,11 @@ def test_measures_of_a_half_do_not_count_padding(stream: str) -> None:
     whole = tables["sparsity"][tables["sparsity"]["layer"].isna()]
     assert int(whole["distributions"].iloc[0]) == rows
     assert 0 < float(whole["share"].iloc[0]) < 1
+    words = view.words(read.tokens[0][read.attention_mask[0]])
+    assert tables["tokens"]["text"].tolist() == wider["tokens"]["text"].tolist() == words
+    largest = tables["activations"]
+    places = torch.from_numpy(largest[["row", "position"]].to_numpy(int)).unbind(1)
+    assert largest["text"].tolist() == view.words(read.tokens[places])
     everywhere = tables["collapse"][tables["collapse"]["layer"].isna()]
     assert bool((everywhere["probability"].diff().dropna() > 0).all())
 
@@ -542,8 +548,11 @@ def test_a_token_is_followed_through_the_half_that_reads_it(stream: str) -> None
     assert len(trajectory.table) == LAYERS[stream] + 1
     assert ("probability" in trajectory.table) == (stream == "decoder")
     session, sample = ModelSession(view), view.viewed(only_row(view.sample(None, 1, 0)))
-    assert session.read("")["prompt"]["tokens"] == view.words(sample.tokens[0])
+    words, shown = view.words(sample.tokens[0]), session.read("")
+    assert shown["prompt"]["tokens"] == words
+    assert [session.words("", 0, 0, place)["rows"][0]["word"] for place in range(len(words))] == words
     assert bool(session.token("", 1)["next"]) == (stream == "decoder")
+    assert ("computed from the states of the decoder" in shown["missing"].get("lens", "")) == (stream == "encoder")
 
 
 def test_the_first_predictions_are_those_of_whole_rows() -> None:
