@@ -225,7 +225,10 @@ def geometry(evidence: Evidence, watched: pd.DataFrame) -> pd.DataFrame:
 def charts(curves: pd.DataFrame, blocks: pd.DataFrame, watched: pd.DataFrame) -> dict[str, Chart]:
     """Loss by step, cost of a block by layer, and residual norm by layer, at each depth."""
     shown: dict[str, tuple[pd.DataFrame, str, str, str, str, str, str]] = {
-        "loss": (curves, "step", "loss", "Training loss", "step", "loss", "Each scheme at the best of the rates that it was trained at."),
+        "loss": (
+            curves, "step", "loss", "Training loss", "step", "loss",
+            "Each scheme at the best of the rates that it was trained at.",
+        ),
         "blocks": (
             blocks, "layer", "loss_change", "Loss without a block", "block that is skipped", "rise of the loss",
             "On held-out text. Blocks with values near 0 are hardly needed; values of 0 or less are not drawn.",

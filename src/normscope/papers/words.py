@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 import pandas as pd
+import torch
 
 from normscope.core.norms import length
 from normscope.errors import InputError
@@ -98,7 +99,7 @@ def distances(request: Request) -> Reproduction:
     """ℓ2 and cosine distance between the normalised embeddings and the embeddings, as they are, centred and scaled."""
     probed = _run(request, "embeddings")
     embeddings = _model(request.models[0] if request.models else _DEFAULT, request.device).embeddings
-    norm = sum(float(length(rows.double()).sum()) for rows in embeddings.split(_ROWS)) / len(embeddings)
+    norm = float(torch.cat([length(rows.double()) for rows in torch.split(embeddings, _ROWS)]).mean())
     values = [Value("mean norm of embeddings", _MEAN_NORM, norm, allowed=0.001)]
     for row in plain_rows(probed.result.tables["distances"]):
         l2, l2_std, cosine, cosine_std = _DISTANCES[row["setting"]]
