@@ -8,22 +8,30 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import functional
 
 from normscope import InputError
 from normscope.core import Attention, HeadWeights, Mixing, attend, attention_weights
 from normscope.core import attention as attention_core
+from normscope.core.norms import theory_norm
+from normscope.dynamics.motion import Motion
+from normscope.schemes import Scheme, Slots
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def by_hand(x: Tensor, w: HeadWeights, beta: float, heads: str, causal: bool) -> Tensor:
+def by_hand(x: Tensor, w: HeadWeights, beta: float, heads: str, causal: bool, layer: bool = False) -> Tensor:
     """One set of tokens, head by head, token by token: the definition."""
+
+    def norm(y: Tensor) -> Tensor:
+        return functional.layer_norm(y, y.shape[-1:], eps=0) / y.shape[-1] ** 0.5 if layer else y / y.norm(dim=-1, keepdim=True)
+
     total = torch.zeros_like(x)
     for h in range(w.W_Q.shape[0]):
         q, k, v = (x @ weight[h] for weight in (w.W_Q, w.W_K, w.W_V))
-        q, k, v = (y / y.norm(dim=-1, keepdim=True) if c in heads else y for c, y in zip("qkv", (q, k, v), strict=True))
+        q, k, v = (norm(y) if c in heads else y for c, y in zip("qkv", (q, k, v), strict=True))
         for j in range(len(x)):
             seen = slice(0, j + 1) if causal else slice(None)
             weights = (beta * (k[seen] @ q[j])).softmax(0)
@@ -40,6 +48,17 @@ def weights(dim: int = 6, heads: int = 3, width: int = 2, runs: tuple[int, ...] 
 def test_attention_is_its_definition(heads: str, causal: bool) -> None:
     x, w = random(5, 6), weights()
     assert torch.allclose(Attention(0.7, w, causal)(x, Mixing(heads)), by_hand(x, w, 0.7, heads, causal), atol=1e-12)
+
+
+@pytest.mark.parametrize("heads", ["qk", "qkv"])
+def test_heads_have_the_norm_of_their_scheme(heads: str) -> None:
+    x, w = random(5, 6), weights(width=4)
+    scheme = Scheme("mine", Slots(input="norm", heads=heads), norm="layer")
+    layered = Motion(scheme, Attention(0.7, w), 1.0).layer(x, 0.0)
+    read = functional.layer_norm(x, (6,), eps=0) / 6**0.5
+    torch.testing.assert_close(layered, x + by_hand(read, w, 0.7, heads, False, layer=True))
+    pointwise = Motion(scheme.with_norm("tanh"), Attention(0.7, w), 1.0).layer(x, 0.0)
+    torch.testing.assert_close(pointwise, x + by_hand(theory_norm("tanh")(x), w, 0.7, heads, False))
 
 
 def test_runs_have_their_own_weights_and_schemes_share_them() -> None:

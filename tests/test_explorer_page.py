@@ -407,7 +407,7 @@ def test_an_exported_page_holds_the_runs_that_are_given(here: Path, capsys: pyte
         (("--export", "absent/tour.html"), "there is no folder 'absent'"),
         (("--export", "mine.html", "--overwrite"), "'mine.html' exists and is no page of the explorer"),
         (("--export", "folder.html", "--overwrite"), "'folder.html' exists and is no page of the explorer"),
-        (("package:smollm2", "--export", "tour.html"), "'package:smollm2' is no run folder"),
+        (("package:smollm2", "--export", "tour.html"), "'package:smollm2' has no audit, and --export takes run folders alone"),
         (("--export", "tour.html", "--open"), "--export writes a file and opens nothing"),
         (("damaged", "--export", "tour.html"), "damaged"),
         (("--port", "70000"), "--port"),

@@ -16,6 +16,7 @@ from torch import Tensor
 from normscope import InputError
 from normscope.core.norms import SphereNorm, rms_norm, theory_norm, visible_part
 from normscope.schemes import NAMED, At, NormKind, Scheme, Slots, scheme_from, scheme_record, scheme_values
+from normscope.schemes.display import fact_rows
 from normscope.schemes.update import Update
 
 TABLE_2 = {  # paper 2: continuous time, speed factor, radial rate
@@ -328,6 +329,20 @@ def test_laws_of_a_scheme_that_changes_with_depth_print_all_stages_and_compute_t
     assert [mix.law.speed({**values, "t": t}) for t in (0.0, 1.0, 2.0, 7.0)] == [1.0, 1.0, 3.0, 3.0]
     assert [mix.law.radial(0.5, {**values, "t": t}) for t in (1.0, 2.0)] == [0.0, 0.5]
     assert mix.block.count("⊕") == 4
+
+
+def test_what_theory_says_of_some_stages_alone_is_a_dash_for_the_others() -> None:
+    gated = Scheme("mine", Slots(input="norm", gate="sigmoid"), until=0.5, then=NAMED["pre"])
+    assert str(scheme_record(gated)["statement"]).endswith("where W_G is zero for t < 0.5·T, then –")
+    mapped = Scheme("mine", Slots(stream="norm"), norm="tanh")
+    assert mapped.law.attention == "A_j(X)"  # tanh leaves no sphere
+    assert "directions" not in dict(fact_rows(mapped))
+    assert "directions" in dict(fact_rows(NAMED["pre"]))
+
+
+def test_a_law_says_which_number_it_lacks() -> None:
+    with pytest.raises(InputError, match=r"the formula 2·T needs a value of 'depth'"):
+        NAMED["keel"].law.speed({"T": 4})
 
 
 def test_schemes_need_no_torch() -> None:

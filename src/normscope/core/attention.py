@@ -55,11 +55,14 @@ def attention_weights(q: Heads, k: Heads, scale: float, causal: bool = False) ->
     return scores.softmax(-1)
 
 
-def normalise_heads(q: Tensor, k: Tensor, v: Tensor, heads: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Norms of q, k, v after their projections, where the slot ``heads`` (``none``, ``qk``, ``qkv``) names them."""
+def normalise_heads(q: Tensor, k: Tensor, v: Tensor, heads: str, kind: str = "rms") -> tuple[Tensor, Tensor, Tensor]:
+    """Norms of q, k, v after their projections, where the slot ``heads`` (``none``, ``qk``, ``qkv``) names them.
+
+    ``kind`` is ``rms`` or ``layer``.
+    """
     if heads == "none":
         return q, k, v
-    q, k, v = (unit(x) if letter in heads else x for letter, x in zip("qkv", (q, k, v), strict=True))
+    q, k, v = (unit(x, kind=kind) if letter in heads else x for letter, x in zip("qkv", (q, k, v), strict=True))
     return q, k, v
 
 

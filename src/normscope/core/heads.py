@@ -106,12 +106,14 @@ class Mixing:
 
     Attributes:
         heads: which of q, k, v are normalised.
+        head_norm: with which norm, ``rms`` or ``layer``.
         scores: what becomes of the logits.
         inner: norm of the concatenated heads, or None.
         gated: whether they are then multiplied by σ(√d · x W_G).
     """
 
     heads: str = "none"
+    head_norm: str = "rms"
     scores: Scores = _SOFTMAX
     inner: Callable[[Tensor], Tensor] | None = None
     gated: bool = False
@@ -154,7 +156,7 @@ class Attention:
         weights once for all schemes.
         """
         y = x if self.precision is None else x.to(self.precision)
-        q, k, v = self.projected(y, mixing.heads)
+        q, k, v = self.projected(y, mixing)
         if mixing.scores.plain:
             mixed = attend(q, k, v, self.beta, self.causal, self.backend)
         else:
@@ -165,10 +167,10 @@ class Attention:
             mixed = mixed * _gate(y, self.weights.W_G)
         return unproject(mixed, self.weights.W_O).to(x.dtype)
 
-    def projected(self, x: Float[Tensor, "*batch tokens dim"], heads: str) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Float[Tensor, "*batch tokens dim"], mixing: Mixing) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v of every head, normalised as the slot ``heads`` says: (*batch, heads, tokens, head)."""
         w = self.weights
-        return normalise_heads(project(x, w.W_Q), project(x, w.W_K), project(x, w.W_V), heads)
+        return normalise_heads(project(x, w.W_Q), project(x, w.W_K), project(x, w.W_V), mixing.heads, mixing.head_norm)
 
 
 def norm_inside(

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core import Attention, HeadWeights
+from normscope.core import Attention, HeadWeights, Mixing
 from normscope.core.attention import Backend
 from normscope.core.norms import length, unit
 from normscope.core.seeds import stream_seed
@@ -114,9 +114,10 @@ class LayerAttention(Attention):
 
     noise: Factors | None = None
 
-    def projected(self, x: Float[Tensor, "*batch tokens dim"], heads: str) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Float[Tensor, "*batch tokens dim"], mixing: Mixing) -> tuple[Tensor, Tensor, Tensor]:
         """Q, k and v, normalised as the slot ``heads`` says; with noise the first dimension of x is the variants."""
-        q, k, v = (self._sized(y, letter, heads) for letter, y in zip("qkv", super().projected(x, heads), strict=True))
+        made = zip("qkv", super().projected(x, mixing), strict=True)
+        q, k, v = (self._sized(y, letter, mixing.heads) for letter, y in made)
         return q, k, v
 
     def _sized(self, y: Tensor, letter: str, heads: str) -> Tensor:

@@ -230,7 +230,7 @@ def plan(setting: Ensemble, schemes: Sequence[Scheme], device: torch.device | st
     def slots(t: float, within: float) -> tuple[tuple[Update, ...], tuple[Mixing, ...]]:
         holding = [(stage, theory_norm(stage.norm, quick)) for stage in (scheme.at(within, setting.time) for scheme in schemes)]
         updates = [Update.of(stage.attention, stage.place(t, setting.time), norm) for stage, norm in holding]
-        inside = tuple(mixing_of(stage.attention, norm) for stage, norm in holding)
+        inside = tuple(mixing_of(stage, stage.attention, norm) for stage, norm in holding)
         return (Update.stacked(updates, norms, "cpu", torch.float32),), inside
 
     planned = stages(setting.times, sorted({*setting.redraws, *breaks}), setting.step, METHODS[setting.solver], slots)

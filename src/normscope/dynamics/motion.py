@@ -92,7 +92,7 @@ class Motion:
             updates = tuple(Update.of(slots, at, norm) for slots in sublayers)
         except InputError as error:
             raise NotFiniteError(f"scheme '{self.scheme.name}' stopped: {error}") from error
-        return updates, tuple(mixing_of(slots, norm) for slots in sublayers)
+        return updates, tuple(mixing_of(stage, slots, norm) for slots in sublayers)
 
     def outputs(self, reads: tuple[Tensor, ...], inside: tuple[Mixing, ...]) -> tuple[Tensor, ...]:
         """What attention, and the feed-forward layer if there is one, compute of what they read."""
@@ -138,9 +138,10 @@ class Motion:
         return x if self.stage(t) is self.stage(t - stride) else self.settle(x, t)
 
 
-def mixing_of(slots: Slots, norm: Norm) -> Mixing:
-    """What the slots of a sublayer say of its inside; ``norm`` is the norm of its scheme."""
-    return Mixing(slots.heads, slots.score_rule, norm if slots.inner == "norm" else None, slots.gate != "none")
+def mixing_of(stage: Scheme, slots: Slots, norm: Norm) -> Mixing:
+    """What the slots of a sublayer of a stage say of its inside; ``norm`` is the norm of the stage."""
+    inner = norm if slots.inner == "norm" else None
+    return Mixing(slots.heads, stage.head_kind, slots.score_rule, inner, slots.gate != "none")
 
 
 def settled(updates: Sequence[Update], x: Tokens) -> Tokens:

@@ -24,7 +24,9 @@ def export_explorer(export: Path | str, sources: Sequence[str] = (), *, overwrit
     folders, models = split_sources(sources)
     others = [model for model in models if model not in folders]  # a training that was watched is both
     if others:
-        raise InputError(f"'{others[0]}' is no run folder, and export= takes nothing else; audit a model and give that folder")
+        raise InputError(
+            f"'{others[0]}' has no audit, and export= takes run folders alone; audit the model and give the folder of the audit"
+        )
     given = Folders(folders)
     runs, ledger = given.exported(), given.ledger()
     damaged = next((run for run in runs if "problem" in run), None)

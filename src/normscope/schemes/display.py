@@ -2,7 +2,7 @@
 
 from html import escape
 
-from normscope.schemes.law import join_stages
+from normscope.schemes.law import NoFormula, join_stages
 from normscope.schemes.records import scheme_record
 from normscope.schemes.scheme import Scheme
 from normscope.schemes.score_slot import PLAIN
@@ -64,7 +64,7 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
         ("attention", record["update"]),
         ("feed-forward", feedforward),
         ("flow", record["flow"]),
-        ("directions", "θ̇_j = (1/s_j) P_θj A_j"),
+        ("directions", "" if record["speed"] == NoFormula.text else "θ̇_j = (1/s_j) P_θj A_j"),
         ("damping", f"s_j = {record['speed']}"),
         ("radius", f"ṙ_j = {record['radial']}   (over a block: {record['radius']})"),
         ("A_j", record["attention"]),

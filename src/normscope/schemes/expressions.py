@@ -106,7 +106,7 @@ class Expression:
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor, where a value is one) for the given variables."""
-        return self.function(values)
+        return _evaluated(self, values)
 
     @property
     def function(self) -> Callable[[Mapping[str, Any]], Any]:
@@ -125,6 +125,13 @@ class Expression:
 
 
 ONE = Expression("1")
+
+
+def _evaluated(formula: "Expression | Product", values: Mapping[str, Any]) -> Any:
+    try:
+        return formula.function(values)
+    except KeyError as missing:
+        raise InputError(f"the formula {formula} needs a value of {missing}") from missing
 
 
 def finite_value(formula: Callable[[Mapping[str, Any]], Any], values: Mapping[str, Any]) -> float | None:
@@ -167,7 +174,7 @@ class Product:
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The number (or tensor) for the given values of the names in the atoms."""
-        return self.function(values)
+        return _evaluated(self, values)
 
     @property
     def names(self) -> frozenset[str]:

@@ -167,12 +167,13 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         speed = (_RADIUS if free else carry) / (step * _added_length(slots))
         growth = slots.formulas[1].less_one() if free and slots.formulas[1] != ONE else None
         radial = RadialRate(_RADIUS / speed if free and slots.output != "tangent" else None, growth)
-    normalised = not free or (slots.heads == "qkv" and not gated)  # a gate reads what q, k and v are made of
+    sphere = not free and not pointwise
+    normalised = sphere or (slots.heads == "qkv" and not gated)  # a gate reads what q, k and v are made of
     read = f"{kind}(X)" if pointwise and slots.reads_norm else "Θ" if slots.reads_norm or normalised else "X"
     return Law(
         speed=speed,
         radial=radial,
-        radius_fixed=not free and not pointwise,
+        radius_fixed=sphere,
         read=read,
         temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk"),
         gate=slots.input_factor if gated else Product(),
@@ -219,9 +220,10 @@ def block_radius(scheme: Scheme) -> str:
 
 
 def join_stages(scheme: Scheme, texts: list[str]) -> str:
-    """``1 for t < 0.25·T, then r_j``; a single text when all stages agree."""
+    """``1 for t < 0.25·T, then r_j``; a single text when all stages agree. An empty one is a dash."""
     if len(set(texts)) == 1:
         return texts[0]
+    texts = [text or "–" for text in texts]
     parts = [f"{text} for t < {stage.end_text}" for stage, text in zip(scheme.stages, texts, strict=True) if stage.then]
     return ", then ".join([*parts, texts[-1]])
 

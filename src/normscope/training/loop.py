@@ -180,7 +180,7 @@ class Training:
         """
         if not torch.equal(checkpoint.tensors["data"].cpu(), self._data_digest):
             raise InputError(
-                f"{self.task.summary}: the data have changed since step {checkpoint.step:,} of this run; restore them to "
+                f"the data have changed since step {checkpoint.step:,} of this run ({self.task.summary}); restore them to "
                 "resume, or start a new run with another out="
             )
         prefix = "model."

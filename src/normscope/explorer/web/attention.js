@@ -164,9 +164,9 @@ export class Attention {
   run(x, mixing, out) {
     const { tokens, dim, heads, value, rows } = this;
     pack(x, tokens, dim, this.x);
-    this.project(this.queries, this.head, mixing.heads.includes("q"), this.q);
-    this.project(this.keys, this.head, mixing.heads.includes("k"), this.k);
-    this.project(this.values, value, mixing.heads.includes("v"), this.v);
+    this.project(this.queries, this.head, mixing, "q", this.q);
+    this.project(this.keys, this.head, mixing, "k", this.k);
+    this.project(this.values, value, mixing, "v", this.v);
     this.scaleQueries(mixing.scores);
     const wide = padded(value), stride = heads * wide;
     for (let j = 0; j < tokens; j += 1) for (let i = 0; i < stride; i += 1) this.across[i * rows + j] = this.v[j * stride + i];
@@ -182,13 +182,14 @@ export class Attention {
     unpack(this.x, tokens, dim, out);
   }
 
-  /** q, k or v of every head, normalised where the slot names it: rows × (heads · padded width). */
-  project(weight, width, normalised, out) {
+  /** q, k or v (`letter`) of every head, normalised where the slot names it: rows × (heads · padded width). */
+  project(weight, width, mixing, letter, out) {
     const { rows, heads, tokens } = this;
     const wide = padded(width);
     if (weight) product(this.x, weight, out, rows, heads * wide, padded(this.dim));
     else for (let i = 0; i < out.length; i += 1) out[i] = this.x[i];
-    if (normalised) for (let h = 0; h < heads; h += 1) unitRows(out, tokens, width, h * wide, heads * wide);
+    if (!mixing.heads.includes(letter)) return;
+    for (let h = 0; h < heads; h += 1) unitRows(out, tokens, width, h * wide, heads * wide, mixing.headNorm);
   }
 
   /** Queries times β and the temperature of the number of keys that each sees, so that products with keys are logits. */

@@ -74,7 +74,7 @@ export function lawOf(slots, norm = "rms") {
     const growth = free && slots.carry.source !== ONE.source ? slots.carry.lessOne() : null;
     radial = new RadialRate(free && slots.output !== "tangent" ? RADIUS.over(speed) : null, growth);
   }
-  const normalised = !free || (slots.heads === "qkv" && !gated); // a gate reads what q, k and v are made of
+  const normalised = (!free && !pointwise) || (slots.heads === "qkv" && !gated); // a gate reads what q, k and v are made of
   const read = pointwise && slots.readsNorm ? `${norm}(X)` : slots.readsNorm || normalised ? "Θ" : "X";
   const temperature = slots.inputFactor.power([..."qk"].filter((letter) => !slots.heads.includes(letter)).length);
   const factors = [["β", temperature], ...(gated ? [["W_G", slots.inputFactor]] : [])].filter(([, factor]) => !factor.isOne);
@@ -161,7 +161,7 @@ export function factRows(scheme) {
     ["attention", record.update],
     ["feed-forward", feedforward],
     ["flow", record.flow],
-    ["directions", "θ̇_j = (1/s_j) P_θj A_j"],
+    ["directions", record.speed === "–" ? "" : "θ̇_j = (1/s_j) P_θj A_j"],
     ["damping", `s_j = ${record.speed}`],
     ["radius", `ṙ_j = ${record.radial}   (over a block: ${record.radius})`],
     ["A_j", record.attention],
@@ -186,11 +186,12 @@ function blockRadius(stage) {
   return "free";
 }
 
-/** 1 for t < 0.25·T, then r_j; a single text when all stages agree. */
+/** 1 for t < 0.25·T, then r_j; a single text when all stages agree. An empty one is a dash. */
 function joinStages(scheme, texts) {
   if (new Set(texts).size === 1) return texts[0];
-  const parts = scheme.stages.flatMap((stage, place) => (stage.then ? [`${texts[place]} for t < ${stage.endText}`] : []));
-  return [...parts, texts.at(-1)].join(", then ");
+  const shown = texts.map((text) => text || "–");
+  const parts = scheme.stages.flatMap((stage, place) => (stage.then ? [`${shown[place]} for t < ${stage.endText}`] : []));
+  return [...parts, shown.at(-1)].join(", then ");
 }
 
 /** output(f(input(X))) as text; what acts inside f stands below it. */

@@ -167,5 +167,6 @@ export class Motion {
 /** What the slots of a sublayer say of its inside. */
 function mixingOf(slots, norm) {
   const { heads, scoreRule: scores, inner, gate } = slots;
-  return { heads, scores, inner: inner === "norm" ? norm : null, gated: gate !== "none" };
+  const headNorm = norm.kind === "layer" ? "layer" : "rms"; // a pointwise map leaves heads RMSNorm
+  return { heads, headNorm, scores, inner: inner === "norm" ? norm : null, gated: gate !== "none" };
 }

@@ -41,9 +41,17 @@ export function lengthOf(x, start, width) {
   return Math.sqrt(square) * size;
 }
 
-/** x/|x| of `rows` vectors of `width` numbers, `stride` apart, in place; NaN for the zero vector. */
-export function unitRows(x, rows, width, start = 0, stride = width) {
-  for (let row = 0; row < rows; row += 1) toUnit(x, start + row * stride, width);
+/** x/|x| of `rows` vectors of `width` numbers, `stride` apart, in place, of the centred x for `layer`; NaN for the zero vector. */
+export function unitRows(x, rows, width, start = 0, stride = width, kind = "rms") {
+  for (let row = 0; row < rows; row += 1) {
+    const at = start + row * stride;
+    if (kind === "layer") {
+      const size = powerOfTwo(x, at, width);
+      if (size > 1e150 || size < 1e-150) for (let i = at; i < at + width; i += 1) x[i] /= size;
+      centre(x, at, width);
+    }
+    toUnit(x, at, width);
+  }
 }
 
 /** The norm without parameters, x ↦ x/|x|, of the centred x for `layer`. */
@@ -55,15 +63,7 @@ export class SphereNorm {
   /** x on the sphere into `out`, which may be x; rows of `width` numbers. */
   apply(x, rows, width, out) {
     if (out !== x) for (let i = 0; i < rows * width; i += 1) out[i] = x[i];
-    for (let row = 0; row < rows; row += 1) {
-      const start = row * width;
-      if (this.kind === "layer") {
-        const size = powerOfTwo(out, start, width);
-        if (size > 1e150 || size < 1e-150) for (let i = start; i < start + width; i += 1) out[i] /= size;
-        centre(out, start, width);
-      }
-      toUnit(out, start, width);
-    }
+    unitRows(out, rows, width, 0, width, this.kind);
   }
 
   /** The part of u along the sphere at x into `out`, which may be u: P_x u, of the centred u for `layer`. */

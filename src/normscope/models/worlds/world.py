@@ -152,7 +152,10 @@ def update_at(scheme: Scheme, layer: int, depth: int) -> Update:
 def project_heads(
     scheme: Scheme, weights: HeadWeights, x: Float[Tensor, "tokens dim"], layer: int = 0, depth: int = 1
 ) -> tuple[Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens head"], Float[Tensor, "heads tokens value"]]:
-    """Q, k and v of every head for states x, by the scheme's slots; norms have radius 1 and no parameters, as in theory."""
+    """Q, k and v of every head for states x, by the scheme's slots; norms have radius 1 and no parameters, as in theory.
+
+    Heads have RMSNorm whatever the scheme's norm is: their coordinates are made for it, and the mean of them means nothing.
+    """
     update = update_at(scheme, layer, depth)
     states = update.read(update.settle(x))
     q, k, v = (project(states, W) for W in (weights.W_Q, weights.W_K, weights.W_V))
