@@ -23,6 +23,7 @@ from normscope.core import (
     pack_tiles,
     tile_for,
 )
+from normscope.core.kernels import triton_installed
 
 HEADS, HEAD = 3, 4
 SCALE = torch.tensor(0.7, dtype=torch.float64)
@@ -245,27 +246,23 @@ def test_the_smallest_tile_that_holds_an_example(longest: int, tile: int | None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_cpu_has_no_kernel(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_import_triton", lambda: pytest.fail("a CPU does not wait for the import of Triton"))
+def test_a_cpu_has_no_kernel(dtype: torch.dtype) -> None:
     assert not has_kernel(torch.device("cpu"), dtype, 64)
 
 
 def test_a_gpu_with_triton_has_a_kernel_for_half_precision_and_usual_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    monkeypatch.setattr(kernels, "_import_triton", lambda: False)
+    monkeypatch.setattr(kernels, "_TRITON", False)
     assert not has_kernel(gpu, torch.bfloat16, 64)
-    monkeypatch.setattr(kernels, "_import_triton", lambda: True)
+    monkeypatch.setattr(kernels, "_TRITON", True)
     assert all(has_kernel(gpu, dtype, head) for dtype in (torch.bfloat16, torch.float16) for head in (16, 32, 64, 128))
     assert not has_kernel(gpu, torch.float32, 64)
     assert not has_kernel(gpu, torch.bfloat16, 24)
 
 
-def test_a_triton_that_cannot_be_imported_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a stub that another library left."""
+def test_a_stub_that_another_library_left_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
-    monkeypatch.delitem(sys.modules, "triton.language", raising=False)
-    monkeypatch.setattr(kernels, "_import_triton", kernels._import_triton.__wrapped__)  # what it returned before
-    assert not has_kernel(torch.device("cuda"), torch.bfloat16, 64)
+    assert not triton_installed()
 
 
 KERNEL = """

@@ -1,6 +1,6 @@
 """Where the Triton kernels of this package can run."""
 
-from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -9,20 +9,15 @@ _HALF = (torch.bfloat16, torch.float16)
 
 def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether half-precision kernels run on a device: a GPU with Triton."""
-    return device.type == "cuda" and dtype in _HALF and _has_triton()
+    return device.type == "cuda" and dtype in _HALF and _TRITON
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_triton() -> bool:
-    """Whether Triton can be imported; a compiled step does not trace the import."""
-    return _import_triton()
-
-
-@cache
-def _import_triton() -> bool:
-    """Whether the import succeeds: a stub, or a library that Triton needs and does not have, makes it fail."""
+def triton_installed() -> bool:
+    """Whether Triton is installed; a stub that another library left in its place has no specification."""
     try:
-        import triton.language  # noqa: F401
-    except ImportError:
+        return find_spec("triton") is not None
+    except ValueError:
         return False
-    return True
+
+
+_TRITON = triton_installed()
