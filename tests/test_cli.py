@@ -180,13 +180,6 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_command_that_saves_nothing_has_no_options_of_saving() -> None:
-    shown = normscope("check-scheme", "--help").stdout
-    assert "--json" in shown
-    assert not any(option in shown for option in ("--out", "--overwrite", "--format"))
-    assert "No such option" in normscope("check-scheme", "builtin:addition-small-pre", "--out", "x").stderr
-
-
 def test_help_groups_commands_by_purpose_with_an_example_of_each() -> None:
     text = overview()
     groups = {block.partition(":\n")[0]: block for block in text.split("\n\n")}

@@ -1,6 +1,7 @@
 """Model types of the library, each opened and compared with plain torch; ``benchmarks/coverage.py`` does so for all of them."""
 
 import sys
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +18,15 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def coverage() -> ModuleType:
-    """The benchmark, under a name that no package has."""
-    sys.path.append(str(BENCHMARKS))
+    """The benchmark, under a name that no package has; its folder is no place for imports afterwards (numba's of coverage)."""
     spec = spec_from_file_location("coverage_benchmark", BENCHMARKS / "coverage.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules["coverage_benchmark"] = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        spec.loader.exec_module(module)
+        import_module("reference")  # which its functions import
     return module
 
 

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,11 +24,11 @@ def benchmark() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def comparison() -> Iterator[ModuleType]:
+def comparison() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
-        patch.delitem(sys.modules, "language_models", raising=False)  # which the script imports, and which goes with the path
-        yield _script("language_models_compare")
+        patch.delitem(sys.modules, "language_models", raising=False)  # which the script imports
+        return _script("language_models_compare")
 
 
 def _script(name: str) -> ModuleType:

@@ -39,9 +39,7 @@ _PLAIN = (bool, int, float, str, Path)
 def command_of(kind: "type[Experiment]") -> Callable[..., None]:
     """The function that typer makes a command of."""
 
-    def command(
-        ctx: typer.Context, json: bool, out: Path | None = None, format: str = "html", overwrite: bool = False, **given: Any
-    ) -> None:
+    def command(ctx: typer.Context, out: Path | None, format: str, json: bool, overwrite: bool = False, **given: Any) -> None:
         try:
             experiment = kind(**{name: value for name, value in given.items() if value is not None})
             done = experiment.begin(ctx.obj)
@@ -63,7 +61,7 @@ def command_of(kind: "type[Experiment]") -> Callable[..., None]:
             ("format", "html", FormatOption),
             ("json", False, JsonOption),
         )
-        if name == "json" or (kind.writes and not (kind.grows and name == "overwrite"))
+        if not (kind.grows and name == "overwrite")
     ]
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters, *common])  # type: ignore[attr-defined]

@@ -46,7 +46,6 @@ class CheckScheme(WithModel):
 
     command: ClassVar[str] = "check-scheme"
     title: ClassVar[str] = "Declared and observed scheme"
-    writes: ClassVar[bool] = False
     usage: ClassVar[tuple[str, ...]] = (
         "normscope check-scheme runs/train-baseline-ln-scaling",
         "normscope check-scheme ./my-model --scheme ln-scaling",
@@ -64,6 +63,11 @@ class CheckScheme(WithModel):
 
     def _summary(self, name: str) -> str:
         return f"{name}; {'as its code declares' if self.scheme is None else self.scheme.name}"
+
+    @property
+    def saved(self) -> bool:
+        """Nothing is saved: the exit status and the first difference are the result."""
+        return False
 
     def run(self, progress: Progress = SILENT, folder: Path | None = None) -> Result:
         """The declared and the observed slots of every layer, and where they differ."""

@@ -48,7 +48,6 @@ class Experiment(BaseModel):
         command: its name: of the Python function, the command, the sweep kind, and in ``run.json``.
         usage: commands to try, for ``--help``.
         resumable: whether an interrupted run continues from what it has saved.
-        writes: whether the command can save its result in a run folder.
         grows: whether its folder holds the work itself and grows with it, as that of a sweep does.
         variadic: the field that takes all positional arguments of the Python function and the command, if one does.
         quantities: the curves and numbers of its tables by which runs are compared.
@@ -59,7 +58,6 @@ class Experiment(BaseModel):
     title: ClassVar[str]
     usage: ClassVar[tuple[str, ...]] = ()
     resumable: ClassVar[bool] = False
-    writes: ClassVar[bool] = True
     grows: ClassVar[bool] = False
     variadic: ClassVar[str] = ""
     quantities: ClassVar[tuple[Quantity, ...]] = ()
@@ -138,7 +136,7 @@ class Experiment(BaseModel):
     @property
     def saved(self) -> bool:
         """Whether the command saves the result in a run folder."""
-        return self.writes
+        return True
 
     def reserve(self, folder: Path) -> AbstractContextManager[None]:
         """Keeps other processes out of the folder from the start until the result is saved."""

@@ -239,9 +239,9 @@ class Train(Experiment):
 
         _start_afresh(self.device)
         training = Training(self.found, self.device, team, progress)
+        progress.message(self.summary)
         if checkpoints is not None:
             _resume(training, checkpoints, progress)
-        progress.message(self.summary)
         watched: dict[str, Any] = {}
         try:
             with self._watching(training, checkpoints, watched) as watch:
