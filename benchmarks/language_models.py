@@ -34,7 +34,7 @@ import torch
 
 import normscope as ns
 from normscope.experiments.criteria import CRITERIA, theory_table
-from normscope.experiments.trained import CELL, COSTS, PREDICTIONS, RUNS, Evidence
+from normscope.experiments.trained import CELL, COSTS, PREDICTIONS, RUNS, Evidence, failed
 from normscope.measures.base import Subject
 from normscope.measures.removal import Removal
 from normscope.models import Sample
@@ -134,9 +134,10 @@ def at_edges(evidence: Evidence) -> list[dict[str, Any]]:
     for row in plain_rows(evidence.outcomes):
         at = evidence.runs[(evidence.runs["depth"] == row["depth"]) & (evidence.runs["scheme"] == row["scheme"])]
         tried, seed = sorted(float(rate) for rate in at["rate"].unique()), int(at["seed"].min())
+        learned = bool((~failed(evidence.runs)[at.index]).any())
         if row["loss"] is None:
             rates = [rate for rate in evidence.rates[row["depth"]] if rate not in tried]
-        elif math.isfinite(row["loss"]) and (len(tried) < 2 or tried[0] < row["rate"] < tried[-1]):
+        elif learned and (row["rate"] is None or len(tried) < 2 or tried[0] < row["rate"] < tried[-1]):
             rates = []
         elif row["rate"] == tried[-1]:
             rates = [rate for rate in LADDER if rate > 1.01 * tried[-1]][:1]

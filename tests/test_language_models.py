@@ -175,6 +175,8 @@ def test_a_best_rate_at_an_edge_has_the_next_one_tried(benchmark: ModuleType) ->
     alone = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["rate"] == 1e-3])
     points = {(point["scheme"], point["layers"]): point["rate"] for point in benchmark.at_edges(alone)}
     assert points == {("ngpt", 48): 3e-4}  # one rate has no edge, but where it failed a lower one may work
+    lower = pd.concat([alone.runs, pd.DataFrame([row("ngpt", 48, 3e-4, 3.9)])], ignore_index=True)
+    assert benchmark.at_edges(replace(KNOWN, runs=lower)) == []  # and did, though it is not compared
     lacks = (KNOWN.runs["scheme"] == "post") & (KNOWN.runs["rate"] > 2e-3) & (KNOWN.runs["depth"] == 24)
     left = {(p["scheme"], p["layers"]): p["rate"] for p in benchmark.at_edges(replace(KNOWN, runs=KNOWN.runs[~lacks]))}
     assert left["post", 24] == 3e-3  # which all others have

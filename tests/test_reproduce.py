@@ -349,15 +349,19 @@ def test_of_a_paper_what_cannot_measure_a_model_is_left_out_and_of_names_refused
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some, decoder = ("1:sparsity", "1:encoder-decoder"), "builtin:addition-small-pre"
-    monkeypatch.setattr(
-        "normscope.papers.reproduce.find_entries", lambda names: find_entries(some if names == ("1",) else names)
-    )
+    chosen = {("1",): some, ("3",): ("3:fig2", "3:fig3")}
+    monkeypatch.setattr("normscope.papers.reproduce.find_entries", lambda names: find_entries(chosen.get(names, names)))
     status, out, _ = run(capsys, "reproduce", "1", "--model", decoder, "--out", "g")
     assert status == 0
     assert f"Left out: 1:encoder-decoder: '{decoder}' has no encoder" in out
     status, _, err = run(capsys, "reproduce", *some, "--model", decoder, "--out", "h")
     assert status == 2
     assert "has no encoder" in err
+    for folder in ("none", "g"):  # all of these measure one model
+        status, _, err = run(capsys, "reproduce", "3", "--model", f"package:smollm2,{decoder}", "--out", folder)
+        assert status == 2
+        assert "figures of paper 3 are of one model" in err.splitlines()[-1]
+    assert not (here / "none").exists()
 
 
 def test_a_model_counts_once_however_its_path_is_written(here: Path) -> None:

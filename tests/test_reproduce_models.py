@@ -281,8 +281,9 @@ def test_strategies_are_blocks_and_not_names(tmp_path: Path) -> None:
         file.write_text(f'name = "{name}"\n[attention]\n{attention}\n[feedforward]\ninput = "norm"\n')
         ns.train("tiny", scheme=str(file), set=TINY, device="cpu", out=str(tmp_path / f"run-{name}"), progress=False)
     ns.train("tiny", set={**TINY, "norm": "layer"}, device="cpu", out=str(tmp_path / "run-layer"), progress=False)
-    found = [models.saved_shape(str(tmp_path / f"run-{name}")) for name in ("pre", "mine", "layer")]
-    assert [each.strategy for each in found] == ["QKV-Norm", "Pre-Norm", "Pre-Norm"]
+    ns.train("tiny", scheme="dyt", set=TINY, device="cpu", out=str(tmp_path / "run-dyt"), progress=False)
+    found = [models.saved_shape(str(tmp_path / f"run-{name}")) for name in ("pre", "mine", "layer", "dyt")]
+    assert [each.strategy for each in found] == ["QKV-Norm", "Pre-Norm", "Pre-Norm", "dyt"]
     assert found[1].shape == SHAPE
 
 

@@ -823,6 +823,9 @@ def test_all_kinds_of_batches_become_samples() -> None:
     padded = {"input_ids": tokens, "attention_mask": torch.arange(12).expand(3, -1) >= torch.tensor([0, 3, 11])[:, None]}
     sample = sample_of(model, padded, None, None)
     assert sample.attention_mask.sum(1).tolist() == [12, 9, 1]
+    mask = torch.tensor([[1] * 10 + [0, 0]])
+    for one in ({"input_ids": tokens[0], "attention_mask": mask}, {"input_ids": tokens[0], "attention_mask": mask[0]}):
+        assert sample_of(model, one, None, None).attention_mask.sum(1).tolist() == [10]  # a single row
     assert torch.equal(sample.tokens[1, :9], tokens[1, 3:])
 
 

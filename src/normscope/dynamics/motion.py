@@ -141,7 +141,8 @@ class Motion:
 def mixing_of(stage: Scheme, slots: Slots, norm: Norm) -> Mixing:
     """What the slots of a sublayer of a stage say of its inside; ``norm`` is the norm of the stage."""
     inner = norm if slots.inner == "norm" else None
-    return Mixing(slots.heads, stage.head_kind, slots.score_rule, inner, slots.gate != "none")
+    kind = "rms" if slots.heads == "none" else stage.head_kind
+    return Mixing(slots.heads, kind, slots.score_rule, inner, slots.gate != "none")
 
 
 def settled(updates: Sequence[Update], x: Tokens) -> Tokens:

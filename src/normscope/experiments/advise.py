@@ -223,6 +223,11 @@ class Advise(Seeded):
         return self.weights, self.causal, self.feedforward, self.initial_norm
 
     @property
+    def untested(self) -> bool:
+        """Whether the simulation differs from all whose predictions were tested, which have the norms of the schemes."""
+        return self.simulated_setting != self.tested or self.compared != self.schemes
+
+    @property
     def evidence(self) -> Evidence:
         """What was trained, and what had been predicted of it."""
         return packaged()

@@ -72,9 +72,7 @@ def _trusted(advise: "Advise") -> str:
 
 def _elsewhere(advise: "Advise") -> str:
     """That what is known of the criteria is of another simulation, if it is."""
-    return " These criteria were tested in another setting than the one simulated here." * (
-        advise.simulated_setting != advise.tested
-    )
+    return " These criteria were tested in another setting than the one simulated here." * advise.untested
 
 
 def _tuned(advise: "Advise") -> str:
@@ -111,10 +109,10 @@ def _predictions(advise: "Advise") -> Iterator[Finding]:
             f"{each.high:+.2f} over {each.schemes} schemes) with {_tuned(advise)}; {used}.",
             f"criterion-{criterion.key}", number=each.value, comparison="1 is the same order, 0 no relation.",
         )  # fmt: skip
-    if advise.simulated_setting != advise.tested:
+    if advise.untested:
         weights, causal, feedforward, norm = advise.tested
         parts = (", a causal mask" * bool(causal), f", a feed-forward layer of {feedforward:g} widths" * bool(feedforward))
-        kind = f"{weights} weights, initial states of norm {norm:g}{''.join(parts)}"
+        kind = f"{weights} weights, each scheme's own norm, initial states of norm {norm:g}{''.join(parts)}"
         yield Finding(f"Criteria were tested with {kind}; in the setting simulated here they were not.")
 
 
@@ -211,7 +209,7 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
 
 def _counts(advise: "Advise", key: str) -> bool:
     """Whether a criterion predicted the loss of trained models, or was not tested in the setting that is simulated."""
-    if advise.trust is None or advise.simulated_setting != advise.tested:
+    if advise.trust is None or advise.untested:
         return True
     return bool(advise.trust.weights[KEYS.index(key)])
 

@@ -85,7 +85,9 @@ class Simulate(Seeded):
     solver: str = setting("rk4", "euler, midpoint, rk4, dopri5 or dopri8.")
     step: float | None = setting(None, "Largest time step.", shown="0.025; 1 with layers=True; adaptive solvers choose alone")
     samples: int = setting(201, "Number of times at which the curves are sampled.", ge=2)
-    norm: Annotated[str | None, one_of("rms", "layer")] = setting(None, "The norm in every slot: rms or layer.", shown="rms")
+    norm: Annotated[str | None, one_of("rms", "layer")] = setting(
+        None, "The norm in every slot: rms or layer.", shown="each scheme's own"
+    )
     alpha: str | None = setting(None, "Step of nGPT: constant, root, linear, mixed, power, or a formula in t.", shown="1")
     weights: str = setting("identity", "identity, kaiming, gaussian, or a .safetensors file with W_Q, W_K, W_V, W_O, W_G.")
     heads: int = setting(1, "Number of heads of random weights.", ge=1)

@@ -344,9 +344,9 @@ class Verdicts:
         between = f" No model was trained here with {_count(self.depth, 'layer')}; those with {depth} stand for it."
         other = "" if self.depth == depth else beyond if self.depth > depth else between
         safe = self.table[self.table["verdict"] == SAFE]
-        larger = list(safe[safe["published_failures"] != ""]["scheme"])
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}"
-        learned += f"; in larger published models, {listed(larger)} failed" * bool(larger)
+        larger = [f"{row.scheme} at {row.published_failures}" for row in safe.itertuples() if row.published_failures]
+        learned += f"; in larger published models these failed: {', '.join(larger)}" * bool(larger)
         return Finding(
             f"Safe: {self.named(SAFE) or 'none of these schemes'}.{f'{learned}.' * bool(len(safe))}{other}",
             title="Safe at this depth", severity="ok", weight=6,
@@ -358,7 +358,8 @@ class Verdicts:
         at = runs[runs["depth"] == depth]
         some = f"; in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         fails = self.table[self.table["verdict"] == FAILS]
-        once = list(fails[fails["rates"] == 1]["scheme"])
+        tried = at.groupby("scheme")["rate"].nunique()
+        once = [row.scheme for row in fails.itertuples() if tried.get(row.trained_as) == 1]
         lower = f" {listed(once)}: one learning rate was tried, and a lower one may work." * bool(once)
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
         each = at.groupby("scheme").size()
@@ -417,14 +418,14 @@ class Verdicts:
         edge = int((at["rate"] == highest).sum()) if len(rates) > 1 else 0
         tuned = [str(other) for other, known in self.evidence.rates.items() if len(known) > 1] if len(rates) == 1 else []
         sentences = (
-            f"One learning rate was tried; at {listed(tuned)} layers, the best of several changed the order." * bool(tuned),
+            f"One learning rate is compared; at {listed(tuned)} layers, the best of several changed the order." * bool(tuned),
             f"For {edge} of {_count(len(at), 'scheme')} the highest rate tried was the best; higher ones may change the order."
             * bool(edge),
             "No second seeds: small differences may be chance." if math.isnan(spread) else f"Seeds differ by {spread:.3f}.",
             f"The median loss is {at['loss'].median():.3f}; token frequencies alone have {runs['unigram_loss'].mean():.2f}.",
         )  # fmt: skip
         text = f"How firm this order is: {' '.join(filter(None, sentences))}"
-        yield Finding(text, title="How firm the order is", severity="ok")
+        yield Finding(text, title="What may change the order", severity="ok")
 
     def _learned(self, depth: int) -> pd.DataFrame:
         """The outcomes of the schemes that learned at a depth, where they can be compared."""

@@ -192,6 +192,7 @@ def saved_shape(name: str) -> SavedShape:
     if task != "addition":
         raise InputError(f"'{name}' was trained on {task}; the entries of paper 1 measure models that add integers")
     config = TransformerConfig.of(about["model"])
-    plain = config.scheme.with_norm(NAMED["pre"].norm)  # a strategy is where norms are, of either kind
-    strategy = next((title for scheme, title in STRATEGIES.items() if same_blocks(NAMED[scheme], plain)), config.scheme.name)
+    scheme = config.scheme
+    plain = scheme if scheme.pointwise else scheme.with_norm(NAMED["pre"].norm)  # RMSNorm and LayerNorm are one strategy
+    strategy = next((title for name, title in STRATEGIES.items() if same_blocks(NAMED[name], plain)), scheme.name)
     return SavedShape(strategy, (config.layers, config.dim, config.heads), config.encoder_layers)

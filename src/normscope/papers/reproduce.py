@@ -169,15 +169,15 @@ class Reproduce(Seeded):
         """
         measuring = [entry for entry in self.chosen if request.models and "model" in entry.takes]
         for entry in [*measuring, *(entry for entry in self.chosen if entry not in measuring)]:
-            if refused and len(refused) == len(measuring):
-                raise next(iter(refused.values()))
             try:
                 yield entry.id, self._made(entry, replace(request, earlier={}), folder)
             except InputError as error:
                 if entry.id in self.entries or entry not in measuring:
                     raise
-                request.progress.message(f"left out: {entry.id}: {error}")
                 refused[entry.id] = error
+                if len(refused) == len(measuring):
+                    raise
+                request.progress.message(f"left out: {entry.id}: {error}")
 
     def _made(self, entry: Entry, request: Request, folder: Path | None) -> Tables:
         """The tables of an entry; with ``--all`` those that were saved with the same settings."""

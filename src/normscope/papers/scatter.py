@@ -46,8 +46,8 @@ class Scatter:
 
     Attributes:
         z: the difference along each component, in standard deviations of a single run.
-        runs: the number of runs whose mean is expected to differ as much, if readings are exact.
-        low, high: its 90 % interval; ``high`` is infinite where errors of readings may explain the difference.
+        runs: the number of runs whose mean is expected to differ as much, if digitised values are exact.
+        low, high: its 90 % interval; ``high`` is infinite where errors of digitised values may explain it.
     """
 
     z: tuple[float, ...]
