@@ -345,7 +345,7 @@ class Verdicts:
         other = "" if self.depth == depth else beyond if self.depth > depth else between
         safe = self.table[self.table["verdict"] == SAFE]
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}"
-        larger = [f"{row.scheme} at {row.published_failures}" for row in safe.itertuples() if row.published_failures]
+        larger = [f"{row['scheme']} at {row['published_failures']}" for row in plain_rows(safe) if row["published_failures"]]
         learned += f"; in larger published models these failed: {', '.join(larger)}" * bool(larger)
         return Finding(
             f"Safe: {self.named(SAFE) or 'none of these schemes'}.{f'{learned}.' * bool(len(safe))}{other}",
@@ -358,8 +358,8 @@ class Verdicts:
         at = runs[runs["depth"] == depth]
         some = f"; in some runs: {self.named(SOME)}" * bool(self.named(SOME))
         fails = self.table[self.table["verdict"] == FAILS]
-        tried = at.groupby("scheme")["rate"].nunique()
-        once = [row.scheme for row in fails.itertuples() if tried.get(row.trained_as) == 1]
+        tried = runs.groupby(["depth", "scheme"])["rate"].nunique()
+        once = [row["scheme"] for row in plain_rows(fails) if tried[row["depth"], row["trained_as"]] == 1]
         lower = f" {listed(once)}: one learning rate was tried, and a lower one may work." * bool(once)
         shapes = "; ".join(f"width {width}, {tokens / 1e6:.0f} M tokens" for width, tokens in _shapes(runs))
         each = at.groupby("scheme").size()

@@ -144,8 +144,10 @@ def _sample(model: Model, probe: Any) -> Sample:
 def _mask(named: Mapping[str, Any], read: Tensor) -> Bool[Tensor, "rows tokens"] | None:
     """The attention mask of a batch of token ids; None where there is none, and for one of pairs of tokens."""
     mask, ids = named.get(_MASK), named.get(_TOKENS) is not None and not read.is_floating_point()
-    read, mask = (x[None] if isinstance(x, Tensor) and x.ndim == 1 else x for x in (read, mask))  # one row
-    if not ids or not isinstance(mask, Tensor) or not read.ndim == mask.ndim == 2:
+    if not ids or not isinstance(mask, Tensor):
+        return None
+    read, mask = (x[None] if x.ndim == 1 else x for x in (read, mask))  # one row
+    if not read.ndim == mask.ndim == 2:
         return None
     if mask.shape != read.shape:
         raise InputError(f"probe= has a mask of {list(mask.shape)} and tokens of {list(read.shape)}")
