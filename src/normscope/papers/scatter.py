@@ -68,9 +68,7 @@ def scatter(curves: Values, difference: Values, owners: npt.NDArray[np.int64], s
     if not len(deviations):
         raise InputError("single runs differ too little to tell how many a mean is of")
     z = difference @ vectors / deviations
-    shifts = np.stack(
-        [vectors[owners == owner].sum(0) for owner in np.unique(owners)]
-    )  # a component along a shift of each curve
+    shifts = np.stack([vectors[owners == owner].sum(0) for owner in np.unique(owners)])  # of each curve, along each component
     errors = _ERROR * np.sqrt(1 + (shifts**2).sum(0) + shifts.sum(0) ** 2) / deviations
     low, high = interval(z, errors, seed)
     return Scatter(tuple(z.tolist()), len(z) / float((z**2).sum()), low, high)
