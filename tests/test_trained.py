@@ -174,6 +174,14 @@ def test_a_rate_that_was_tried_and_is_worse_is_no_edge_of_the_order() -> None:
     assert "For 6 of 10 schemes" in list(Verdicts.of(known, [NAMED["pre"]], 24).findings(""))[3].text
 
 
+def test_safe_schemes_are_said_to_be_trained_at_their_own_rates_alone() -> None:
+    lower = pd.DataFrame([row("deepnorm", 24, 3e-4, 4.3), row("ngpt", 24, 3e-4, 4.4)])  # covers this rate for all
+    known = replace(KNOWN, runs=pd.concat([KNOWN.runs, lower], ignore_index=True))
+    assert known.rates[24] == [3e-4, 1e-3, 3e-3]
+    safe = next(iter(Verdicts.of(known, [NAMED["pre"], NAMED["peri"]], 24).findings(""))).text
+    assert safe == "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003."
+
+
 def test_a_scheme_that_failed_at_the_only_rate_that_was_tried_may_learn_at_a_lower_one() -> None:
     several = replace(KNOWN, runs=pd.concat([KNOWN.runs, pd.DataFrame([row("ngpt", 48, 3e-3, 6.9)])], ignore_index=True))
     only = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["rate"] == KNOWN.runs["rate"].min()])

@@ -101,7 +101,9 @@ class _SinkAttention(torch.autograd.Function):
         else:
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=1.0)
         total = torch.logaddexp(lse, sink.to(lse.dtype)[:, None])
-        mixed: Tensor = (out * torch.exp(lse - total)[..., None]).to(out.dtype)
+        mixed: Tensor = out * torch.exp(lse - total)[..., None]
+        if mixed.dtype != out.dtype:  # a cast that returns its input costs torch.compile 2.11 all gradients (pytorch#180642)
+            mixed = mixed.to(out.dtype)
         ctx.save_for_backward(q, k, v, sink, mixed, total, *random)
         return mixed
 

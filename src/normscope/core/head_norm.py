@@ -9,7 +9,7 @@ from torch import Tensor
 from normscope.core.norms import EPSILON, NORMS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # the compiler of PyTorch 2.11 hashes it before it has its fields
 class HeadNorm:
     """Gain · Norm(x) over each head, for the letters that are normalised; gain · x for the others.
 

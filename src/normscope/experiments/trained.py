@@ -339,11 +339,13 @@ class Verdicts:
 
     def _safe_finding(self, depth: int) -> Finding:
         """The schemes that learned at every compared rate, and those of them that failed in larger models of others."""
-        rates = [f"{rate:g}" for rate in self.evidence.rates[depth]]
         beyond = f" {self.depth} layers are deeper than any model trained here."
         between = f" No model was trained here with {_count(self.depth, 'layer')}; those with {depth} stand for it."
         other = "" if self.depth == depth else beyond if self.depth > depth else between
         safe = self.table[self.table["verdict"] == SAFE]
+        cells = safe[["trained_as", "depth"]].astype({"depth": int}).set_axis(["scheme", "depth"], axis=1)
+        tried = self.evidence.runs.merge(cells).groupby("rate")["depth"].unique()
+        rates = [f"{rate:g}" for rate, depths in tried.items() if any(rate in self.evidence.rates[at] for at in depths)]
         learned = f" None of their runs failed, at learning rate{'s' * (len(rates) > 1)} {listed(rates)}"
         larger = [f"{row['scheme']} at {row['published_failures']}" for row in plain_rows(safe) if row["published_failures"]]
         learned += f"; in larger published models these failed: {', '.join(larger)}" * bool(larger)
