@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, KEYS, SIGNS, Criterion, agreement, means_by_scheme
-from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, Verdicts
+from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, THEORY, Verdicts
 from normscope.results.findings import Finding, listed
 from normscope.results.tables import plain_rows
 
@@ -23,6 +23,7 @@ VERDICT = "language models"  # the basis of the first findings
 SPECTRUM = "spectrum-of"
 _COLLAPSED = 0.01  # 1 − mean cosine
 _OFTEN = 0.01
+_IDENTICAL = 1e-9  # 1 − mean cosine
 _DECADES = 2.0  # a gradient that grows or shrinks by more needs care
 
 
@@ -279,11 +280,29 @@ def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame) -> Itera
             f"{bottom['scheme']} ({bottom[column]:.3g}°).",
             f"criterion-{column}", number=top[column],
         )  # fmt: skip
+    yield from _collapse_in_theory(advise, at)
     if agreed := agreement(ranking.criteria, theory, advise.sampled):
         each = ", ".join(f"{BY_NAME[key].name} {value:+.2f}" for key, value in agreed.items())
         yield Finding(
             f"Rank correlation of theory and simulation at {advise.sampled} tokens: {each}.", "ranks",
             comparison="1 is the same order.",
+        )  # fmt: skip
+
+
+def _collapse_in_theory(advise: "Advise", theory: pd.DataFrame) -> Iterator[Finding]:
+    """The schemes with the least diversity in theory, if that predicted which of the trained schemes fail."""
+    failures, losses = advise.evidence.failures(THEORY, "collapse"), advise.evidence.trust(THEORY, ["collapse"])
+    if failures is None or losses is None or not failures.positive:
+        return
+    if alike := plain_rows(theory[theory["gap"] < _IDENTICAL].sort_values("gap", kind="stable")):
+        yield Finding(
+            f"In theory, all tokens are the same after {advise.depth} layers (1 − mean cosine below {_IDENTICAL:g}) under "
+            f"{_schemes(alike)}.",
+            "layers-gap", title="Collapse in theory", severity="notice", number=len(alike), weight=0.5,
+            comparison="Of trained schemes, those that collapse more in theory failed more often: rank correlation "
+            f"{_with_interval(failures)} over {failures.schemes} schemes, noticed after they were trained. With their loss: "
+            f"{_with_interval(losses.correlations[0])}.",
+            advice="Try these at two learning rates, the lower one first.",
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from normscope.results.tables import plain_rows
 from normscope.schemes import Scheme, find_scheme
 
 if TYPE_CHECKING:
-    from normscope.dynamics.evidence import Trust
+    from normscope.dynamics.evidence import Correlation, Trust
 
 Numbers = npt.NDArray[np.float64]
 Losses = dict[str, dict[float, float]]  # by scheme and rate; infinite where training failed
@@ -36,6 +36,7 @@ STUCK = 1000.0  # perplexity on C4 of a model that predicts token frequencies an
 CELL = ("scheme", "depth", "rate", "seed")  # what a run is known by
 COSTS = ("first_block_cost", "later_block_cost", "late_block_cost")
 _SETTING = ("weights", "causal", "feedforward", "radius")  # of a simulation whose predictions were tested
+THEORY = ("identity", False, 0.0, 1.0)  # the setting whose predictions are those of theory
 _OUTCOME = {  # columns of the outcomes
     "depth": int, "scheme": str, "loss": float, "rate": float, "at_edge": bool, "rates": int, "seeds": int, "runs": int,
     "failed": int, "learned": float, **dict.fromkeys(COSTS, float), "late_share": float,
@@ -166,6 +167,15 @@ class Evidence:
         if len(schemes) < _FEWEST:
             return None
         return trust(self.ranks(setting, criteria, self.tuned, schemes), self.outcome("loss", self.tuned, schemes))
+
+    def failures(self, setting: tuple[Any, ...], criterion: str) -> "Correlation | None":
+        """The rank correlation of a criterion with the number of failed runs; None where that is the same for all schemes."""
+        from normscope.dynamics.evidence import correlation
+
+        depths, schemes = self.tuned, self.trained[1]
+        ranks, counted = self.ranks(setting, [criterion], depths, schemes), self.outcome("failed", depths, schemes)
+        found = correlation(ranks[..., 0], counted) if counted.size else None
+        return found if found is not None and found.depths else None
 
 
 def _by_rate(runs: pd.DataFrame) -> Losses:

@@ -1,6 +1,7 @@
 """Tables of other papers: published perplexities beside each other, and beside language models that were trained here."""
 
 import math
+from typing import Any
 
 import pandas as pd
 
@@ -52,12 +53,18 @@ def _own(scheme: str) -> str:
     """The held-out loss of a scheme's own models by depth, or that they fail."""
     outcomes = packaged().outcomes
     rows = plain_rows(outcomes[outcomes["scheme"] == scheme].sort_values("depth"))
-    return "; ".join(f"{row['depth']} layers {_loss(row['loss'])}" for row in rows)
+    return "; ".join(f"{row['depth']} layers {_loss(row['loss'])}{_failures(row)}" for row in rows)
 
 
 def _loss(loss: float | None) -> str:
     """A loss in words; None where a learning rate is missing that might have been better."""
     return "not tuned" if loss is None else "fails" if math.isinf(loss) else f"loss {loss:.2f}"
+
+
+def _failures(row: dict[str, Any]) -> str:
+    """How many runs of a scheme that learned failed at other learning rates."""
+    learned = row["loss"] is not None and math.isfinite(row["loss"])
+    return f" ({row['failed']} of {row['runs']} runs failed)" * bool(learned and row["failed"])
 
 
 def _listed(numbers: pd.Series) -> str:
