@@ -155,6 +155,10 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("simulate", "--weights", "kaimng"), "did you mean 'kaiming'"),
         (("simulate", "--weights", "kaiming", "--heads", "5", "--dim", "512"), "cannot be shared among 5 heads"),
         (("simulate", "--scheme", "perl"), "did you mean 'peri'"),
+        (
+            ("simulate", "--weights", "kaiming", "--heads", "8", "--dim", "8", "--tokens", "4", "--scheme", "qk"),
+            "a head has at least 2 dimensions: 'qk' normalises heads",
+        ),
         (("simulate", "--scheme", "pre,pre"), "named twice"),
         (("simulate", "--precision", "float16"), "should be 'float64', 'float32' or 'bfloat16'"),
         (("simulate", "--solver", "rk5"), "unknown solver"),
@@ -168,6 +172,7 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
         (("ensemble", "--panel", "5z"), "unknown panel '5z'"),
         (("ensemble", "--runs", "0"), "greater than or equal to 1"),
         (("ensemble", "--heads", "3"), "cannot be shared among 3 heads"),
+        (("ensemble", "--heads", "16", "--dim", "16", "--scheme", "qkv"), "a head has at least 2 dimensions"),
         (("ensemble", "--precision", "float64"), "allowed: float32, bfloat16"),
         (("ensemble", "--redraw", "-1"), "redraw"),
     ],

@@ -380,7 +380,8 @@ class TestCommand:
         before = sorted(here.rglob("*"))
         status, _, err = run(capsys, *arguments, "--out", "stopped")
         assert status == 2
-        assert "the data have changed since step 5 of this run" in err.splitlines()[-1]
+        assert "the data have changed since step 5 of this run" in err
+        assert err.count("\n") == 1
         assert [path for path in here.glob("*") if path not in before] == []
         (here / "texts" / "00.txt").write_text(text)
         status, _, err = run(capsys, *arguments, "--out", "stopped")
@@ -512,6 +513,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(change, settings, message,
     assert err.count("\n") == 1
     assert message.replace("=", " ") in err.replace("=", " ")
     assert {path for path in here.iterdir() if path.name != "cache"} == before
+    assert not [path for path in (here / "cache").rglob("*") if path.is_file()]
 
 
 def test_without_the_default_corpus_the_extra_is_named(here, capsys, monkeypatch):

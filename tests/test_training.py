@@ -100,7 +100,7 @@ class TestRecipe:
             ({"offsets": 1e30}, "offsets=1.*: should be less than or equal to 1000000"),
             ({"dim": 1e12}, "dim=1000000000000: should be less than"),
             ({"dim": 1, "frequencies": 0}, "dim=1: should be greater than or equal to 2"),
-            ({"head": 1, "scheme": "qkv"}, "head is at least 2"),
+            ({"head": 1, "scheme": "qkv"}, "a head has at least 2 dimensions"),
         ],
     )
     def test_what_is_wrong_is_said(self, changes, message):

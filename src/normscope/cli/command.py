@@ -102,7 +102,7 @@ def show(result: "Result") -> None:
     """Print a result for people, and where its page is."""
     for shown in result.kind.terminal(result):
         if isinstance(shown, str):
-            echo(f"{shown}\n")
+            echo(f"{with_options(shown, result.kind)}\n")
         elif isinstance(shown, PageTable):
             print_table(shown.columns, shown.rows, title=shown.caption or None)
         else:

@@ -74,6 +74,8 @@ class EnsembleRun:
         if not is_elsewhere():
             require_memory(self.memory, self.device)
         check_schemes(self.schemes, self.setting.time, self.setting.times, flow=True)
+        for scheme in self.schemes:
+            scheme.check_head(self.setting.dim // self.setting.heads)
 
     @property
     def record(self) -> dict[str, Any]:

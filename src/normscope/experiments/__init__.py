@@ -86,9 +86,9 @@ def execute(
     from normscope.runs import check_can_grow, check_writable, no_empty_folders, remove_abandoned, run_path
 
     progress = progress or SILENT
-    if out is not None and not experiment.saved:
+    if out is not None and not experiment.saved and not experiment.preview:
         raise InputError(f"out={out} has no meaning here: nothing is saved")
-    if out is None:
+    if out is None or experiment.preview:
         with out_of_memory_explained():
             return timed(experiment, progress)
     remove_abandoned(run_path(out).parent)

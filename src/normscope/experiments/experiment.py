@@ -138,6 +138,11 @@ class Experiment(BaseModel):
         """Whether the command saves the result in a run folder."""
         return True
 
+    @property
+    def preview(self) -> bool:
+        """Whether the command only shows what it would save: a folder may be named, and is left as it is."""
+        return False
+
     def reserve(self, folder: Path) -> AbstractContextManager[None]:
         """Keeps other processes out of the folder from the start until the result is saved."""
         return nullcontext()

@@ -143,6 +143,8 @@ class Simulate(Seeded):
             )
         elif self.weights != "identity" and self.start_file is None:
             check_heads(self.width, self.heads)
+            for scheme in self.schemes:
+                scheme.check_head(self.width // self.heads)
 
     @property
     def start_file(self) -> Path | None:

@@ -239,9 +239,9 @@ class Train(Experiment):
 
         _start_afresh(self.device)
         training = Training(self.found, self.device, team, progress)
-        progress.message(self.summary)
-        if checkpoints is not None:
-            _resume(training, checkpoints, progress)
+        resumed = [] if checkpoints is None else _resume(training, checkpoints)
+        for message in (self.summary, *resumed):
+            progress.message(message)
         watched: dict[str, Any] = {}
         try:
             with self._watching(training, checkpoints, watched) as watch:
@@ -439,16 +439,13 @@ def _progress_text(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
     return (text, f"The loss first became non-finite at {broken['examples'].iloc[0]:,.0f} examples; its curve has gaps there.")
 
 
-def _resume(training: "Training", checkpoints: "Checkpoints", progress: Progress) -> None:
-    """Restore the last sound checkpoint, if there is one."""
-    checkpoint, messages = checkpoints.load(training.device)
-    for message in messages:
-        progress.message(message)
+def _resume(training: "Training", checkpoints: "Checkpoints") -> list[str]:
+    """Restore the last sound checkpoint, if there is one; what users are told of it."""
+    checkpoint, refused = checkpoints.load(training.device)
     if checkpoint is not None:
         training.restore(checkpoint)
-        progress.message(f"resuming from step {checkpoint.step:,} of {training.recipe.steps:,}")
-    elif messages:
-        progress.message("no checkpoint can be used: starting from the beginning")
+        return [*refused, f"resuming from step {checkpoint.step:,} of {training.recipe.steps:,}"]
+    return [*refused, *["no checkpoint can be used: starting from the beginning"] * bool(refused)]
 
 
 def _fit(

@@ -316,6 +316,11 @@ class Scheme:
         except InputError as error:
             raise InputError(f"scheme '{self.name}' cannot run at depth {depth:g}: {error}") from error
 
+    def check_head(self, width: int) -> None:
+        """Refuse heads of one dimension where they are normalised."""
+        if width < 2 and any(stage.attention.heads != "none" for stage in self.stages):
+            raise InputError(f"a head has at least 2 dimensions: '{self.name}' normalises heads, and one number's norm is its sign")
+
     @property
     def _varies(self) -> bool:
         """Whether any formula of this stage depends on time."""

@@ -140,6 +140,11 @@ class Sweep(Experiment):
         """Not for the status of a sweep, and not for a dry run."""
         return self.plan != _STATUS and not self.dry_run
 
+    @property
+    def preview(self) -> bool:
+        """A dry run."""
+        return self.dry_run
+
     @classmethod
     def sweep_fields(cls) -> tuple[str, ...]:
         """None: a sweep is not a run of another sweep."""

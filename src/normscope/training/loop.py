@@ -70,8 +70,7 @@ class Training:
     ) -> None:
         self.recipe, self.device, self.team = recipe, torch.device(device), team
         check_shares(recipe.batch, team.size if team else 1)
-        self.task = recipe.data.prepare(progress)
-        self.task.check(recipe.batch)
+        self.task = recipe.data.prepare(progress, recipe.batch)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(recipe.seed, "weights"))
             # drawn on the CPU, so that every device starts from the same weights

@@ -66,8 +66,7 @@ class TransformerConfig:
         for depth in (self.layers, self.encoder_layers):
             if depth:
                 self.scheme.check(depth)
-        if self.head < 2 and any(stage.attention.heads != "none" for stage in self.scheme.stages):
-            raise InputError(f"head is at least 2: '{self.scheme.name}' normalises heads, and one number's norm is its sign")
+        self.scheme.check_head(self.head)
         if self.positions == "rope" and (self.head % 2 or self.encoder_layers):
             raise InputError(
                 f"positions='rope' rotates pairs of components in a decoder: head even and encoder_layers=0, "

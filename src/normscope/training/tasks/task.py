@@ -128,15 +128,12 @@ class Task(Protocol):
     def files(self) -> Mapping[str, str]:
         """Texts by the names of files that belong beside a trained model."""
 
-    def prepare(self, progress: Advance = silent) -> "Task":
+    def prepare(self, progress: Advance = silent, batch: int = 1) -> "Task":
         """The task with its data at hand.
 
         Raises:
-            InputError: if there are none that can be used.
+            InputError: if there are none that can be used, or too few for a batch of that many examples.
         """
-
-    def check(self, batch: int) -> None:
-        """Refuse, once prepared, batches that the data cannot fill."""
 
     def block(self, kind: str) -> int:
         """How many examples are drawn at a time, on a kind of device."""

@@ -109,12 +109,9 @@ class AdditionTask:
         """None."""
         return {}
 
-    def prepare(self, progress: Advance = silent) -> "AdditionTask":
-        """The task as it is."""
+    def prepare(self, progress: Advance = silent, batch: int = 1) -> "AdditionTask":
+        """The task as it is: there are always more examples."""
         return self
-
-    def check(self, batch: int) -> None:
-        """There are always more examples."""
 
     def block(self, kind: str) -> int:
         """Examples drawn at a time."""

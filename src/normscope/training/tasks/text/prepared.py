@@ -6,7 +6,7 @@ each of them stands for. The files are in the user's cache, under a digest of th
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,8 +124,17 @@ class Prepared:
         return self.on_device.get(name)
 
 
-def prepare(corpus: Corpus, tokenizer: TokenizerFile | None, vocabulary: int, held_out: float, progress: Advance) -> Prepared:
+def prepare(
+    corpus: Corpus,
+    tokenizer: TokenizerFile | None,
+    vocabulary: int,
+    held_out: float,
+    progress: Advance,
+    accept: Callable[[Prepared], None],
+) -> Prepared:
     """The corpus as tokens, from the cache if it has been prepared before; another process that prepares it is waited for.
+
+    ``accept`` raises an InputError for tokens that cannot be used; they are not left in the cache.
 
     Raises:
         InputError: if the corpus cannot be read or has no text, or the tokenizer does not fit.
@@ -141,13 +150,21 @@ def prepare(corpus: Corpus, tokenizer: TokenizerFile | None, vocabulary: int, he
     )
     folder = _cache() / identity
     progress("reading the corpus", 1, 1)
-    if (done := _opened(folder)) is not None:
-        return done
+    if (done := _opened(folder)) is None:
+        done = _prepared_alone(_Preparation(corpus, tokenizer, vocabulary, held_out, progress, accept), folder)
+    accept(done)
+    return done
+
+
+def _prepared_alone(preparation: "_Preparation", folder: Path) -> Prepared:
+    """What another process has prepared meanwhile, or this one prepares."""
+    lock = folder.with_suffix(".lock")
     try:
-        with locked(folder.with_suffix(".lock"), _PATIENCE), full_disk_explained(folder):
-            if (done := _opened(folder)) is None:
-                done = _Preparation(corpus, tokenizer, vocabulary, held_out, progress).into(folder)
-            return done
+        with locked(lock, _PATIENCE), full_disk_explained(folder):
+            try:
+                return _opened(folder) or preparation.into(folder)
+            finally:
+                lock.unlink(missing_ok=True)
     except BlockingIOError:
         raise InputError(f"another process has been preparing the corpus in '{folder}' for an hour; end it first") from None
     except OSError as error:
@@ -181,6 +198,7 @@ class _Preparation:
     vocabulary: int
     held_out: float
     progress: Advance
+    accept: Callable[[Prepared], None]
 
     def into(self, folder: Path) -> Prepared:
         """Write all files beside their place, and rename them at the end."""
@@ -189,6 +207,7 @@ class _Preparation:
         partial.mkdir(parents=True)
         try:
             about = self._write(partial, folder.name)
+            self.accept(Prepared(partial, about))
             (partial / _ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
             for file in partial.iterdir():
                 sync(file)

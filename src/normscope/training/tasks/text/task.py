@@ -179,8 +179,8 @@ class TextTask:
             raise ValueError("the corpus is not prepared: call prepare() first")
         return self.data
 
-    def prepare(self, progress: Advance = silent) -> "TextTask":
-        """Read the corpus, or find what was prepared before."""
+    def prepare(self, progress: Advance = silent, batch: int = 1) -> "TextTask":
+        """Read the corpus, or find what was prepared before; a corpus that is too short for a batch leaves nothing on disk."""
         if self.data is not None:
             return self
         tokenizer = None if self.tokenizer is None else self._file
@@ -191,18 +191,21 @@ class TextTask:
                     f"vocabulary={self.vocabulary_wanted}: the tokenizer '{tokenizer.source}' has ids up to {size - 1}; "
                     "leave vocabulary= out, or give another tokenizer"
                 )
-        data = prepare(Corpus.at(self.corpus, self.column), tokenizer, self.vocabulary, self.held_out, progress)
-        task = replace(self, data=data)
-        for part, needed in ((_TRAINING, 2 * self.context), (_HELD_OUT, self.context + 1)):
-            if data.count(part) < needed:
-                raise InputError(
-                    f"context={self.context}: the {part} part of the corpus '{self.corpus}' has {data.count(part):,} tokens, "
-                    f"{needed:,} are needed; give more text or a smaller context"
-                )
-        return task
+        corpus = Corpus.at(self.corpus, self.column)
 
-    def check(self, batch: int) -> None:
-        """Refuse a corpus with fewer windows than a batch has."""
+        def accept(data: Prepared) -> None:
+            replace(self, data=data)._refuse_too_short(batch)
+
+        return replace(self, data=prepare(corpus, tokenizer, self.vocabulary, self.held_out, progress, accept))
+
+    def _refuse_too_short(self, batch: int) -> None:
+        """Refuse a corpus with a part that is too short for a window, or with fewer windows than a batch has."""
+        for part, needed in ((_TRAINING, 2 * self.context), (_HELD_OUT, self.context + 1)):
+            if (count := self._data.count(part)) < needed:
+                raise InputError(
+                    f"context={self.context}: the {part} part of the corpus '{self.corpus}' has {count:,} tokens, {needed:,} "
+                    "are needed; give more text or a smaller context"
+                )
         if self._windows < batch:
             raise InputError(
                 f"batch={batch}: the corpus '{self.corpus}' has only {self._windows:,} sequences of {self.context} tokens to "
