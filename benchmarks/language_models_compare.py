@@ -29,7 +29,7 @@ from normscope.results.tables import plain_rows
 OUTCOMES = {  # column of the outcomes: the factor that makes small values good
     "loss": 1.0,
     "rate": -1.0,
-    "failed": 1.0,
+    "failed_share": 1.0,
     "first_block_cost": -1.0,
     "late_block_cost": -1.0,
     "late_share": -1.0,
@@ -256,7 +256,7 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def _cell(value: Any) -> str:
-    return "–" if value is None or value != value else f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "–" if value is None or value != value else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:

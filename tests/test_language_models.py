@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import kendalltau, spearmanr
 
 from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence, row
-from normscope.experiments.trained import RUNS, Evidence
+from normscope.experiments.trained import RUNS, Evidence, packaged
 
 SCRIPTS = Path(__file__).parents[1] / "benchmarks"
 KNOWN = evidence()
@@ -202,3 +202,33 @@ def test_the_best_rate_is_compared_where_there_are_several(comparison: ModuleTyp
     late = table[(table["criterion"] == "late") & (table["depth"] == "12") & (table["rate"] == "best")].set_index("outcome")
     assert late.loc["loss", "spearman"] > 0.9
     assert comparison.OUTCOMES["late_share"] == comparison.OUTCOMES["rate"] == -1  # large is positive
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        patch.delitem(sys.modules, "language_models", raising=False)
+        return _script("language_models_page")
+
+
+def test_the_page_has_the_losses_and_costs_of_the_packaged_runs(page: ModuleType) -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    for name, cells in page.tables(packaged().runs).items():
+        assert page.in_page(text, name)[2] == f"{page.markdown(cells)}\n", name
+
+
+def test_tables_of_the_page_have_known_cells(page: ModuleType, comparison: ModuleType) -> None:
+    losses = {cells[0]: cells[1:] for cells in page.losses(KNOWN.runs)}
+    assert losses["scheme"][:3] == ["12 layers, 1e-3", "12, 3e-3", "24, 1e-3"]
+    assert losses["pre"] == ["**3.900**", "**3.890**", "**3.780**", "**3.760**", "**3.540**", "**3.520**"]
+    assert losses["sqrt-scaling"][3] == losses["ngpt"][5] == "failed"
+    blocks = {cells[0]: cells[1:] for cells in page.blocks(KNOWN.runs[KNOWN.runs["seed"] == 100])}
+    assert blocks["pre"] == ["0.017 (0.08)", "0.008 (0.04)", "0.004 (0.02)", "5.00, 5.00, 5.00"]
+    assert blocks["ngpt"][2] == "–"
+    table = comparison.correlations(KNOWN)
+    setting = str(table["setting"].iloc[0])
+    rows = {cells[0]: cells[1] for cells in page._criteria(table, [(setting, "best", "loss")])}
+    assert rows["early movement"] == "−1.00 (−1.00 to −1.00)"
+    assert rows["late movement"].startswith("**+0.99 (+0.")  # bold, for its interval is above 0
+    assert rows["mean rank, equal weights"] == "–"

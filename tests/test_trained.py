@@ -1,12 +1,14 @@
 """What training came to: outcomes and verdicts of known results, and advice that ranks by what predicted them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import spearmanr
 
 from helpers.cli import run
 from helpers.evidence import CRITERIA, DEPTHS, SCHEMES, evidence, row
@@ -18,6 +20,7 @@ from normscope.experiments.trained import (
     SAFE,
     SLOW,
     SOME,
+    THEORY,
     UNTUNED,
     Evidence,
     Verdicts,
@@ -26,9 +29,10 @@ from normscope.experiments.trained import (
     published_failures,
     rates_compared,
 )
+from normscope.experiments.verdict_lines import verdict_lines
 from normscope.results.findings import Finding
 from normscope.results.sections import PageTable
-from normscope.schemes import NAMED
+from normscope.schemes import NAMED, Scheme
 
 KAIMING = ("kaiming", False, 0.0, 1.0)
 PLAIN: dict[str, Any] = {"weights": "kaiming", "causal": False, "feedforward": 0.0}
@@ -42,7 +46,11 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(depth: int, *names: str) -> list[Finding]:
-    return list(Verdicts.of(KNOWN, [NAMED[name] for name in names], depth).findings("Trust it."))
+    return list(verdict_lines(Verdicts.of(KNOWN, [NAMED[name] for name in names], depth), "Trust it."))
+
+
+def texts(known: Evidence, schemes: Sequence[Scheme], depth: int) -> list[str]:
+    return [finding.text for finding in verdict_lines(Verdicts.of(known, schemes, depth), "")]
 
 
 def test_outcomes_are_those_of_the_best_rate() -> None:
@@ -105,7 +113,7 @@ def test_a_scheme_that_lacks_a_compared_rate_has_no_loss_that_compares() -> None
     found = Verdicts.of(known, [NAMED[name] for name in ("post", "sqrt-scaling", "none", "ngpt", "pre", "mix")], 24)
     assert list(found.table["verdict"]) == [UNTUNED, SOME, NOT_TRAINED, SLOW, SAFE, SAFE]
     assert found.order == ["pre", "mix", "ngpt", "post", "sqrt-scaling", "none"]
-    assert "Not tuned: post (24 layers)" in list(found.findings(""))[1].text
+    assert "Not tuned: post, perhaps better at" in list(verdict_lines(found, ""))[1].text
     assert not found.table.set_index("scheme").loc["post", "fast"]
 
 
@@ -142,44 +150,65 @@ def test_verdicts_come_from_models_that_are_at_least_as_deep() -> None:
         table = Verdicts.of(KNOWN, [NAMED[name] for name in names], depth).table
         assert list(table["verdict"]) == expected
     twin = Verdicts.of(KNOWN, [replace(NAMED["pre"], name="mine", title="")], 12)
-    assert twin.named(SAFE) == "mine (12 layers)"
+    assert twin.named(twin.having(SAFE)) == "mine"
     assert list(twin.runs([replace(NAMED["pre"], name="mine")])["depth"]) == [12, 12, 24, 24, 48, 48, 12]
 
 
 def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
-    safe, fast, fails, firm = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
-    assert safe == "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003."
-    assert fast.startswith(
-        "Lowest loss at 24 layers: pre 3.760 (held-out, in nats per token; each at its best learning rate, 0.003)."
+    safe, fast, fails, changes = (finding.text for finding in lines(24, "sqrt-scaling", "peri", "pre"))
+    assert safe == "Safe at 24 layers (learning rates 0.001 and 0.003), lowest loss first: pre, peri."
+    assert fast == (
+        "Lowest loss at 24 layers (held-out, in nats per token, with the best learning rate): pre 3.760 (0.003). "
+        "The 10 schemes that learned: 3.760 to 4.210, median 3.985; token frequencies alone: 7.00."
     )
-    assert "All 10 schemes compared that learned: 3.760 to 4.210." in fast
-    assert "For 9 of 10 schemes the highest rate tried was the best" in firm  # one diverged at it
-    assert "The median loss is 3.985; token frequencies alone have 7.00." in firm
-    assert fails.startswith("Fail: no scheme; in some runs: sqrt-scaling (24 layers). How sure: 63 language models (width 256,")
-    assert "20 of them with 24 layers, 2 for each scheme; of your shape, only the depth counts." in fails
-    assert fails.endswith("Trust it.")
-    assert lines(48, "ngpt")[0].text == "Safe: none of these schemes."  # and not that none failed
-    assert "100 layers are deeper than any" in lines(100, "pre")[0].text
-    assert "No model was trained here with 30 layers; those with 48 stand for it." in lines(30, "pre")[0].text
-    assert not any("stand for it" in line.text for line in lines(24, "pre"))
-    assert "Slow: ngpt (24 layers); they learned less than 90 %" in lines(24, "pre", "ngpt")[1].text
-    larger = "; in larger published models these failed: post at 250M, 350M and 1B, mix at 350M and 1B (one of two papers)."
-    assert larger in lines(24, "post", "pre", "mix")[0].text
+    assert fails == (
+        "Fail: no scheme; in some runs: sqrt-scaling. How sure: 20 language models with 24 layers, 2 for each scheme (width "
+        "256, 50 M tokens, one recipe for all, 2 seeds); 63 in all. Your width, heads and context are not used here."
+    )
+    assert changes.startswith(
+        "What may change this order: Of 10 schemes, the best learning rate is the highest tried for 9 and the lowest tried for "
+        "1; others may change the order. Seeds differ by 0.014."  # one diverged at the highest
+    )
+    assert changes.endswith("Trust it.")
+    assert "Slow: ngpt, with less than 90 % of what the best learned." in lines(24, "pre", "ngpt")[1].text
+
+
+def test_models_of_another_depth_stand_for_one_that_was_not_trained() -> None:
+    assert lines(48, "ngpt")[0].text == "Safe at 48 layers: none of these schemes."  # and not that none failed
+    deepest, deeper = (lines(depth, "pre")[0].text for depth in (100, 30))
+    assert deepest == "Safe at 48 layers (the deepest trained here; learning rates 0.001 and 0.003): pre."
+    assert deeper == "Safe at 48 layers (none was trained here with 30; learning rates 0.001 and 0.003): pre."
+
+
+def test_schemes_that_failed_elsewhere_are_safe_with_reservations() -> None:
+    """In larger models of others, or in deeper ones here."""
+    published = texts(KNOWN, [NAMED[name] for name in ("post", "pre", "mix")], 24)[0]
+    assert published.endswith(
+        ": pre. Safe, with reservations: post, which failed in published models of 250M, 350M and 1B; mix, which failed in "
+        "published models of 350M and 1B (one of two papers)."
+    )
+    close = replace(KNOWN, runs=pd.concat([KNOWN.runs, pd.DataFrame([row("qk", 48, 3e-3, 6.9, seed=101)])], ignore_index=True))
+    deeper = texts(close, [NAMED["qk"], replace(NAMED["post"], name="mine")], 12)[0]
+    assert deeper == (
+        "Safe at 12 layers (learning rates 0.001 and 0.003): none without reservations. Safe, with reservations: mine, which "
+        "failed in published models of 250M, 350M and 1B; qk, which failed here with 48 layers."
+    )
+    assert "failed here" not in texts(close, [NAMED["qk"], NAMED["pre"]], 48)[0]
 
 
 def test_a_rate_that_was_tried_and_is_worse_is_no_edge_of_the_order() -> None:
     higher = pd.DataFrame([row(name, 24, 1e-2, 5.0) for name in ("pre", "peri", "post")])  # too few to be compared
     known = replace(KNOWN, runs=pd.concat([KNOWN.runs, higher], ignore_index=True))
     assert known.rates[24] == [1e-3, 3e-3]
-    assert "For 6 of 10 schemes" in list(Verdicts.of(known, [NAMED["pre"]], 24).findings(""))[3].text
+    assert "Of 10 schemes, the best learning rate is the highest tried for 6" in texts(known, [NAMED["pre"]], 24)[3]
 
 
 def test_safe_schemes_are_said_to_be_trained_at_their_own_rates_alone() -> None:
     lower = pd.DataFrame([row("deepnorm", 24, 3e-4, 4.3), row("ngpt", 24, 3e-4, 4.4)])  # covers this rate for all
     known = replace(KNOWN, runs=pd.concat([KNOWN.runs, lower], ignore_index=True))
     assert known.rates[24] == [3e-4, 1e-3, 3e-3]
-    safe = next(iter(Verdicts.of(known, [NAMED["pre"], NAMED["peri"]], 24).findings(""))).text
-    assert safe == "Safe: pre, peri (24 layers). None of their runs failed, at learning rates 0.001 and 0.003."
+    safe = texts(known, [NAMED["pre"], NAMED["peri"]], 24)[0]
+    assert safe == "Safe at 24 layers (learning rates 0.001 and 0.003), lowest loss first: pre, peri."
 
 
 def test_a_scheme_that_failed_at_the_only_rate_that_was_tried_may_learn_at_a_lower_one() -> None:
@@ -187,27 +216,29 @@ def test_a_scheme_that_failed_at_the_only_rate_that_was_tried_may_learn_at_a_low
     only = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["rate"] == KNOWN.runs["rate"].min()])
     lower = replace(only, runs=pd.concat([only.runs, pd.DataFrame([row("ngpt", 48, 3e-4, 6.9)])], ignore_index=True))
     for known, alone in ((several, False), (only, True), (lower, False)):
-        text = list(Verdicts.of(known, [NAMED["ngpt"]], 48).findings(""))[2].text
-        assert text.startswith("Fail: ngpt (48 layers).")
-        assert ("ngpt: one learning rate was tried, and a lower one may work." in text) == alone
+        text = texts(known, [NAMED["ngpt"]], 48)[2]
+        assert text.startswith("Fail: ngpt.")
+        assert ("Of ngpt one learning rate was tried; a lower one may work." in text) == alone
 
 
 def test_the_lowest_losses_are_those_of_all_schemes_that_were_trained() -> None:
     """Whatever schemes are chosen; of these the best is named if it is none of the lowest, and other blocks are no match."""
     known = replace(KNOWN, runs=KNOWN.runs[KNOWN.runs["seed"] == 100])  # the three lowest, without a spread between seeds
     pre, twin = NAMED["pre"], replace(NAMED["peri"], name="mine", title="")
-    texts = [list(Verdicts.of(known, [pre, scheme], 24).findings(""))[1].text for scheme in (twin, NAMED["qkv"])]
-    assert "24 layers: pre 3.760, mine 3.810, post* 3.860 (held-out, in nats per token; each at its best" in texts[0]
-    assert "; * not in this list)" in texts[0]
-    assert "of these schemes" not in texts[0]
-    others = list(Verdicts.of(known, [NAMED["qkv"], NAMED["qk"], NAMED["sqrt-scaling"]], 24).findings(""))[1].text
-    assert "pre* 3.760, peri* 3.810, post* 3.860; of these schemes: qk 3.960 (" in others
-    some = list(Verdicts.of(known, [NAMED["sqrt-scaling"], NAMED["ngpt"]], 24).findings(""))[1].text
-    assert "; of these schemes: sqrt-scaling " in some  # although it failed at another rate
-    layered = list(Verdicts.of(known, [pre.with_norm("layer")], 24).findings(""))
-    assert "pre* 3.760" in layered[1].text
-    assert "; * not in this list with these blocks)" in layered[1].text
-    assert "Not trained here: pre; models trained as pre have other blocks or norms." in layered[2].text
+    with_twin, with_qkv = (texts(known, [pre, scheme], 24)[1] for scheme in (twin, NAMED["qkv"]))
+    assert ": pre 3.760 (0.003), mine 3.810 (0.003), post* 3.860 (0.003). * is not in this list. " in with_twin
+    assert "Of these schemes" not in with_twin
+    assert "peri* 3.810" in with_qkv
+    others = texts(known, [NAMED["qkv"], NAMED["qk"], NAMED["sqrt-scaling"]], 24)[1]
+    assert "pre* 3.760 (0.003), peri* 3.810 (0.003), post* 3.860 (0.003). Of these schemes: qk 3.960 (0.003)." in others
+    some = texts(known, [NAMED["sqrt-scaling"], NAMED["ngpt"]], 24)[1]
+    assert "Of these schemes: sqrt-scaling 4.180 (0.001)." in some  # although it failed at another rate, and at its own best
+    layered = texts(known, [pre.with_norm("layer")], 24)
+    assert "pre* 3.760" in layered[1]
+    assert "* is not in this list with these blocks." in layered[1]
+    assert "Not trained here: pre; models trained as pre have other blocks or norms." in layered[3]
+    swapped = texts(known, [replace(pre, name="peri")], 24)[1]  # the name of another scheme
+    assert "peri 3.760 (0.003), peri* 3.810 (0.003)" in swapped
 
 
 def test_at_one_rate_no_scheme_is_slow() -> None:
@@ -218,7 +249,7 @@ def test_at_one_rate_no_scheme_is_slow() -> None:
     assert list(found.table["verdict"]) == [UNTUNED]
     assert (
         "One learning rate is compared; at 12 and 48 layers, the best of several changed the order."
-        in list(found.findings(""))[3].text
+        in list(verdict_lines(found, ""))[3].text
     )
 
 
@@ -226,13 +257,14 @@ def test_a_scheme_counts_with_its_nearest_depth() -> None:
     shallow = Evidence(KNOWN.runs[(KNOWN.runs["depth"] == 24) | (KNOWN.runs["scheme"] != "post")], KNOWN.predictions)
     found = Verdicts.of(shallow, [NAMED["pre"], NAMED["post"]], 48)
     assert list(found.table["depth"]) == [48, 24]
-    assert found.named(SAFE) == "pre (48 layers); post (24 layers)"
+    assert found.named(found.having(SAFE)) == "pre, post (24 layers)"
 
 
 def test_without_runs_nothing_is_claimed() -> None:
     nothing = Evidence(KNOWN.runs.iloc[:0], KNOWN.predictions.iloc[:0])
-    (only,) = Verdicts.of(nothing, [NAMED["pre"]], 12).findings("")
-    assert only.text.startswith("No language model was trained here")
+    (only,) = texts(nothing, [NAMED["pre"]], 12)
+    assert only.startswith("No language model was trained here")
+    assert nothing.correlation(KAIMING, "late", "failed_share") is None
     assert nothing.trust(KAIMING, CRITERIA) is None
 
 
@@ -281,7 +313,7 @@ def test_advice_ranks_nothing_where_nothing_predicted(monkeypatch: pytest.Monkey
     assert texts[0][:3] == ("scheme", "trained here", "loss (best rate)")
     ranking = next(section for section in Advise.sections(result) if section.title == "Ranking")
     assert all(row[1:3] == ("–", "–") for row in ranking.tables[0].rows)
-    assert "No simulated criterion predicted the loss at the best of several learning rates" in result.findings[2].text
+    assert "No simulated criterion predicted the loss at the best of several learning rates" in result.findings[3].text
     assert list(result.tables["ranks"]["scheme"]) == ["pre", "post"]  # by their trained loss
     assert not any("ranks first" in finding.title for finding in result.findings)
 
@@ -291,7 +323,9 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     shape = ("--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--runs", "2", "--schemes", "pre,post")
     status, out, err = run(capsys, "advise", *shape)
     assert status == 0, err
-    assert out.splitlines()[0].startswith("Safe: pre, post (12 layers).")
+    assert out.splitlines()[0].startswith(
+        "Safe at 12 layers (none was trained here with 2; learning rates 0.001 and 0.003): pre."
+    )
     assert " ".join(out.split()).index("Fail: no scheme.") < " ".join(out.split()).index("place")
 
 
@@ -322,6 +356,35 @@ def test_what_one_scheme_or_one_criterion_leaves_open_is_not_reported() -> None:
     assert not any("ranks first" in finding.title for finding in alone)
     assert any("ranks first" in finding.title for finding in pair)
     assert not any("Over all possible weights" in finding.text for finding in (*alone, *pair))
+
+
+def test_collapse_in_theory_is_reported_if_it_goes_with_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = packaged()
+    predicted = known.predictions[(known.predictions["weights"] == THEORY[0]) & (known.predictions["criterion"] == "collapse")]
+    both = predicted.merge(known.outcomes, on=["depth", "scheme"]).dropna(subset=["rank", "failed_share"])
+    by_depth = [(len(at) - 1, spearmanr(at["rank"], at["failed_share"]).statistic) for _, at in both.groupby("depth")]
+    expected = sum(weight * value for weight, value in by_depth) / sum(weight for weight, _ in by_depth)
+    measured = known.correlation(THEORY, "collapse", "failed_share")
+    assert measured is not None
+    assert measured.positive
+    assert measured.value == pytest.approx(expected, abs=1e-9)
+
+    def reported(**changes: Any) -> list[Finding]:
+        shape = {"depth": 24, "width": 16, "heads": 2, "context": 8, "runs": 2, "device": "cpu"}
+        findings = Advise(**shape, schemes="pre,ngpt,post,hybrid,qk", **changes).run().findings
+        return [finding for finding in findings if finding.title == "Collapse in theory"]
+
+    (finding,) = reported()
+    assert "under schemes ngpt, post, hybrid." in finding.text
+    assert f"rank correlation {measured.value:+.2f} (" in finding.comparison
+    assert finding.comparison.endswith("Safe here all the same: post.")
+    assert not reported(radius=2.0)  # theory was compared at norm 1
+    theory = known.predictions["weights"] == THEORY[0]
+    backwards = known.predictions.assign(rank=known.predictions["rank"].where(~theory, -known.predictions["rank"]))
+    monkeypatch.setattr(advising, "packaged", lambda: Evidence(known.runs, backwards))
+    assert not reported()
+    without = known.runs[~failed(known.runs)]
+    assert Evidence(without, known.predictions).correlation(THEORY, "collapse", "failed_share") is None
 
 
 def test_the_evidence_of_the_package_can_be_read() -> None:

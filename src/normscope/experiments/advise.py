@@ -17,6 +17,7 @@ from normscope.errors import InputError
 from normscope.experiments.advise_findings import SPECTRUM, VERDICT, findings_of
 from normscope.experiments.advise_page import (
     criteria_section,
+    evidence_tables,
     layers_section,
     order_table,
     rank_map,
@@ -40,7 +41,7 @@ from normscope.experiments.on_model import TRUST_HELP, ModelSource
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
 from normscope.experiments.settings import Accepts, Schemes, one_of, setting
-from normscope.experiments.trained import Evidence, Verdicts, evidence_tables, packaged, trained_table
+from normscope.experiments.trained import Evidence, Verdicts, packaged, trained_table
 from normscope.measures.base import Quantity
 from normscope.measures.curves import last, values_of
 from normscope.results.findings import Finding, cards_text, listed

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 
 from normscope.experiments.criteria import BETA, BY_NAME, CRITERIA, KEYS, SIGNS, Criterion, agreement, means_by_scheme
-from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SOME, THEORY, Verdicts
+from normscope.experiments.trained import CHOSEN_ON, FAILS, NOT_TRAINED, SAFE, SETTING, SOME, THEORY, Verdicts
+from normscope.experiments.verdict_lines import verdict_lines
 from normscope.results.findings import Finding, listed
 from normscope.results.tables import plain_rows
 
@@ -31,11 +32,11 @@ def findings_of(
     advise: "Advise", ranking: "Ranking", theory: pd.DataFrame, trained: pd.DataFrame, verdicts: Verdicts
 ) -> Iterator[tuple[str, Finding]]:
     """Findings, each with its basis: language models, published, prediction, simulation, theory, training, or setting."""
-    yield from ((VERDICT, finding) for finding in verdicts.findings(_trusted(advise)))
+    yield from ((VERDICT, finding) for finding in verdict_lines(verdicts, _trusted(advise)))
     yield from (("published", finding) for finding in _published(verdicts.table))
     yield from (("prediction", finding) for finding in _predictions(advise))
     yield from (("simulation", finding) for finding in _simulated(advise, ranking, verdicts))
-    yield from (("theory", finding) for finding in _theory(advise, ranking, theory))
+    yield from (("theory", finding) for finding in _theory(advise, ranking, theory, verdicts))
     yield from (("training", finding) for finding in _training(trained))
     yield from (("setting", finding) for finding in _setting(advise))
 
@@ -53,8 +54,9 @@ def _trusted(advise: "Advise") -> str:
     if not names:
         best = max(zip(CRITERIA, trust.correlations, strict=True), key=lambda pair: pair[1].low)
         return (
-            f"No simulated criterion predicted {_tuned(advise)}, so schemes are sorted by verdict and loss; closest was "
-            f"{best[0].title}, with a rank correlation of {_with_interval(best[1])}.{_elsewhere(advise)}"
+            f"No simulated criterion predicted {_tuned(advise)}, so schemes are sorted by verdict and loss. Closest was "
+            f"{best[0].title}: rank correlation {best[1].value:+.2f}, 90 % interval {best[1].low:+.2f} to {best[1].high:+.2f}."
+            f"{_elsewhere(advise)}"
         )
     depths = advise.evidence.tuned
     tested = [
@@ -183,12 +185,16 @@ def _problems(advise: "Advise", criteria: pd.DataFrame) -> Iterator[Finding]:
                 number=len(undefined), weight=2,
             )  # fmt: skip
     if collapsed := [row for row in collapse if row["mean"] is not None and row["mean"] < _COLLAPSED]:
+        grave = _counts(advise, "collapse")
         yield Finding(
             f"In simulation, all tokens point the same way after {advise.depth} layers (1 − mean cosine below {_COLLAPSED:g}) "
             f"under {_schemes(collapsed)}.",
             "layers-gap", title=f"Rank collapse at the start in {len(collapsed)} of {len(collapse)} schemes",
-            severity="warning", number=len(collapsed), comparison="Random tokens have 1 − mean cosine near 1.",
-            advice="Choose another scheme, unless its verdict says that it learned all the same.", weight=2,
+            severity="warning" if grave else "notice", number=len(collapsed), weight=2,
+            comparison="Random tokens have 1 − mean cosine near 1."
+            + " Collapse at the start did not predict the loss at the best rate." * (not grave),
+            advice="Choose another scheme, unless its verdict says that it learned all the same." if grave
+            else "Go by the verdict; if it was not trained here, try it with a short run first.",
         )  # fmt: skip
     if wild := [row for row in gradient if row["mean"] is not None and row["mean"] > _DECADES]:
         grave = _counts(advise, "gradient")
@@ -257,7 +263,7 @@ def _beaten(criteria: pd.DataFrame) -> Iterator[Finding]:
             yield Finding(f"{name} is beaten in every criterion by {', '.join(by)}.", "ranks")
 
 
-def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame) -> Iterator[Finding]:
+def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame, verdicts: Verdicts) -> Iterator[Finding]:
     for reason, rows in theory[theory["missing"] != ""].groupby("missing"):
         yield Finding(f"Theory's flow is not given for {_schemes(plain_rows(rows))}: {reason}.")
     defined = theory[theory["missing"] == ""]
@@ -280,7 +286,7 @@ def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame) -> Itera
             f"{bottom['scheme']} ({bottom[column]:.3g}°).",
             f"criterion-{column}", number=top[column],
         )  # fmt: skip
-    yield from _collapse_in_theory(advise, at)
+    yield from _collapse_in_theory(advise, at, verdicts)
     if agreed := agreement(ranking.criteria, theory, advise.sampled):
         each = ", ".join(f"{BY_NAME[key].name} {value:+.2f}" for key, value in agreed.items())
         yield Finding(
@@ -289,19 +295,25 @@ def _theory(advise: "Advise", ranking: "Ranking", theory: pd.DataFrame) -> Itera
         )  # fmt: skip
 
 
-def _collapse_in_theory(advise: "Advise", theory: pd.DataFrame) -> Iterator[Finding]:
-    """The schemes with the least diversity in theory, if that predicted which of the trained schemes fail."""
-    failures, losses = advise.evidence.failures(THEORY, "collapse"), advise.evidence.trust(THEORY, ["collapse"])
-    if failures is None or losses is None or not failures.positive:
+def _collapse_in_theory(advise: "Advise", theory: pd.DataFrame, verdicts: Verdicts) -> Iterator[Finding]:
+    """The schemes with the least diversity in theory, if that goes with failures of the schemes that were trained."""
+    evidence = advise.evidence
+    failures, losses = (evidence.correlation(THEORY, "collapse", outcome) for outcome in ("failed_share", "loss"))
+    if failures is None or losses is None or not failures.positive or (advise.radius or 1.0) != THEORY[-1]:
         return
+    tested = evidence.predictions.groupby(list(SETTING))["criterion"].nunique().sum()
+    safe = [
+        row for row in plain_rows(verdicts.having(SAFE)) if row["scheme"] in set(theory[theory["gap"] < _IDENTICAL]["scheme"])
+    ]
     if alike := plain_rows(theory[theory["gap"] < _IDENTICAL].sort_values("gap", kind="stable")):
         yield Finding(
-            f"In theory, all tokens are the same after {advise.depth} layers (1 − mean cosine below {_IDENTICAL:g}) under "
-            f"{_schemes(alike)}.",
+            f"With identity weights and attention alone, tokens become the same within {advise.depth} layers (1 − mean cosine "
+            f"below {_IDENTICAL:g}) under {_schemes(alike)}.",
             "layers-gap", title="Collapse in theory", severity="notice", number=len(alike), weight=0.5,
-            comparison="Of trained schemes, those that collapse more in theory failed more often: rank correlation "
-            f"{_with_interval(failures)} over {failures.schemes} schemes, noticed after they were trained. With their loss: "
-            f"{_with_interval(losses.correlations[0])}.",
+            comparison="Trained schemes that collapse more in theory failed more often: rank correlation "
+            f"{_with_interval(failures)} over {failures.schemes} schemes, one of {tested} relations that were tested. "
+            f"{'They had a higher loss, too' if losses.positive else 'It does not predict the loss'}: {_with_interval(losses)}."
+            + f" Safe here all the same: {_named(safe)}." * bool(safe),
             advice="Try these at two learning rates, the lower one first.",
         )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """The page of advice: the order of schemes, criteria with their intervals, curves by layer, theory, and what was trained."""
 
+from typing import Any
+
 import pandas as pd
 
 from normscope.experiments.criteria import CRITERIA, KEYS
@@ -133,3 +135,47 @@ def trained_section(trained: pd.DataFrame, findings: tuple[Finding, ...]) -> Sec
         findings=findings,
         folded=True,
     )
+
+
+def evidence_tables(verdicts: pd.DataFrame, predicted: pd.DataFrame, runs: pd.DataFrame) -> tuple[PageTable, ...]:
+    """What trained models came to at this depth, how well criteria had predicted it, and every run."""
+    at = tuple(
+        (
+            row["scheme"], row["verdict"], shown(row["depth"], ".0f"), shown(row["loss"], ".3f"),
+            "yes" if row["fast"] else "", _rate(row),
+            "–" if row["runs"] is None else f"{row['failed']:.0f} of {row['runs']:.0f}",
+            shown(row["first_block_cost"], ".2f"), shown(row["late_share"], ".2f"),
+        )
+        for row in plain_rows(verdicts)
+    )  # fmt: skip
+    judged = tuple(
+        (row["criterion"], _interval(row), shown(row["weight"], ".2f"), "yes" if row["ranks"] else "no")
+        for row in plain_rows(predicted)
+    )
+    columns = ("scheme", "depth", "rate", "seed", "tokens", "loss", "bits_per_byte", "diverged_step", "late_block_cost")
+    every = tuple(tuple(shown(row[name]) for name in columns) for row in plain_rows(runs))
+    return (
+        PageTable(
+            "Trained language models at this depth, or the nearest",
+            (
+                "scheme", "verdict", "layers", "held-out loss", "lowest loss", "best learning rate", "failed runs",
+                "cost of the first block", "relative cost of late blocks",
+            ),
+            at,
+        ),
+        PageTable("How well criteria predicted their loss", ("criterion", "rank correlation", "weight", "ranks"), judged),
+        PageTable("Every run of these schemes", columns, every),
+    )  # fmt: skip
+
+
+def _rate(row: dict[str, Any]) -> str:
+    return "–" if row["rate"] is None else f"{row['rate']:g}{' (at the edge)' * bool(row['at_edge'])}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "–" if row["correlation"] is None else f"{row['correlation']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+
+
+def shown(value: Any, form: str = ".4g") -> str:
+    """A value of a plain row for a table; None is what is not known, or no number."""
+    return "–" if value is None else format(value, form) if isinstance(value, float) else str(value)

@@ -37,7 +37,7 @@ class Demo(Experiment):
     """Audit, simulate, train and verify: one report page.
 
     Audits a model, compares six schemes, trains two of them briefly, and checks the published claims.
-    The demo consists of other experiments: audit, simulate, ensemble, train (twice) and verify. Stopped at any moment, the same
+    The demo consists of other experiments: audit, simulate, ensemble, train (twice) and verify. If interrupted, the same
     command resumes after those that are complete.
 
     Example:

@@ -66,7 +66,7 @@ class Train(Experiment):
     A model that adds integers is tested in distribution, and on sums with other numbers of terms; a language model on text that
     was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
     of a language model), metrics (Parquet and TensorBoard), the tests and a page with the curves.
-    Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
+    If interrupted, the same command resumes from the last checkpoint and ends with the same weights.
 
     Example:
         >>> import normscope as ns
@@ -440,7 +440,7 @@ def _progress_text(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
 
 
 def _resume(training: "Training", checkpoints: "Checkpoints") -> list[str]:
-    """Restore the last sound checkpoint, if there is one; what users are told of it."""
+    """Restore the last sound checkpoint, if there is one; the messages about it."""
     checkpoint, refused = checkpoints.load(training.device)
     if checkpoint is not None:
         training.restore(checkpoint)

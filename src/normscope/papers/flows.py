@@ -139,12 +139,12 @@ def figure_2(request: Request) -> Reproduction:
     residuals, panels = _compare("fig2", "scheme", ours, SCHEMES, "gamma_dot_as_plotted", "per step")
     readings = published("2-fig2-gamma")
     mix = readings[readings["scheme"] == "mix"]
-    switches = {"T/8 = 2.5": TIME / 8, "2.527": 2.527, "T/4 = 5, as stated for Figure 5,": TIME / 4}
-    others = "; ".join(f"{label} {_of_mix(mix, switch):.4f}" for label, switch in switches.items())
+    switches = {"2.5": TIME / 8, "2.527": 2.527, "5, as stated for Figure 5": TIME / 4}
+    others = "; ".join(f"at t = {label}: {_of_mix(mix, switch):.4f}" for label, switch in switches.items())
     remark = (
         f"Two things are not stated in the paper and follow from the curves. Mix-LN changes over at t = {_SWITCH:.4f}, point "
-        f"126 of a grid of 1,000 (rms in γ {_of_mix(mix, _SWITCH):.4f}; at other switches: {others}). γ̇ is plotted per step of "
-        "that grid, as np.gradient gives it without a spacing: 20/999 of γ̇ in units of time."
+        f"126 of a grid of 1,000 (rms in γ: {_of_mix(mix, _SWITCH):.4f}; {others}). γ̇ is plotted per step of that grid, "
+        " as np.gradient gives it without a spacing: 20/999 of γ̇ in units of time."
     )
     values = _peaks("2b", ours, SCHEMES)
     settings = f"{_SETTING}; six schemes, nGPT α = 1; the reduction to γ and r, Runge-Kutta 4 in ln(1 + t)"
@@ -163,10 +163,10 @@ def figure_3(request: Request) -> Reproduction:
     values = _peaks("3b", ours, _ALPHAS)
     remark = (
         "The formulas of the schedules are read from the curves: constant 1, root (1+t)^(-1/2), linear 1/(1+t), power "
-        "(1+t)^(-3/2), mixed 1/(|sin 4t|(1+t) + |cos 4t|). γ̇ is np.gradient of γ on a grid of 1,000 points, central "
-        "differences, in units of time. The mixed schedule shows it: its late spikes are about as narrow as the steps of that "
-        "grid. The derivative itself has troughs as published, and peaks that are higher, by 1 % at the first and 40 % at late "
-        "ones; with central differences all agree."
+        "(1+t)^(-3/2), mixed 1/(|sin 4t|(1+t) + |cos 4t|). γ̇, the derivative of the mean cosine γ, is taken by central "
+        "differences on a grid of 1,000 points (np.gradient). This, too, follows from the curves: the late spikes of the mixed "
+        "schedule are about as narrow as the grid's steps, and peaks of the exact derivative are 1 % (first) to 40 % (late) "
+        "higher than published."
     )
     residuals += _spikes(ours["mixed"])
     dots = Curve("mixed", _read_spikes()["time"], _read_spikes()["gamma_dot"], published=True)

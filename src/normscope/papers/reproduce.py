@@ -43,10 +43,10 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
-    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
-    verdict. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list
-    names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any
-    moment, --all resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its verdict
+    in the documentation. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale
+    that the list names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. If
+    interrupted, the same command resumes.
 
     Example:
         >>> import normscope as ns
@@ -60,7 +60,7 @@ class Reproduce(Seeded):
     grows: ClassVar[bool] = True
     variadic: ClassVar[str] = "entries"
     usage: ClassVar[tuple[str, ...]] = (
-        "normscope reproduce                                  (what there is, what it needs, its last verdict)",
+        "normscope reproduce                                  (what there is, what it needs, its verdict in the docs)",
         "normscope reproduce 2:fig2 2:fig3",
         "normscope reproduce 2:fig5a --full --device cuda     (100,000 runs; interrupted? the same command resumes)",
         "normscope reproduce 3:table1 --model gpt2",
@@ -73,7 +73,9 @@ class Reproduce(Seeded):
     everything: bool = setting(
         False, "Make all of them; those that are complete in the folder are not made again.", option="--all"
     )
-    full: bool = setting(False, "At full scale, as the list says: minutes on a GPU, hours on a CPU.")
+    full: bool = setting(
+        False, "At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 needs trained models in model=."
+    )
     runs: int | None = setting(
         None, "Number of runs of an ensemble.", shown="what a minute allows; 100,000 with full=True", ge=2
     )
@@ -218,7 +220,7 @@ class Reproduce(Seeded):
         if result.configuration["list"]:
             rows = plain_rows(result.tables["entries"])
             cells = tuple((row["entry"], row["title"], row["needs"], row["full"] or "–", row["verdict"]) for row in rows)
-            yield PageTable("", ("entry", "what it shows", "needs", "full scale", "last verdict"), cells)
+            yield PageTable("", ("entry", "what it shows", "needs", "full scale", "verdict in the docs"), cells)
             yield "normscope reproduce 2:fig2 makes one, --all what this machine can."
             return
         wanted = {entry.id for entry in find_entries(tuple(result.configuration["entries"]))}

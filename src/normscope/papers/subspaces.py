@@ -40,10 +40,6 @@ _MINUTES = {  # of training a pair
     "Large": f"2 × 2 h {ESTIMATED}",
 }  # fmt: skip
 _PEAK = 2.0  # the last bin of a histogram over the one before it, from which there is a peak
-_LIMITS = (
-    "The paper gives no spread over seeds; the limits are half a point of accuracy in tests, one point under noise, a fifth of "
-    "a width, and a tenth of a noise level, each plus twice the errors."
-)
 
 
 def _stored(entry: str) -> list[Value]:
@@ -92,12 +88,12 @@ def _outcome(entry: str, model: str, found: Sequence[Found], note: str = "") -> 
     if shaped:
         drawn = [name for name, one in models.items() if not one.published_shape]
         others = f"Not of the shape of the {model}, and not compared: {', '.join(drawn)}." if drawn else ""
-        remark = f"Weights are our own, not the authors'. {others} {SEVERAL if len(shaped) > 1 else ''} {_LIMITS}"
+        remark = f"Weights are our own, not the authors'. {others} {SEVERAL if len(shaped) > 1 else ''}"
     else:
-        others = f"The chart shows {', '.join(models)}, which are not compared: their shape is not that of the {model} model."
+        others = f"The chart shows {' and '.join(models)}, not compared: the shape is not that of the {model} model."
         own = "The verdict is that of our stored Baseline pair, trained on a third of the examples (docs/results/stability.md)."
         train = "Train the pair with the commands below and give it with --model."
-        remark = f"{others} {own if stored else ''} {train} {_LIMITS if stored else ''}"
+        remark = f"{others} {own if stored else ''} {train}"
     verdict = judge(checks, remark=True) if checks or shaped else NOT_RUN
     panels = tuple(panel for one in found for panel in one.panels)
     text = " ".join(f"{note} {remark}".split())
@@ -348,7 +344,7 @@ def accuracy(request: Request) -> Reproduction:
         "Stored values are of one seed, trained on 36 million examples in batches of 512; the paper trained on about 110 "
         "million in batches of 128. In distribution both schemes are below the published values. QKV-Norm is "
         "also below them in interpolation and extrapolation. Pre-Norm agrees in interpolation and is above the published value "
-        f"in extrapolation. {_LIMITS}"
+        "in extrapolation."
     )
     settings = f"{', '.join(one.model.described for one in found)}; {examples:,} examples a split; seed {request.seed}"
     return Reproduction(judge(compared or stored, remark=True), f"{small}{several}{own}", settings, (*stored, *values))

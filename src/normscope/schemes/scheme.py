@@ -319,7 +319,9 @@ class Scheme:
     def check_head(self, width: int) -> None:
         """Refuse heads of one dimension where they are normalised."""
         if width < 2 and any(stage.attention.heads != "none" for stage in self.stages):
-            raise InputError(f"a head has at least 2 dimensions: '{self.name}' normalises heads, and one number's norm is its sign")
+            raise InputError(
+                f"a head has at least 2 dimensions: '{self.name}' normalises heads, and one number's norm is its sign"
+            )
 
     @property
     def _varies(self) -> bool:
