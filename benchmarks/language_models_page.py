@@ -29,56 +29,63 @@ _TITLES = {
     "early": "early movement", "late": "late movement", "collapse": "diversity", "gradient": "gradient flow", "noise": "noise",
     OVERALL: "mean rank, equal weights",
 }  # fmt: skip
+_COUNTED, _COLUMNS = (LIKE_MODELS, "early", "loss"), ("0.001", "0.003", "best")
 Cells = list[list[str]]
 
 
 def losses(runs: pd.DataFrame) -> Cells:
     """Held-out loss by depth and rate; the lowest of each column is bold, schemes are ordered by their best at 24 layers."""
     judged = runs.assign(loss=runs["loss"].where(~failed(runs), math.inf))
-    table = judged[judged["rate"].isin(RATES)].pivot_table(
-        index="scheme", columns=["depth", "rate"], values="loss", dropna=False
-    )
-    best = judged[judged["depth"] == 24].groupby("scheme")["loss"].min()
-    order = sorted(table.index, key=lambda scheme: (best[scheme], judged[judged["scheme"] == scheme]["loss"].min()))
-    lowest = table.min()
+    means = plain_rows(judged.groupby(["scheme", "depth", "rate"])["loss"].mean().reset_index())
+    table = {(row["scheme"], row["depth"], row["rate"]): math.inf if row["loss"] is None else row["loss"] for row in means}
+    places = [place for place in sorted({place[1:] for place in table}) if place[1] in RATES]
+    lowest = {place: min(loss for key, loss in table.items() if key[1:] == place) for place in places}
 
-    def cell(value: float, least: float) -> str:
-        if math.isnan(value):
-            return "–"
-        text = "failed" if math.isinf(value) else f"{value:.3f}"
-        return f"**{text}**" if value == least else text
+    def best(scheme: str) -> tuple[float, float]:
+        own = {place[1:]: loss for place, loss in table.items() if place[0] == scheme}
+        return min((loss for place, loss in own.items() if place[0] == 24), default=math.inf), min(own.values())
 
-    head = ["scheme", *(f"{depth}{' layers' * (not i)}, {_rate(rate)}" for i, (depth, rate) in enumerate(table.columns))]
-    return [head, *([name, *map(cell, table.loc[name], lowest)] for name in order)]
+    def cell(scheme: str, place: tuple[int, float]) -> str:
+        loss = table.get((scheme, *place))
+        text = "–" if loss is None else "failed" if math.isinf(loss) else f"{loss:.3f}"
+        return f"**{text}**" if loss == lowest[place] else text
+
+    head = ["scheme", *(f"{depth}{' layers' * (not i)}, {_rate(rate)}" for i, (depth, rate) in enumerate(places))]
+    schemes = sorted({place[0] for place in table}, key=best)
+    return [head, *([scheme, *(cell(scheme, place) for place in places)] for scheme in schemes)]
 
 
 def blocks(runs: pd.DataFrame) -> Cells:
     """Cost of a block of the last third, relative to that of all after the first in brackets, and the cost of the first."""
-    learned = runs[~failed(runs) & (runs["rate"] == CHOSEN)].set_index(["scheme", "depth"])
-    depths = sorted(int(depth) for depth in runs["depth"].unique())
-    share = learned["late_block_cost"] / learned["later_block_cost"]
+    rows = plain_rows(runs[~failed(runs) & (runs["rate"] == CHOSEN)].sort_values("seed", ascending=False))
+    learned = {(row["scheme"], row["depth"]): row for row in rows}  # with the first seed
+    depths = sorted({row["depth"] for row in plain_rows(runs)})
+
+    def share(name: str, depth: int) -> float:
+        row = learned.get((name, depth))
+        return row["late_block_cost"] / row["later_block_cost"] if row else math.inf
 
     def late(name: str, depth: int) -> str:
-        if (name, depth) not in learned.index:
-            return "–"
-        cost = float(learned.loc[(name, depth), "late_block_cost"])
-        return f"{cost:.{3 if cost >= 0.001 else 4}f} ({share[name, depth]:.2f})"
+        row = learned.get((name, depth))
+        cost = row["late_block_cost"] if row else 0.0
+        return f"{cost:.{3 if cost >= 0.001 else 4}f} ({share(name, depth):.2f})" if row else "–"
 
     def first(name: str, depth: int) -> str:
-        return f"{learned.loc[(name, depth), 'first_block_cost']:.2f}" if (name, depth) in learned.index else "–"
+        row = learned.get((name, depth))
+        return f"{row['first_block_cost']:.2f}" if row else "–"
 
-    names = sorted({name for name, _ in learned.index}, key=lambda name: -float(share.get((name, depths[0]), math.inf)))
-    rows = [[name, *(late(name, at) for at in depths), ", ".join(first(name, at) for at in depths)] for name in names]
-    return [["scheme", *(f"{depth} layers" for depth in depths), "first block"], *rows]
+    names = sorted({name for name, _ in learned}, key=lambda name: -share(name, depths[0]))
+    cells = [[name, *(late(name, at) for at in depths), ", ".join(first(name, at) for at in depths)] for name in names]
+    return [["scheme", *(f"{depth} layers" for depth in depths), "first block"], *cells]
 
 
 def predicted(correlations: pd.DataFrame) -> Cells:
     """The simulation that begins as the models do, beside the loss at each rate, at the best, and the cost of blocks."""
     columns = [("0.001", "loss"), ("0.003", "loss"), ("best", "loss"), ("best", "first_block_cost"), ("best", "late_share")]
     head = ["loss at 1e-3", "loss at 3e-3", "loss at the best rate", "cost of the first block, best rate"]
-    counts = correlations[(correlations["depth"] != "all") & (correlations["criterion"] == "early")]
-    counts = counts[(counts["setting"] == LIKE_MODELS) & (counts["outcome"] == "loss")].groupby("rate")["schemes"].apply(list)
-    numbers = [f"*{', '.join(map(str, counts[rate]))}*" for rate in ("0.001", "0.003", "best")]
+    each = [row for row in plain_rows(correlations) if (row["setting"], row["criterion"], row["outcome"]) == _COUNTED]
+    counts = {rate: [str(row["schemes"]) for row in each if row["rate"] == rate and row["depth"] != "all"] for rate in _COLUMNS}
+    numbers = [f"*{', '.join(counts[rate])}*" for rate in _COLUMNS]
     return [
         ["simulated as the models begin", *head, "relative cost of late blocks, best rate"],
         ["*schemes at 12, 24, 48 layers*", *numbers, "*of these, those that learned*", "*the same*"],
@@ -101,9 +108,10 @@ def failures(correlations: pd.DataFrame) -> Cells:
 
 def _criteria(correlations: pd.DataFrame, columns: Sequence[tuple[str, str, str]]) -> Cells:
     """A row for every criterion: its correlation over all depths in each setting, with a rate and an outcome."""
-    over_all = correlations[correlations["depth"] == "all"].set_index(["criterion", "setting", "rate", "outcome"])
+    over_all = plain_rows(correlations[correlations["depth"] == "all"])
+    by = {(row["criterion"], row["setting"], row["rate"], row["outcome"]): row for row in over_all}
     keys = [*(criterion.key for criterion in CRITERIA), OVERALL]
-    return [[_TITLES[key], *(_interval(over_all.loc[(key, *column)]) for column in columns)] for key in keys]
+    return [[_TITLES[key], *(_interval(by[key, *column]) for column in columns)] for key in keys]
 
 
 def fitted(weights: pd.DataFrame) -> Cells:
@@ -125,17 +133,20 @@ def geometry(table: pd.DataFrame) -> Cells:
     """The same quantities simulated and watched."""
     columns = [(LIKE_MODELS, "first"), (KAIMING, "first"), (LIKE_MODELS, "last")]
     titles = {"early": "early rotation", "late": "late rotation", "collapse": "diversity", "gradient": "gradient"}
-    rows = table.set_index(["criterion", "setting", "probe"])
+    rows = {(row["criterion"], row["setting"], row["probe"]): row for row in plain_rows(table)}
     head = ["", "first step: as the models begin", "first step: Kaiming", "last probe: as the models begin"]
-    return [head, *([name, *(_interval(rows.loc[(key, *at)], bold=False) for at in columns)] for key, name in titles.items())]
+    return [head, *([name, *(_interval(rows[key, *at], bold=False) for at in columns)] for key, name in titles.items())]
 
 
 def published(table: pd.DataFrame) -> Cells:
     """Pairs of schemes in the order of a published table, by its model and the depth trained here."""
-    cells = []
-    for (source, model), rows in table.groupby(["source", "model"], sort=False):
-        same = [f"{row['same_order']} of {row['pairs']}" for row in plain_rows(rows)]
-        cells.append([f"{source.partition(',')[0].removesuffix(' Table 1')} {model}", *same, rows["failed_there"].iloc[0]])
+    models: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in plain_rows(table):
+        models.setdefault((row["source"].partition(",")[0], row["model"]), []).append(row)
+    cells = [
+        [f"{paper} {model}", *(f"{row['same_order']} of {row['pairs']}" for row in rows), rows[0]["failed_there"]]
+        for (paper, model), rows in models.items()
+    ]
     cells.sort(key=lambda row: row[0].rpartition(" ")[0] != "Mix-LN")
     return [["published model", *(f"{depth} layers" for depth in table["depth"].unique()), "failed in the paper"], *cells]
 
