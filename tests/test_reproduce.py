@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import normscope as ns
 from helpers.cli import run
 from normscope.dynamics import SCHEDULES
 from normscope.experiments.trained import packaged
-from normscope.papers import all_entries, find_entries
+from normscope.papers import all_entries, find_entries, panels
 from normscope.papers.curves import READ, SCHEMES, measured, published, residual
 from normscope.papers.entry import (
     NO_NUMBERS,
@@ -201,6 +202,23 @@ def test_stored_panels_are_within_the_limit(name: str) -> None:
         theirs, ours = (rows[rows["scheme"] == scheme] for rows in (readings, table))
         assert residual(scheme, "", theirs, ours, ("time", "mean", "mean")).rms < 0.003
     assert set(readings["how"]) <= {*READ, "h", "i"}
+
+
+@pytest.mark.parametrize(("name", "agrees"), [("5a", True), ("5b", True), ("5d", False), ("5e", True)])
+def test_the_edges_of_all_bands_are_judged_together(name: str, agrees: bool) -> None:
+    table, readings = measured(f"panel-{name}"), published(f"2-fig{name}")
+    assert table is not None
+    together = panels._residuals(name, "stored", table)[-1]
+    assert (together.curve, together.agrees) == ("all schemes", agrees)
+    squares = []
+    for scheme, edge in product(SCHEMES.values(), ("low", "high")):
+        theirs, ours = (rows[rows["scheme"] == scheme].dropna(subset=[edge]) for rows in (readings, table))
+        theirs = theirs[theirs["how"].isin(list(READ))]
+        squares += list((np.interp(theirs["time"], ours["time"], ours[edge]) - theirs[edge]) ** 2)
+    assert together.points == len(squares)
+    assert together.rms == pytest.approx(math.sqrt(np.mean(squares)))
+    wider = panels._residuals(name, "stored", table.assign(high=table["high"] + 0.02))[-1]
+    assert wider.agrees is False
 
 
 def test_a_model_of_another_shape_is_drawn_and_not_compared() -> None:
