@@ -3,11 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,8 +16,9 @@ from normscope.core.seeds import stream_seed
 from normscope.core.threads import one_thread
 from normscope.errors import InputError
 from normscope.explorer.atlas_tables import curves, finite, head_grid, head_grids, journey_data
+from normscope.explorer.reading import Keeper, LayerWeights, Reading
 from normscope.measures import all_measures
-from normscope.measures.base import LayerAttention, Measure, PassObserver, Subject, Tables, joined, observe_pass
+from normscope.measures.base import Measure, PassObserver, Subject, joined, observe_pass
 from normscope.measures.collapse import Collapse
 from normscope.measures.collapse_probability import collapse_margin, collapse_probability
 from normscope.measures.journey import trajectory_of
@@ -29,7 +29,7 @@ from normscope.measures.readout import identity, most_probable, output_bias
 from normscope.measures.sample import chosen_sample, reads_text
 from normscope.measures.search import top_scores
 from normscope.measures.vocabulary import Word, probe_words, texts_of
-from normscope.models import HeadProjections, Model, Observer, Sample, Softmax
+from normscope.models import HeadProjections, Model, Observer, Sample
 from normscope.models.describe import scheme_text, why_missing
 from normscope.results.conventions import NEAR_ONE_HOT, NOISE
 
@@ -53,87 +53,6 @@ Check = Callable[[], None]
 
 def _nothing() -> None:
     """A check that never stops the work."""
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """The attention of one layer for one prompt.
-
-    Attributes:
-        raw: q·k (heads, queries, keys), −inf where a query does not attend.
-        weights: attention weights, likewise.
-        softmax: from the first to the second.
-    """
-
-    raw: Float[Tensor, "heads queries keys"]
-    weights: Float[Tensor, "heads queries keys"]
-    softmax: Softmax
-
-
-@dataclass
-class Reading:
-    """One pass of a prompt, with what later requests are answered from.
-
-    Attributes:
-        subject: model and sample.
-        note: what to know about the prompt.
-        tables: of the measures that observed the pass; those that come later are added.
-        states: the hidden states before every layer and after the last.
-        attention: by layer.
-        logits: of every position; None for a stream whose states have none.
-        missing: why measures were not taken, by name.
-        noisy: the last disturbance, and the attention weights by layer under it.
-        whole: whether the measures that need the matrices of heads were taken too.
-    """
-
-    subject: Subject
-    note: str
-    tables: Tables = field(default_factory=dict)
-    states: list[Float[Tensor, "tokens dim"]] = field(default_factory=list)
-    attention: dict[int, LayerWeights] = field(default_factory=dict)
-    logits: Float[Tensor, "tokens vocabulary"] | None = None
-    missing: dict[str, str] = field(default_factory=dict)
-    noisy: tuple[Any, dict[int, Tensor]] | None = None
-    whole: bool = False
-
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The texts of the positions."""
-        return self.subject.model.words(self.subject.viewed.tokens[0])
-
-
-class _Keeper(PassObserver):
-    """Keeps states, attention and logits of a pass, and of every head entropy and largest weights, as ``sparsity`` has them."""
-
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
-        self.entropy: list[dict[str, Any]] = []
-        self.largest: list[dict[str, Any]] = []
-
-    def attention(self, attention: LayerAttention) -> None:
-        weights = attention.weights[0]
-        softmax = attention.step.softmax.select(attention.raw_scores.shape, lambda x: x[0])
-        self.reading.attention[attention.layer] = LayerWeights(attention.raw_scores[0], weights, softmax)
-        chosen = attention.counted[0]
-        if bool(chosen.any()):
-            entropy = torch.special.entr(weights).sum(-1)[:, chosen].double().mean(-1).tolist()
-            self.entropy += [{"layer": attention.layer, "head": head, "entropy": value} for head, value in enumerate(entropy)]
-            largest = weights.amax(-1)[:, chosen].double()
-            shares, means = (largest >= NEAR_ONE_HOT).double().mean(-1).tolist(), largest.mean(-1).tolist()
-            self.largest += [
-                {"layer": attention.layer, "head": head, "share": share, "mean_max": mean}
-                for head, (share, mean) in enumerate(zip(shares, means, strict=True))
-            ]
-
-    def state(self, layer: int, x: Tensor) -> None:
-        self.reading.states.append(x[0].clone())
-
-    def logits(self, logits: Tensor) -> None:
-        self.reading.logits = logits[0].float() if self.reading.subject.model.reads_out else None
-
-    def tables(self) -> Tables:
-        tables = {"entropy": self.entropy, "sparsity": self.largest}
-        return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
 
 
 class ModelSession:
@@ -247,7 +166,7 @@ class ModelSession:
 
     def _observe(self, reading: Reading, measures: Sequence[Measure], check: Check, keep: bool) -> None:
         """One pass; the tables of the measures, and with ``keep`` states and attention, are stored for later requests."""
-        observers: list[PassObserver] = [_Keeper(reading)] if keep else []
+        observers: list[PassObserver] = [Keeper(reading)] if keep else []
         for measure in measures:
             observer = measure.observer(reading.subject)
             assert observer is not None

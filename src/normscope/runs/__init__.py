@@ -11,9 +11,7 @@ from normscope.runs.folders import (
     fingerprint,
     fresh_path,
     grown_run,
-    is_locked,
     is_run,
-    locked,
     new_run,
     no_empty_folders,
     numbered,
@@ -25,6 +23,7 @@ from normscope.runs.folders import (
     unfinished_runs,
 )
 from normscope.runs.growing import FINISHED, INTERRUPTED, RUNNING, GrowingRun, check_free, growth
+from normscope.runs.locks import is_locked, locked
 from normscope.runs.segments import has_segments, read_appended, segments_of
 
 __all__ = [

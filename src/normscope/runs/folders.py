@@ -4,8 +4,6 @@ A folder holds ``run.json`` (command, configuration, versions, device, seed, tim
 figures and pages belong to the run. Under its final name it is complete or absent.
 """
 
-import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +31,7 @@ from normscope import __version__
 from normscope.errors import InputError
 from normscope.machine.files import read_array, read_json, user_path
 from normscope.machine.interrupts import holding_signals, raising_signals
+from normscope.runs.locks import NO_LOCKS, locked
 from normscope.runs.segments import has_segments, read_arrow, read_segments, segment_tables
 
 DESCRIPTION = "run.json"
@@ -42,8 +41,6 @@ _LONGEST_NAME, _LONGEST_PATH = 200, 3_500  # bytes; names beside a run folder an
 _ABANDONED = re.compile(r"\.(?P<run>.+)\.partial-[0-9a-f]{8}")
 UNFINISHED = ".unfinished-"
 _PUBLISHED = "published"  # in the folder of unfinished work: which run folder it came to
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_RETRY = 0.05  # seconds between two attempts at a lock
 _REPORTED_PACKAGES = ("torch", "numpy", "pandas", "transformers")
 
 
@@ -268,49 +265,6 @@ def no_empty_folders(path: Path | str) -> Iterator[None]:
         for folder in missing:
             with suppress(OSError):
                 folder.rmdir()
-
-
-@contextmanager
-def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a file, which is made, for as long as the block or this process lasts.
-
-    Raises:
-        BlockingIOError: if another process still holds it after ``patience`` seconds.
-    """
-    deadline = time.monotonic() + patience
-    while (file := lock_file(path)) is None:
-        if time.monotonic() >= deadline:
-            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
-        time.sleep(_RETRY)
-    with file:
-        yield
-
-
-def lock_file(path: Path) -> TextIO | None:
-    """The file, open and locked; None if another process has its lock or is removing it with its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(path.open("a"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return None
-        except (BlockingIOError, FileNotFoundError):
-            return None
-        stack.pop_all()
-        return file
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file now."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none, or the disk has no locks
-        return False
-    return False
 
 
 def remove_abandoned(parent: Path) -> None:

@@ -14,15 +14,13 @@ from normscope.errors import InputError
 from normscope.machine.files import replace_text, sync
 from normscope.runs.folders import (
     DESCRIPTION,
-    NO_LOCKS,
     check_can_grow,
     description_text,
-    is_locked,
     is_run,
-    lock_file,
     read_description,
     run_path,
 )
+from normscope.runs.locks import NO_LOCKS, is_locked, lock_file
 from normscope.runs.segments import FOLDER, Session, has_segments, segments_of
 
 LOCK = "lock"
