@@ -14,7 +14,7 @@ from helpers.cli import run
 from helpers.models import GPT2, built
 from helpers.tiny_models import tiny_model
 from normscope.errors import InputError
-from normscope.schemes import NAMED
+from normscope.schemes import NAMED, Scheme, Slots
 from normscope.transformer import Transformer, TransformerConfig
 
 
@@ -47,6 +47,25 @@ def test_models_of_normscope_do_what_their_configuration_states(scheme: str) -> 
     model = own(scheme)
     assert differences(model) == []
     assert differences(model, scheme=scheme) == []
+
+
+@pytest.mark.parametrize("name", ["dyt", "derf"])
+def test_pointwise_schemes_are_pointwise_in_feed_forward_layers_whatever_their_norm(name: str) -> None:
+    """Recipes of addition have LayerNorm there, as the paper has."""
+    sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (32,), "frequencies": 4}
+    model = Transformer(TransformerConfig(NAMED[name], layers=2, feedforward_norm="layer", **sizes)).eval()
+    assert all(block.feedforward.input.kind == NAMED[name].norm for block in model.decoder)
+    assert differences(model) == []
+
+
+def test_normalised_weights_with_a_free_stream_have_a_final_norm() -> None:
+    scheme = Scheme("mine", Slots(input="norm", heads="qk"), weights="normalised")
+    sizes: dict[str, Any] = {"dim": 32, "heads": 2, "head": 8, "feedforward": 32, "readout": (), "frequencies": 4}
+    model = Transformer(TransformerConfig(scheme, layers=2, **sizes)).eval()
+    assert differences(model) == []
+    states = torch.randn(5, 32)
+    logits = [model.readout(c * states, model.unembedding) for c in (1.0, 10.0)]
+    torch.testing.assert_close(*logits)
 
 
 def test_a_lost_factor_of_ln_scaling() -> None:

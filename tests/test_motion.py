@@ -106,6 +106,25 @@ def test_small_updates_of_a_trained_model_are_resisted_as_the_slots_say(name: st
     assert writes["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=1e-2)
 
 
+@pytest.mark.parametrize(("name", "spread", "within"), [("layerscale", True, 0.25), ("rezero", False, 0.01)])
+@torch.no_grad()
+def test_learned_steps_of_either_sign_resist_by_their_size(name: str, spread: bool, within: float) -> None:
+    """A vector with entries of both signs counts with its root mean square, which is right for updates unrelated to it."""
+    view = random_normscope_model(name)
+    alphas = [block.attention.alpha.value for block in view.model.decoder]
+    kept = [alpha.clone() for alpha in alphas]
+    try:
+        for alpha in alphas:
+            noise = torch.randn(alpha.shape, generator=torch.Generator().manual_seed(3), dtype=alpha.dtype)
+            alpha.copy_(1e-3 * noise if spread else torch.full_like(alpha, -1e-3))
+        writes = motion_tables(view, sample_of(some_tokens() % view.vocabulary))["writes"]
+    finally:
+        for alpha, value in zip(alphas, kept, strict=True):
+            alpha.copy_(value)
+    assert (writes["theory"] > 0).all()
+    assert writes["speed"].tolist() == pytest.approx(writes["theory"].tolist(), rel=within)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt-neox", "granite"])
 def test_small_writes_are_resisted_as_the_slots_say(name: str) -> None:
     """With writes that are small beside the tokens the effective speed factor of a model is theory's."""

@@ -313,6 +313,15 @@ def test_steps_of_language_models_are_plain_parameters() -> None:
     assert (block.attention.values()[0] == -0.25).all()
 
 
+@pytest.mark.parametrize("initial_std", [None, 0.02])
+def test_a_negative_alpha_is_trained_with_its_sign(initial_std: float | None) -> None:
+    slots = Slots(output="norm", step="alpha", carry="1-alpha", stream="norm")
+    model = model_of(Scheme("mine", slots, alpha="-0.5"), **TEXT, initial_std=initial_std)
+    step, carry, _ = model.decoder[0].attention.values()
+    assert torch.allclose(step, torch.full_like(step, -0.5))
+    assert torch.allclose(carry, torch.full_like(carry, 1.5))
+
+
 def test_initial_weights_have_the_schemes_factor() -> None:
     plain, scaled = (model_of(Scheme("mine", Slots(stream="norm"), initial=formula)) for formula in ("1", "1/(layer*depth)"))
     for layer in range(2):

@@ -102,6 +102,11 @@ def length(x: Float[Tensor, "*shape"], dim: int = -1, quick: bool = False) -> Fl
     return norm
 
 
+def root_mean_square(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
+    """√mean(x²) of all numbers: by how much a scale of each channel changes the length of an unrelated vector."""
+    return x.square().mean().sqrt()
+
+
 def cosine(a: Float[Tensor, "*batch dim"], b: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:
     """⟨a, b⟩/(|a||b|); 0 where a or b is zero."""
     zero = (a == 0).all(-1) | (b == 0).all(-1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normscope.core.norms import length, tangent, unit, visible_part
+from normscope.core.norms import length, root_mean_square, tangent, unit, visible_part
 from normscope.measures.base import LAYER, Measure, PassObserver, Quantity, Subject, Tables
 from normscope.measures.curves import late, late_layers
 from normscope.measures.rotation import replayed_lines
@@ -74,6 +74,7 @@ def theory_of(
 ) -> Float[Tensor, ""] | None:
     """The median of s by the slots of the layer's scheme, with the step and carry of now where they are learned.
 
+    A learned step of every channel counts with its root mean square, since it may have both signs.
     Norms in theory have radius 1. An output norm of a model has that of its output, which multiplies the update (``written``);
     tokens of a normalised stream have the norm with which they enter. Theory takes A before a factor on the input, a sink and
     an inner norm, models after them.
@@ -84,7 +85,7 @@ def theory_of(
     stage = scheme.at(layer, model.layers)
     slots, values = stage.attention, stage.place(layer, model.layers).values
     if slots.learns_alpha or model.learned_scales[layer]:
-        slots = replace(slots, step=float(step.mean()), carry=float(carry.mean()))
+        slots = replace(slots, step=float(root_mean_square(step)), carry=float(carry.mean()))
     law = stage.law_of(slots)
     if not law.known:
         return None

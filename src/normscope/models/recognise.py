@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
+from normscope.core.norms import root_mean_square
 from normscope.models.fits import rounded
 from normscope.models.placement import Placement
 from normscope.schemes import NAMED, Expression, Scheme, Slots
@@ -40,7 +41,7 @@ def scheme_of(placement: Placement, kind: str, normalised: bool = False) -> Sche
     shape = next((branch.learned for branch in (mixing, feedforward) if branch.learned), "vector")
     if not alphas:
         return _named(attention, others, kind)
-    return _named(attention, others, kind, shape, rounded(alphas[0].square().mean().sqrt()))
+    return _named(attention, others, kind, shape, rounded(root_mean_square(alphas[0])))
 
 
 def _named(attention: Slots, feedforward: Slots, kind: str, learned: str = "vector", alpha: float | None = None) -> Scheme:

@@ -31,7 +31,8 @@ class TransformerConfig:
         feedforward: width of the hidden layer between attention blocks.
         readout: widths of the hidden layers that turn the last state into logits.
         frequencies: number of learned cyclic positions.
-        feedforward_norm: the norm of feed-forward layers, ``rms`` or ``layer``; the scheme's own if None.
+        feedforward_norm: the norm of feed-forward layers, ``rms`` or ``layer``; the scheme's own if None, or where that is a
+            pointwise map.
         final_norm: the norm before the readout.
         shared_gains: one gain for the inputs of q, k and v, as in practice, instead of one each; with ``rope`` also one for
             the norms of all heads, instead of one for each head.
@@ -85,6 +86,10 @@ class TransformerConfig:
     def has_softcap(self) -> bool:
         """Whether attention in any layer caps its logits."""
         return any(stage.attention.score_rule.cap is not None for stage in self.scheme.stages)
+
+    def feedforward_kind(self, stage: Scheme) -> NormKind:
+        """What feed-forward layers of a stage have as norm of their input."""
+        return self.feedforward_norm if self.feedforward_norm is not None and not stage.pointwise else stage.norm
 
     @property
     def parameters(self) -> int:

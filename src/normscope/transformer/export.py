@@ -130,7 +130,7 @@ def _without_family(config: TransformerConfig) -> Iterator[str]:
     yield from (f"{key}={getattr(config, key)!r}" for key, value in wanted.items() if getattr(config, key) != value)
     if config.dim % config.heads:
         yield f"heads={config.heads} that do not divide dim={config.dim}"
-    kinds = {"final_norm": config.final_norm, "feedforward_norm": config.feedforward_norm or stages[0].norm}
+    kinds = {"final_norm": config.final_norm, "feedforward_norm": config.feedforward_kind(stages[0])}
     if not stages[0].pointwise:
         yield from (f"{key}={kind} beside norm={stages[0].norm}" for key, kind in kinds.items() if kind != stages[0].norm)
 

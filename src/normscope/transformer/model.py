@@ -198,7 +198,7 @@ class Block(nn.Module):
         self.attention = attention()
         self.cross = attention() if crossed else None
         feedforward = FeedForward(config, stage, initial)
-        kind = config.feedforward_norm
+        kind = config.feedforward_kind(stage)
         self.feedforward = Sublayer(feedforward, config, stage, stage.feedforward, stage.place(t, depth), kind)
 
     def forward(
@@ -253,7 +253,7 @@ class Sublayer(nn.Module):
         # nGPT keeps its steps times 1/√d; those of a language model with a free stream are plain, as LayerScale's are
         plain = config.initial_std is not None and free and slots.stream == "none" and "input" not in self.learned
         start, shape = float(at.alpha), () if stage.learned == "scalar" else (dim,)
-        self.signed = plain or start == 0
+        self.signed = plain or start <= 0
         base = (start or 1.0) if plain else dim**-0.5
         self.alpha = LearnedScale(*shape, start=start, base=base) if slots.learns_alpha else None
 
@@ -278,7 +278,7 @@ class Sublayer(nn.Module):
     def values(self) -> tuple[Tensor, Tensor, Tensor]:
         """Step, carry and the factor on the input, with the learned alpha: one number each, or one for each component.
 
-        A plain alpha, or one that starts at 0, may take either sign; any other stays positive.
+        A plain alpha, or one that starts at 0 or below, may take either sign; any other stays positive.
         """
         variables: dict[str, Any] = {"t": self.t, "depth": self.depth}
         if self.alpha is not None:
@@ -304,11 +304,14 @@ class Readout(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.free = free = config.scheme.at(config.layers - 1, config.layers).weights == "free"
+        last = config.scheme.at(config.layers - 1, config.layers)
+        self.free = free = last.weights == "free"
         widths = (config.dim, *config.readout, config.vocabulary)
         shapes, self.hidden = list(pairwise(widths)), len(config.readout)
         biased = free and config.biases
-        self.norm = Norm(config.final_norm, LearnedScale(config.dim)) if free else nn.Identity()
+        normed = free or last.feedforward.stream == "none"  # else the stream ends with a norm
+        gain = LearnedScale(config.dim) if free else None  # normalised weights have the scale of logits
+        self.norm = Norm(config.final_norm, gain) if normed else nn.Identity()
         self.weights = nn.ParameterList(glorot(config.initial_std, a, b) for a, b in (shapes[:-1] if config.tied else shapes))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(b)) for b in widths[1:]) if biased else None
         # nGPT's logits start as cosines, which norms of radius √d make √d times as large

@@ -13,7 +13,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from normscope.core.norms import degrees_between, effective_rank, length, mean_cosine, unit, visible_part
+from normscope.core.norms import (
+    degrees_between,
+    effective_rank,
+    length,
+    mean_cosine,
+    root_mean_square,
+    unit,
+    visible_part,
+)
 from normscope.measures.base import LayerAttention
 from normscope.measures.collapse_probability import collapse_probability
 from normscope.measures.speed import Motion, effective_speed, theory_of
@@ -138,7 +146,7 @@ class Statistics:
         stream, output = (self.norms.get((step.layer, step.sublayer, slot)) for slot in ("stream", "output"))
         motion = Motion.of(step, self._select, stream, output) if step.sublayer in MIXING else None
         before, update, A = (self._select(y) for y in (step.before, step.update, step.output))
-        scale, carry = (x.double().mean() for x in (step.step, step.carry))
+        scale, carry = root_mean_square(step.step.double()), step.carry.double().mean()
         if self._sublayers and self._sublayers[0].before.shape != before.shape:
             self._reduce_sublayers()
         self._sublayers.append(_Sublayer(step.layer, step.sublayer, before, update, A, scale, carry, motion))
