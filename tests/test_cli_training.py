@@ -212,3 +212,24 @@ def test_a_finished_run_is_not_written_over_unasked(here: Path, capsys: pytest.C
     assert "--overwrite" in err
     assert (here / "a" / "run.json").read_text() == before
     assert run(capsys, *command, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "a", "--examples", "10"),
+        ("audit", "a", "--examples", "4"),
+        ("audit", "builtin:addition-small-pre", "--text", "a/notes.txt"),
+        ("compare", "a", "builtin:addition-small-pre"),
+    ],
+)
+def test_a_run_does_not_replace_what_it_reads(command: tuple[str, ...], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "train", *QUICK, "--set", "examples=256", "--out", "a")[0] == 0
+    (here / "a" / "notes.txt").write_text("some notes")
+    before = sorted((here / "a").rglob("*"))
+    status, out, err = run(capsys, *command, "--out", "a", "--overwrite")
+    assert (status, out) == (2, "")
+    assert err.startswith("normscope: 'a' would be replaced, but 'a")
+    assert err.endswith("is in it; choose another --out\n")
+    assert sorted((here / "a").rglob("*")) == before
+    assert run(capsys, "train", *QUICK, "--set", "examples=256", "--out", "a", "--overwrite")[0] == 0

@@ -1,5 +1,6 @@
 """An experiment: frozen settings and ``run(progress) -> Result``; its function, command and sweep kind follow from them."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from pydantic.fields import FieldInfo
 from normscope.core.devices import is_elsewhere
 from normscope.errors import InputError, did_you_mean, explain, require_64_bits
 from normscope.experiments.progress import SILENT, Progress
-from normscope.experiments.settings import Device, Seed, setting
+from normscope.experiments.settings import Device, Seed, setting, takes_paths
 from normscope.machine.memory import require_memory
 from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
@@ -122,6 +123,15 @@ class Experiment(BaseModel):
         """The settings in the order in which they are documented: those that experiments share come last."""
         common = (*Seeded.model_fields, *_OF_MODELS)
         return dict(sorted(cls.model_fields.items(), key=lambda item: item[0] in common))
+
+    @property
+    def inputs(self) -> Iterator[Path]:
+        """The files and folders that the settings name, as far as they exist."""
+        for name in (name for name, about in self.fields().items() if takes_paths(about)):
+            value = getattr(self, name)
+            for item in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(item, str | Path) and os.path.exists(path := os.path.expanduser(item)):
+                    yield Path(path)
 
     @property
     def record(self) -> dict[str, Any]:

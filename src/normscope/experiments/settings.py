@@ -32,6 +32,12 @@ class Accepts:
     complete: str | tuple[str, ...] = ""
 
 
+def takes_paths(field: FieldInfo) -> bool:
+    """Whether a setting may name a file or a folder."""
+    accepted = next((each.type for each in field.metadata if isinstance(each, Accepts) and each.type), "")
+    return "Path" in (accepted or str(field.annotation))
+
+
 def setting(
     default: Any = ...,
     help: str = "",
