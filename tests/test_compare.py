@@ -9,7 +9,15 @@ import pytest
 from helpers.cli import run
 from normscope.errors import InputError
 from normscope.experiments.audit import Audit
-from normscope.experiments.compare import Compare, Side, compare_sides, measured_tables, number_cell, short_names
+from normscope.experiments.compare import (
+    Compare,
+    Side,
+    all_quantities,
+    compare_sides,
+    measured_tables,
+    number_cell,
+    short_names,
+)
 from normscope.experiments.criteria import CRITERIA
 from normscope.experiments.result import Result, load
 from normscope.experiments.simulate import Simulate
@@ -282,3 +290,9 @@ def test_models_in_memory_and_results_are_compared() -> None:
     assert set(Compare(subjects=runs).run().tables["numbers"]["subject"]) == {"simulate (1)", "simulate (2)"}
     with pytest.raises(InputError, match="named twice"):
         Compare(subjects=(audited, audited))
+
+
+def test_numbers_that_are_compared_have_names_of_their_own() -> None:
+    """Those of an audit, of a watched training and of other runs stand in one table."""
+    numbers = [(quantity.number, quantity.unit) for quantity in all_quantities()]
+    assert len(set(numbers)) == len(numbers)

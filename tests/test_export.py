@@ -66,6 +66,18 @@ def test_logits_are_the_same_through_transformers(scheme: str, changes: dict[str
     assert ours.std() > 0.5
 
 
+@pytest.mark.parametrize("scheme", ["pre", "peri", "qk"])
+def test_a_gain_of_zero_is_exported(scheme: str) -> None:
+    """One gain for q, k and v is that of the family's norm; a component that it turns off stays off."""
+    model, tokens = trained(find_scheme(scheme), shared_gains=True), torch.arange(40).view(2, 20) * 7 % 300
+    with torch.no_grad():
+        for block in model.decoder:
+            block.attention.f.input_gains.value[0, 3] = block.feedforward.f.input_gain.value[3] = 0.0
+        theirs = hugging_face_model(model, 64)(tokens).logits
+    ours = logits(model, tokens)
+    assert (ours - theirs).abs().max() < 1e-5 * max(1.0, float(ours.std()))
+
+
 @pytest.mark.parametrize(
     ("scheme", "changes", "message"),
     [

@@ -300,6 +300,18 @@ def test_an_interrupt_or_a_killed_process_ends_all_and_keeps_the_checkpoint(here
     assert killed.checkpoints
 
 
+def test_a_worker_whose_launcher_was_killed_before_it_joined_ends_at_once(here):
+    """Its parent is another process by then, which does not end."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a",
+                "MASTER_ADDR": "localhost", "MASTER_PORT": "1", parallel._LAUNCHER: str(gone.pid)}  # fmt: skip
+    command = [sys.executable, "-m", "normscope", "train", *QUICK]
+    worker = subprocess.run(command, cwd=here, env=os.environ | torchrun, capture_output=True, text=True, timeout=60)
+    assert worker.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), worker.stderr
+    assert not list(here.iterdir())
+
+
 def test_a_process_ends_with_the_one_that_started_it():
     code = (
         "import os, time\n"

@@ -115,6 +115,12 @@ class TestCorpus:
         }
         assert len(digests) == 1
         assert list(Corpus.at(str(folder), "text").documents()) == texts
+        for kind, column in (("view", pa.array(texts, pa.string_view())), ("codes", pa.array(texts).dictionary_encode())):
+            pq.write_table(pa.table({"text": column}), tmp_path / f"{kind}.parquet")
+            with pa.ipc.new_file(str(tmp_path / f"{kind}.arrow"), pa.schema([("text", column.type)])) as file:
+                file.write_table(pa.table({"text": column}))
+            for suffix in ("parquet", "arrow"):
+                assert list(Corpus.at(str(tmp_path / f"{kind}.{suffix}"), "text").documents()) == texts
 
     def test_linked_folders_are_read_once_and_hidden_ones_not(self, folder, tmp_path):
         whole = list(Corpus.at(str(folder), "text").documents())
@@ -135,6 +141,21 @@ class TestCorpus:
         assert not {train for train, _ in parts} & {held_out for _, held_out in parts} - {""}
         share = sum(len(held_out) for _, held_out in parts) / sum(len(a) + len(b) for a, b in parts)
         assert 0.2 < share < 0.4
+
+    def test_small_documents_beside_large_ones_are_not_all_that_is_held_out(self, tmp_path):
+        for i in range(15):
+            (tmp_path / f"book{i:02}.txt").write_text(sentences(i, 30_000))
+        for i in range(6):
+            (tmp_path / f"licence{i}.txt").write_text(sentences(100 + i, 150))
+        parts = list(Corpus.at(str(tmp_path), "text").parts(0.05))
+        assert all(train and held_out for train, held_out in parts if len(train) > 1000)
+        share = sum(len(held_out) for _, held_out in parts) / sum(len(a) + len(b) for a, b in parts)
+        assert 0.04 < share < 0.06
+        more = [*parts, *(("", sentences(200 + i, 3000)) for i in range(6))]  # these have more than half of the share
+        for i, (_, text) in enumerate(more[len(parts) :]):
+            (tmp_path / f"essay{i}.txt").write_text(text)
+        whole = list(Corpus.at(str(tmp_path), "text").parts(0.05))
+        assert all(bool(train) != bool(held_out) for train, held_out in whole)
 
     @pytest.mark.parametrize("name", range(8))  # its first word, with which its place in the order of digests changes
     def test_a_document_that_is_most_of_the_corpus_is_trained_on(self, tmp_path, name):

@@ -25,6 +25,8 @@ from normscope.machine.exits import skip_teardown
 from normscope.machine.interrupts import ending_at_once
 
 _GO_ON = "the same command resumes from the last checkpoint"
+_LAUNCHER = "NORMSCOPE_LAUNCHER"  # in the environment: the process that started those that share a training
+_GRACE = 10.0  # seconds in which a process without its launcher may end by itself
 Value = TypeVar("Value")
 
 
@@ -99,7 +101,8 @@ def joined(device: str) -> Iterator[Team | None]:
     gpu = torch.device(device).type == "cuda"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    launcher = int(os.environ.get(_LAUNCHER, os.getppid()))  # a launcher that is gone already is no parent any more
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     # DistributedDataParallel keeps gloo's threads beyond destroy_process_group. One that frees a tensor of Python's while the
     # interpreter is torn down aborts a process whose work is done (pytorch/pytorch#179291).
     skip_teardown()
@@ -129,6 +132,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
+    os.environ[_LAUNCHER] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -169,3 +173,5 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_GRACE)  # a process that waits for others in C++ runs no handler
+    os._exit(128 + signal.SIGTERM)

@@ -243,7 +243,7 @@ def _sublayer(sublayer: Sublayer, name: str, family: Family) -> Iterator[tuple[s
     if inputs is not None:
         in_norm = gains[0] if len(gains) == 1 else torch.ones_like(gains[0])
         yield inputs, read * in_norm - family.offset
-        read, gains = torch.tensor(1.0), gains / in_norm
+        read, gains = torch.tensor(1.0), gains if len(gains) > 1 else torch.ones_like(gains)
     if outputs is not None:
         assert isinstance(sublayer.output, Norm)
         assert sublayer.output.gain is not None

@@ -60,7 +60,7 @@ QUANTITIES = (
     Quantity("watch-rank", "Effective rank at the end", "step", "participation ratio", "Small: states in few directions.",
              "layers", over_steps("rank", layer="end"), "last effective rank", last),
     Quantity("watch-massive", "Massive activations", "step", "max |x| / median |x|", "Spikes are single huge activations.",
-             "layers", over_steps("massive", "max"), "largest activation over the median", statistic("max")),
+             "layers", over_steps("massive", "max"), "largest activation in training over the median", statistic("max")),
     Quantity("watch-logit", "Largest attention logit", "step", "logit", "Growth without bound ends in one-hot attention.",
              "heads", over_steps("logit", "max"), "largest attention logit in training", statistic("max")),
     Quantity("watch-entropy", "Attention entropy", "step", "nats, mean over heads", "0 is attention to a single key.",

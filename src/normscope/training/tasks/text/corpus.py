@@ -73,7 +73,7 @@ class Corpus:
         """Every document in two parts: what is trained on, and what is held out, one of which may be empty.
 
         Whole documents are held out, those with the smallest digests, so that copies of a document are on one side. Of a corpus
-        of few documents, or of large ones alone, the end of each is held out.
+        of few documents, or of large ones beside which the others are hardly anything, the end of each is held out.
         """
         chosen = self.survey.held_out(held_out)
         for text, digest in zip(self.documents(), self.survey.digests, strict=True):
@@ -93,12 +93,20 @@ class Survey:
     digest: str
 
     def held_out(self, share: float) -> frozenset[int]:
-        """The digests of the documents that are held out, which have about that share of all bytes; none of few documents.
+        """The digests of the documents that are held out, which have about that share of all bytes.
 
-        A document that is more than the whole share is trained on.
+        None of few documents, or where those that are no larger than the share have less than half of it.
         """
-        if len(set(self.digests)) < _FEW:
-            return frozenset()
+        few = len(set(self.digests)) < _FEW
+        return frozenset() if few or self.hardly_any_fits(share) else self._chosen(share)
+
+    def hardly_any_fits(self, share: float) -> bool:
+        """Whether the documents that are no larger than a share of many have together less than half of it."""
+        wanted = share * sum(self.sizes)
+        return len(set(self.digests)) >= _FEW and 0 < sum(size for size in self.sizes if size <= wanted) < wanted / 2
+
+    def _chosen(self, share: float) -> frozenset[int]:
+        """The smallest digests, up to the share; a document that is more than the whole share is not among them."""
         wanted, total, chosen = share * sum(self.sizes), 0, set[int]()
         for digest, size in sorted(zip(self.digests, self.sizes, strict=True)):
             if size <= wanted:
@@ -197,5 +205,6 @@ def _check_column(schema: Any, file: Path, column: str) -> None:
         names = ", ".join(schema.names)
         raise InputError(f"column='{column}': '{file}' has no such column, but {names}{did_you_mean(column, schema.names)}")
     kind = schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not any(holds(value) for holds in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
         raise InputError(f"column='{column}': in '{file}' it holds {kind}, not texts")

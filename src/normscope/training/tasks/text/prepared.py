@@ -146,6 +146,7 @@ def prepare(
             "text": corpus.survey.digest,
             "tokenizer": f"byte pairs {vocabulary}" if tokenizer is None else tokenizer.digest,
             "held_out": held_out,
+            **({"of": "every document"} if corpus.survey.hardly_any_fits(held_out) else {}),  # not so in format 1
         }
     )
     folder = _cache() / identity
