@@ -432,3 +432,11 @@ def test_a_folder_with_something_else_is_left_alone(here: Path, capsys: pytest.C
     assert status == 2
     assert "is no gallery" in err
     assert [path.name for path in (here / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_values_are_texts_on_the_page_and_numbers_in_full_in_the_tables() -> None:
+    values = ns.reproduce("2:speeds", progress=False).tables["values"]
+    assert list(values["published"]) == [f"{number:.6g}" for number in values["published_number"]]
+    expected = 2 / math.sqrt(math.exp(2 * BETA) + TOKENS - 1)
+    (peri,) = values[values["quantity"].str.startswith("peri")]["published_number"]
+    assert peri == pytest.approx(expected, rel=1e-15)

@@ -436,3 +436,33 @@ def test_a_stage_may_end_after_a_number_of_layers() -> None:
     assert scheme_from(scheme_values(star)) == star
     assert "t < 1" in star.block
     assert "T" not in star.end_text
+
+
+@pytest.mark.parametrize(("activation", "holds"), [("relu", True), ("gelu", False), ("silu", False)])
+def test_the_law_of_a_feed_forward_layer_takes_it_as_homogeneous(activation: str, holds: bool) -> None:
+    """LN-Scaling multiplies its input by 1/√(t+1), and theory's F is taken at the directions."""
+    scheme, t = NAMED["ln-scaling"], 3
+    law, generator = scheme.feedforward_law, torch.Generator().manual_seed(2)
+    assert law.attention == "A_j(Θ)"  # there is no β
+    assert "holds for ReLU without biases" in law.statement
+    assert NAMED["pre"].feedforward_law.statement == ""
+    x, W_in, W_out = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 8), (8, 32), (32, 8)))
+
+    def layer(y: Tensor) -> Tensor:
+        return getattr(torch.nn.functional, activation)(y @ W_in) @ W_out
+
+    place, r = scheme.place(t, 8), x.norm(dim=-1)
+    A, step = layer(x / r[:, None]), 1e-6
+    moved = x + step * layer(x / r[:, None] / math.sqrt(t + 1))
+    theta, after = (y / y.norm(dim=-1, keepdim=True) for y in (x, moved))
+    across = A - (A * theta).sum(-1, keepdim=True) * theta
+    speed = ((after - theta) / step).norm(dim=-1)
+    s = law.speed({**place.values, "r": r, "A": A.norm(dim=-1)})
+    assert torch.allclose(speed, across.norm(dim=-1) / s, rtol=1e-4) == holds
+
+
+def test_only_stages_with_alpha_learn_it() -> None:
+    staged = replace(NAMED["ngpt-lerp"], name="staged", until="0.5", then=NAMED["post"], title="")
+    (text,) = (text for label, text in fact_rows(staged) if label == "alpha")
+    assert text.count("learned") == 1
+    assert text.endswith("learned for each component for t < 0.5·T, then –")

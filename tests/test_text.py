@@ -545,6 +545,11 @@ def test_without_the_default_corpus_the_extra_is_named(here, capsys, monkeypatch
     assert not list(here.iterdir())
 
 
+def test_a_preset_of_another_task_names_it(here, capsys):
+    status, _, err = run(capsys, "train", "--preset", "gpt2")
+    assert (status, err) == (2, "normscope: --preset gpt2 is one of the task text: add --task text\n")
+
+
 def test_other_tasks_have_no_keys_of_text():
     with pytest.raises(InputError, match="context= belongs to the task text"):
         read_recipe("tiny", {"context": 16})

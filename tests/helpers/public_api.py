@@ -16,7 +16,7 @@ MEMBERS = {  # those that the docs describe; the others may change
     "Model": "attention_layers capture dim embeddings head_dim heads kv_heads layers name offers reconstruction scheme schemes "
     "streams tokenizer unembedding vocabulary",
     "Result": "figures findings model plot records save sections tables to_html to_markdown",
-    "Scheme": "attention block check feedforward flow law law_of name norm place update with_norm",
+    "Scheme": "attention block check feedforward feedforward_law flow law law_of name norm place update with_norm",
     "Slots": "carry gate heads inner input output scores step stream",
 }
 

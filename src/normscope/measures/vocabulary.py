@@ -42,7 +42,9 @@ def probe_words(model: Model, names: Sequence[str] | None = None) -> list[Word]:
         nouns = _embedded(model, known)
         if not nouns:
             why = "has an embedding other than zeros in" if known else "is one token of"
-            raise InputError(f"no common English noun {why} '{model.name}'; name words (word=…)")
+            raise InputError(
+                f"no common English noun {why} '{model.name}', so only words that you choose can be probed: ns.words(…, word=…)"
+            )
         return nouns[:NOUNS]
     if not all(names):
         raise InputError("word= is a comma-separated list of words, such as time,life; one of them is empty")

@@ -262,6 +262,7 @@ class Made:
 _VALUES = {
     "entry": "object", "quantity": "object", "published": "object", "measured": "object", "published_error": "float64",
     "measured_error": "float64", "allowed": "float64", "source": "object", "agrees": "boolean",
+    "published_number": "float64", "measured_number": "float64",
 }  # fmt: skip
 _RESIDUALS = {
     "entry": "object", "curve": "object", "quantity": "object", "rms": "float64", "largest": "float64", "points": "int64",
@@ -279,8 +280,10 @@ def _frame(rows: list[dict[str, Any]], types: Mapping[str, str]) -> pd.DataFrame
 
 
 def _text_values(row: dict[str, Any]) -> dict[str, Any]:
-    """Published and measured as texts, since some are numbers and some are words."""
-    return {**row, **{name: _text(row[name]) for name in ("published", "measured")}}
+    """Published and measured as texts, since some are numbers and some are words; those that are numbers also in full."""
+    names = ("published", "measured")
+    numbers = {f"{name}_number": None if isinstance(row[name], str) else row[name] for name in names}
+    return {**row, **{name: _text(row[name]) for name in names}, **numbers}
 
 
 def _text(value: float | str | None) -> str:

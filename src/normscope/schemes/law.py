@@ -27,6 +27,7 @@ _LENGTH = Product.of("A")
 _MIXED = Product.of("M")
 _KEPT = Product.of("1 - m")
 MEASURED = {"M": 1.0, "m": 0.0}  # of an A that was measured: what an inner norm and a sink make of it is in it
+_SCALED = "F at c·x is taken for c·F(x), c the factor on the input: that holds for ReLU without biases, not for GELU or SwiGLU"
 _GATED = "the gate acts on each component separately: A_j includes it, and s_j has no factor for it, except ½ where W_G is zero"
 
 
@@ -151,13 +152,13 @@ class StagedLaw:
 
 
 @lru_cache(maxsize=256)
-def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
-    """The law of motion from the slots of a sublayer and the kind of their norms."""
+def law_of(slots: Slots, kind: NormKind = "rms", attends: bool = True) -> Law:
+    """The law of motion from the slots of a sublayer and the kind of their norms; a feed-forward layer does not attend."""
     step, carry = (Product.of(formula) for formula in slots.formulas)
     free, pointwise = slots.stream == "none", kind not in ("rms", "layer")
     mapped = [name for name in ("inner", "output", "stream") if pointwise and getattr(slots, name) == "norm"]
     gated = slots.gate != "none"
-    statement = _GATED if gated else ""
+    statement = _GATED if gated else _SCALED if not attends and slots.input_factor != Product() else ""
     speed: Product | NoFormula
     radial: RadialRate | NoFormula
     if mapped:
@@ -175,7 +176,7 @@ def law_of(slots: Slots, kind: NormKind = "rms") -> Law:
         radial=radial,
         radius_fixed=sphere,
         read=read,
-        temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk"),
+        temperature=slots.input_factor ** sum(letter not in slots.heads for letter in "qk" * attends),
         gate=slots.input_factor if gated else Product(),
         flows=free or not pointwise,
         statement=statement,

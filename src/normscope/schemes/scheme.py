@@ -421,10 +421,17 @@ class Scheme:
         return self.law_of(self.attention) if self.then is None else StagedLaw(self)
 
     def law_of(self, slots: Slots) -> "Law":
-        """The law of motion of one of this stage's sublayers, by its slots."""
+        """The law of motion of attention with some slots and this stage's norm."""
         from normscope.schemes.law import law_of
 
         return law_of(slots, self.norm)
+
+    @property
+    def feedforward_law(self) -> "Law":
+        """The law of motion of this stage's feed-forward layer, with F in place of A."""
+        from normscope.schemes.law import law_of
+
+        return law_of(self.feedforward, self.norm, attends=False)
 
     @property
     def update(self) -> str:

@@ -160,6 +160,8 @@ def read_recipe(name_or_path: str, changes: Mapping[str, Any] | None = None) -> 
     if name_or_path not in presets and ("." in name_or_path or "/" in name_or_path):
         content = read_toml(name_or_path, "recipe file", f"; presets: {', '.join(presets)}")
     else:
+        for other in (other for other, names in PRESETS.items() if name_or_path in names and name_or_path not in presets):
+            raise InputError(f"preset={name_or_path} is one of the task {other}: add task={other}")
         require_known("preset", name_or_path, presets)
         file = files("normscope.training").joinpath("presets", task, f"{name_or_path}.toml")
         preset = {"task": task, **parse_toml(file.read_text(encoding="utf-8"), name_or_path)}
