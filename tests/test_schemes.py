@@ -464,5 +464,7 @@ def test_the_law_of_a_feed_forward_layer_takes_it_as_homogeneous(activation: str
 def test_only_stages_with_alpha_learn_it() -> None:
     staged = replace(NAMED["ngpt-lerp"], name="staged", until="0.5", then=NAMED["post"], title="")
     (text,) = (text for label, text in fact_rows(staged) if label == "alpha")
-    assert text.count("learned") == 1
-    assert text.endswith("learned for each component for t < 0.5·T, then –")
+    assert text.endswith(", learned for each component")
+    other = replace(staged, then=replace(NAMED["rezero"], until="1"))
+    (text,) = (text for label, text in fact_rows(other) if label == "alpha")
+    assert text.endswith(", learned for each component and learned as one number")

@@ -449,14 +449,15 @@ def test_learned_scales_are_those_of_now(kind: str, start: float, monkeypatch: p
                 before, after = norm(before).detach(), plain.left[norm]
             seen = {name: centred(y[:, 1:].flatten(0, 1).double(), True) for name, y in (("x", x), ("u", update))}
             size = float((seen["u"].norm(dim=-1) / seen["x"].norm(dim=-1)).mean())
-            expected = {"update": size, "scale": float(scale.detach().mean()), "carry": carry}
+            magnitude = scale.detach().square().mean().sqrt()
+            expected = {"update": size, "scale": float(magnitude), "carry": carry}
             assert_near(sublayers.loc[layer, sublayer], expected, 1e-4)
             if sublayer == "attention":
                 tokens_of = [centred(y[:, 1:].flatten(0, 1).double(), True) for y in (before, after, A)]
                 assert_near(layers.loc[layer], {"speed": speed(*tokens_of)}, 1e-4)
                 if not kind:  # θ̇ = (α/r) P_θ A
                     r = tokens_of[0].norm(dim=-1).median()
-                    assert_near(layers.loc[layer], {"theory": float(r / scale.detach())}, 1e-4)
+                    assert_near(layers.loc[layer], {"theory": float(r / magnitude)}, 1e-4)
             x = after
         for name in ("a", "b", "keep"):
             parameter = getattr(block, name).detach()
@@ -482,8 +483,9 @@ def test_learned_steps_of_a_model_of_ours_are_those_of_now(lerp: bool) -> None:
     for layer, block in enumerate(model.decoder):
         for name in ("attention", "feedforward"):
             learned = getattr(block, name).alpha
-            alpha = float((learned.value * learned.ratio).detach().abs().mean())
-            assert_near(rows.loc[layer, name], {"scale": alpha, "carry": 1 - alpha if lerp else 1.0})
+            alpha = (learned.value * learned.ratio).detach().abs()
+            expected = {"scale": float(alpha.square().mean().sqrt()), "carry": 1 - float(alpha.mean()) if lerp else 1.0}
+            assert_near(rows.loc[layer, name], expected)
     layers, final = snapshot.tables["layers"], getattr(model.readout.norm, "kind", "rms")
     assert_near(layers.loc[1], state_numbers(states[1], torch.ones(2, 12, dtype=torch.bool), final == "layer"))
     assert_near(layers.loc[0], block_numbers(*(centred(x[:, 1:].flatten(0, 1), final == "layer") for x in states)))

@@ -210,7 +210,7 @@ def train(
     A model that adds integers is tested in distribution, and on sums with other numbers of terms; a language model on text that
     was held out. The run folder holds the model (model.safetensors, config.json, and the tokenizer
     of a language model), metrics (Parquet and TensorBoard), the tests and a page with the curves.
-    Stopped at any moment, the same command resumes from the last checkpoint and ends with the same weights.
+    If interrupted, the same command resumes from the last checkpoint and ends with the same weights.
 
     Example:
         >>> import normscope as ns
@@ -518,10 +518,10 @@ def reproduce(
 ) -> Result:
     r"""Make a paper's figure or table, beside what was published.
 
-    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
-    verdict. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale that the list
-    names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. Stopped at any
-    moment, --all resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its verdict
+    in the documentation. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale
+    that the list names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. If
+    interrupted, the same command resumes.
 
     Example:
         >>> import normscope as ns
@@ -531,7 +531,7 @@ def reproduce(
     Args:
         entries: Figures and tables to make: 2:fig5a, or 2 for all of a paper. Without any: a list.
         everything: Make all of them; those that are complete in the folder are not made again.
-        full: At full scale, as the list says: minutes on a GPU, hours on a CPU.
+        full: At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 needs trained models in model=.
         runs: Number of runs of an ensemble.
         model: Comma-separated models to measure, for papers 1 and 3.
         seed: Seed of everything random.
@@ -806,7 +806,7 @@ def demo(
     r"""Audit, simulate, train and verify: one report page.
 
     Audits a model, compares six schemes, trains two of them briefly, and checks the published claims.
-    The demo consists of other experiments: audit, simulate, ensemble, train (twice) and verify. Stopped at any moment, the same
+    The demo consists of other experiments: audit, simulate, ensemble, train (twice) and verify. If interrupted, the same
     command resumes after those that are complete.
 
     Example:

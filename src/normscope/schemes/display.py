@@ -59,7 +59,7 @@ def fact_rows(scheme: Scheme) -> list[tuple[str, str]]:
     """What follows from the slots, and what is known of the scheme: label and text."""
     record = scheme_record(scheme)
     feedforward = record["feedforward"]["update"]
-    learned = join_stages(scheme, [_LEARNS[stage.learned] if stage.learns_alpha else "" for stage in scheme.stages])
+    learned = " and ".join(dict.fromkeys(_LEARNS[stage.learned] for stage in scheme.stages if stage.learns_alpha))
     facts = [
         ("attention", record["update"]),
         ("feed-forward", feedforward),

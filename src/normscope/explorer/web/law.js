@@ -153,7 +153,8 @@ export function factRows(scheme) {
   const record = schemeTexts(scheme);
   const feedforward = record.feedforward.update;
   const inside = Object.entries(INSIDE).filter(([symbol]) => record.speed.includes(symbol));
-  const schedule = `α_t = ${record.alpha}, ${joinStages(scheme, scheme.stages.map((stage) => LEARNS[stage.learned]))}`;
+  const learning = scheme.stages.filter((stage) => stage.sublayers.some((slots) => slots.learnsAlpha));
+  const schedule = `α_t = ${record.alpha}, ${[...new Set(learning.map((stage) => LEARNS[stage.learned]))].join(" and ")}`;
   const map = (norm) =>
     `gain ⊙ ${norm}(a·x + s) + bias with learned a and s (tanh has no s), in theory ${norm}(√d·x/2)/√d for x of norm 1`;
   const pointwise = [...new Set(scheme.stages.filter((stage) => stage.pointwise).map((stage) => stage.norm))];

@@ -97,6 +97,11 @@ export class Slots {
     return this.input !== "none";
   }
 
+  /** Whether alpha stands in a slot, as the step that training learns. */
+  get learnsAlpha() {
+    return Object.values(this.formulas).some((formula) => formula.names.has("alpha"));
+  }
+
   /** The factor c(t) on the input norm, a Product; 1 if there is none. */
   get inputFactor() {
     return this.formulas.input;
