@@ -4,10 +4,13 @@ from functools import cache
 from importlib import resources
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from normscope.papers.entry import THIS_RUN, Residual
 from normscope.results.tables import plain_rows
+
+Numbers = npt.NDArray[np.float64]
 
 SCHEMES = {"ngpt": "ngpt", "peri": "peri", "post": "post", "mix": "mix", "pre": "pre", "sqrt": "sqrt-scaling"}  # read → ours
 READ = ("m", "e", "k")  # readings of the stroke itself; others are those of a covering curve, or interpolated
@@ -63,25 +66,34 @@ def residual(
         source: what was measured.
         between: compare also between our points, by linear interpolation; else only where both have a point.
     """
+    at = columns[0]
+    places, difference = differences(readings, ours, columns, between)
+    if not len(difference):
+        return Residual(curve, quantity, float("nan"), float("nan"), 0, None, source=source)
+    noise = 0.0
+    if "stderr" in ours:
+        sampled = ours.sort_values(at)
+        errors = np.interp(places, sampled[at].to_numpy(float), sampled["stderr"].to_numpy(float))
+        noise = float(np.sqrt(np.mean(errors**2)))
+    rms, largest = float(np.sqrt(np.mean(difference**2))), float(np.abs(difference).max())
+    return Residual(curve, quantity, rms, largest, len(difference), allowed, noise, source)
+
+
+def differences(
+    readings: pd.DataFrame, ours: pd.DataFrame, columns: tuple[str, str, str], between: bool = False
+) -> tuple[Numbers, Numbers]:
+    """Where both curves have a point and the stroke itself was read, and ours minus theirs there; arguments as above."""
     at, theirs, own = columns
     read = readings[readings["how"].isin(READ)] if "how" in readings else readings
-    read = read.dropna(subset=[theirs])
+    read, ours = read.dropna(subset=[theirs]), ours.sort_values(at)
     x, y = ours[at].to_numpy(float), ours[own].to_numpy(float)
     places, values = read[at].to_numpy(float), read[theirs].to_numpy(float)
     if not len(places) or not len(x):
-        return Residual(curve, quantity, float("nan"), float("nan"), 0, None, source=source)
-    order = np.argsort(x)
-    x, y = x[order], y[order]
+        return np.array([]), np.array([])
     nearest = np.abs(x[None] - places[:, None]).argmin(1)
     met = np.isclose(x[nearest], places, atol=1e-6)
     inside = (places >= x[0]) & (places <= x[-1]) if between else met
-    difference = (np.interp(places, x, y) - values)[inside]
-    noise = 0.0
-    if "stderr" in ours:
-        errors = np.interp(places, x, ours["stderr"].to_numpy(float)[order])[inside]
-        noise = float(np.sqrt(np.mean(errors**2))) if len(errors) else 0.0
-    rms, largest = (float(np.sqrt(np.mean(difference**2))), float(np.abs(difference).max())) if len(difference) else (0.0, 0.0)
-    return Residual(curve, quantity, rms, largest, len(difference), allowed, noise, source)
+    return places[inside], (np.interp(places, x, y) - values)[inside]
 
 
 def verdicts() -> dict[str, dict[str, str]]:

@@ -107,7 +107,7 @@ class Residual:
         rms, largest: of the differences.
         points: how many readings were compared.
         allowed: the largest rms that counts as agreement; None compares nothing.
-        noise: expected rms of the error of sampling, and of reading where it is known; twice of it is allowed besides.
+        noise: expected rms of the sampling error alone; twice of it is allowed besides.
         source: what was measured, this run or one that is stored.
     """
 

@@ -6,20 +6,19 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from normscope.dynamics.ensemble import PANELS
 from normscope.experiments.ensemble import Ensemble
-from normscope.papers.curves import READ, SCHEMES, measured, published, residual, spaced
+from normscope.papers.curves import READ, SCHEMES, Numbers, differences, measured, published, residual, spaced
 from normscope.papers.entry import THIS_RUN, Curve, Entry, Panel, Reproduction, Request, Residual, Value, judge
 from normscope.papers.scatter import stored_scatter
 from normscope.results.tables import plain_rows
 
 FULL = 100_000
 _ALLOWED = 0.003  # rms in the mean cosine, and in the edges of its bands
-_READ_BANDS = (
-    0.0025  # of readings of edges in a synthetic figure 90 % were within it, and the worst, at a crossing, was 0.023 off
-)
+_MISREAD = 0.1  # of the readings of edges: at crossings and steep strokes they are off by 0.02 and more, also in a known figure
 _EDGE = math.sqrt(0.05 * 0.95) / NormalDist().pdf(NormalDist().inv_cdf(0.05))  # error of a 5 % quantile over that of a mean
 _QUICK = {"5a": 8, "5b": 8, "5c": 4, "5d": 64, "5e": 32, "5f": 16, "5g": 2}  # runs of a minute on two cores
 _FLOW_RUNS = 4096  # of the resolved flow at full scale: the difference between the two has little noise
@@ -94,27 +93,31 @@ def _ensemble(name: str, runs: int, request: Request, **changes: Any) -> pd.Data
 
 
 def _residuals(name: str, label: str, table: pd.DataFrame) -> list[Residual]:
-    """Those of the mean curves, and of both edges of the bands, of every scheme; of the bands all together are judged."""
+    """Those of the mean curves, and of both edges of the bands, of every scheme.
+
+    Of the edges all together are judged, without the tenth that is farthest off.
+    """
     if name not in _READ:
         return []
-    readings, found, bands = published(f"2-fig{name}"), list[Residual](), list[Residual]()
+    readings, found, bands, edges = published(f"2-fig{name}"), list[Residual](), list[Residual](), list[Numbers]()
     for scheme in SCHEMES.values():
         theirs, ours = readings[readings["scheme"] == scheme], table[table["scheme"] == scheme]
         columns = ("time", "mean", "mean")
         found.append(residual(scheme, "mean cosine", theirs, ours, columns, allowed=_ALLOWED, source=label))
-        edges = [residual(scheme, edge, theirs, ours.drop(columns="stderr"), ("time", edge, edge)) for edge in ("low", "high")]
-        bands += _together(scheme, "edges of the 90 % band", edges, label)
-    noise = math.hypot(_READ_BANDS, _EDGE * float(table["stderr"].mean()))
-    whole = _together("all schemes", "edges of the 90 % bands", bands, label)
+        both = [differences(theirs, ours, ("time", edge, edge))[1] for edge in ("low", "high")]
+        bands += _of_edges(scheme, "edges of the 90 % band", both, label)
+        edges += both
+    noise = _EDGE * float(table["stderr"].mean())
+    whole = _of_edges("all schemes", "edges of the bands, the nearest 90 %", edges, label, 1 - _MISREAD)
     return [*found, *bands, *(replace(each, allowed=_ALLOWED, noise=noise) for each in whole)]
 
 
-def _together(name: str, quantity: str, parts: list[Residual], label: str) -> list[Residual]:
-    """Several residuals as one; none without readings."""
-    parts = [part for part in parts if part.points]
-    points = sum(part.points for part in parts)
-    rms = math.sqrt(sum(part.points * part.rms**2 for part in parts) / max(1, points))
-    return [Residual(name, quantity, rms, max(part.largest for part in parts), points, source=label)] if parts else []
+def _of_edges(name: str, quantity: str, parts: list[Numbers], label: str, share: float = 1.0) -> list[Residual]:
+    """Differences of several edges as one residual, of the share of them that is nearest; none without readings."""
+    nearest = np.sort(np.abs(np.concatenate(parts)))
+    kept = nearest[: math.ceil(share * len(nearest))]
+    rms = math.sqrt((kept**2).mean()) if len(kept) else 0.0
+    return [Residual(name, quantity, rms, float(kept[-1]), len(kept), source=label)] if len(kept) else []
 
 
 def _agreement(tables: dict[str, pd.DataFrame]) -> list[Value]:

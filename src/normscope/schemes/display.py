@@ -2,7 +2,7 @@
 
 from html import escape
 
-from normscope.schemes.law import NoFormula, join_stages
+from normscope.schemes.law import NoFormula
 from normscope.schemes.records import scheme_record
 from normscope.schemes.scheme import Scheme
 from normscope.schemes.score_slot import PLAIN
