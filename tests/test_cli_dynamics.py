@@ -159,6 +159,10 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
             ("simulate", "--weights", "kaiming", "--heads", "8", "--dim", "8", "--tokens", "4", "--scheme", "qk"),
             "a head has at least 2 dimensions: 'qk' normalises heads",
         ),
+        (
+            ("simulate", "--weights", "kaiming", "--heads", "2", "--start", "start.npy", "--scheme", "qkv"),
+            "a head has at least 2 dimensions: 'qkv' normalises heads",
+        ),
         (("simulate", "--scheme", "pre,pre"), "named twice"),
         (("simulate", "--precision", "float16"), "should be 'float64', 'float32' or 'bfloat16'"),
         (("simulate", "--solver", "rk5"), "unknown solver"),
@@ -181,13 +185,14 @@ def test_bad_input_is_one_line_and_status_2_and_nothing_written(
     here: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     np.save(here / "zero.npy", np.array([[1.0, 0.0], [0.0, 0.0]]))
+    np.save(here / "start.npy", np.eye(2))
     save_file({"W_Q": torch.full((4, 4), torch.nan)}, here / "nan.safetensors")
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
     lines = [line for line in err.splitlines() if line.strip() and "━" not in line]
     assert len(lines) == 1
     assert message in lines[0]
-    assert sorted(path.name for path in here.iterdir()) == ["nan.safetensors", "zero.npy"]
+    assert sorted(path.name for path in here.iterdir()) == ["nan.safetensors", "start.npy", "zero.npy"]
 
 
 def test_tokens_far_out_are_measured_and_those_without_a_speed_stop(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,7 +229,28 @@ def test_a_run_does_not_replace_what_it_reads(command: tuple[str, ...], here: Pa
     before = sorted((here / "a").rglob("*"))
     status, out, err = run(capsys, *command, "--out", "a", "--overwrite")
     assert (status, out) == (2, "")
-    assert err.startswith("normscope: 'a' would be replaced, but 'a")
-    assert err.endswith("is in it; choose another --out\n")
+    assert err in (
+        "normscope: 'a' is read, and would be replaced; choose another --out\n",
+        "normscope: 'a' would be replaced, and 'a/notes.txt' in it is read; choose another --out\n",
+    )
     assert sorted((here / "a").rglob("*")) == before
     assert run(capsys, "train", *QUICK, "--set", "examples=256", "--out", "a", "--overwrite")[0] == 0
+
+
+def test_what_a_recipe_names_and_files_of_schemes_are_read_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "train", *QUICK, "--set", "examples=256", "--out", "pre", "--scheme", "pre")[0] == 0
+    assert run(capsys, "train", *QUICK, "--set", "examples=256", "--out", "pre", "--scheme", "pre", "--overwrite")[0] == 0
+    (here / "pre" / "mine.toml").write_text('name = "mine"\n[attention]\ninput = "norm"\n')
+    (here / "pre" / "texts").mkdir()
+    (here / "pre" / "texts" / "a.txt").write_text("some notes")
+    small = "layers = 1\ndim = 16\nheads = 2\nhead = 8\nfeedforward = 16\nbatch = 4\nexamples = 40\ncontext = 8\n"
+    (here / "r.toml").write_text(f'task = "text"\ncorpus = "{here}/pre/texts"\n{small}')
+    for command in (
+        ("train", *QUICK, "--scheme", "pre/mine.toml"),
+        ("simulate", "--scheme", "post,pre/mine.toml", "--tokens", "4", "--dim", "4", "--time", "1"),
+        ("train", "r.toml"),
+    ):
+        status, _, err = run(capsys, *command, "--out", "pre", "--overwrite")
+        assert (status, (here / "pre" / "mine.toml").exists()) == (2, True), err
+        assert err.startswith("normscope: 'pre' would be replaced, and '")
+        assert err.endswith("in it is read; choose another --out\n")

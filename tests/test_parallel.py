@@ -305,11 +305,18 @@ def test_a_worker_whose_launcher_was_killed_before_it_joined_ends_at_once(here):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a",
-                "MASTER_ADDR": "localhost", "MASTER_PORT": "1", parallel._LAUNCHER: str(gone.pid)}  # fmt: skip
+                "MASTER_ADDR": "localhost", "MASTER_PORT": "1", parallel._LAUNCHER: f"{gone.pid} a"}  # fmt: skip
     command = [sys.executable, "-m", "normscope", "train", *QUICK]
     worker = subprocess.run(command, cwd=here, env=os.environ | torchrun, capture_output=True, text=True, timeout=60)
     assert worker.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), worker.stderr
     assert not list(here.iterdir())
+
+
+def test_only_the_launcher_of_this_run_is_waited_for(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this")
+    for launcher, expected in (("17 this", 17), ("17 another", os.getppid()), ("", os.getppid())):
+        monkeypatch.setenv(parallel._LAUNCHER, launcher)
+        assert parallel._launcher() == expected
 
 
 def test_a_process_ends_with_the_one_that_started_it():

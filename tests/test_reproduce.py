@@ -374,6 +374,7 @@ def test_of_a_paper_what_cannot_measure_a_model_is_left_out_and_of_names_refused
     status, out, _ = run(capsys, "reproduce", "1", "--model", decoder, "--out", "g")
     assert status == 0
     assert f"Left out: 1:encoder-decoder: '{decoder}' has no encoder" in out
+    assert "model=" not in out
     status, _, err = run(capsys, "reproduce", *some, "--model", decoder, "--out", "h")
     assert status == 2
     assert "has no encoder" in err

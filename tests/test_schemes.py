@@ -444,6 +444,7 @@ def test_the_law_of_a_feed_forward_layer_takes_it_as_homogeneous(activation: str
     scheme, t = NAMED["ln-scaling"], 3
     law, generator = scheme.feedforward_law, torch.Generator().manual_seed(2)
     assert law.attention == "A_j(Θ)"  # there is no β
+    assert str(NAMED["mix"].feedforward_law.speed) == "1 for t < 0.25·T, then r_j"
     assert "holds for ReLU without biases" in law.statement
     assert NAMED["pre"].feedforward_law.statement == ""
     x, W_in, W_out = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 8), (8, 32), (32, 8)))

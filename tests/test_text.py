@@ -151,7 +151,7 @@ class TestCorpus:
         assert all(train and held_out for train, held_out in parts if len(train) > 1000)
         share = sum(len(held_out) for _, held_out in parts) / sum(len(a) + len(b) for a, b in parts)
         assert 0.04 < share < 0.06
-        more = [*parts, *(("", sentences(200 + i, 3000)) for i in range(6))]  # these have more than half of the share
+        more = [*parts, *(("", sentences(200 + i, 3000)) for i in range(20))]  # more than twice the share
         for i, (_, text) in enumerate(more[len(parts) :]):
             (tmp_path / f"essay{i}.txt").write_text(text)
         whole = list(Corpus.at(str(tmp_path), "text").parts(0.05))

@@ -159,7 +159,7 @@ def test_three_lines_name_what_is_safe_what_is_fast_and_what_fails() -> None:
     assert safe == "Safe at 24 layers (learning rates 0.001 and 0.003), lowest loss first: pre, peri."
     assert fast == (
         "Lowest loss at 24 layers (held-out, in nats per token, with the best learning rate): pre 3.760 (0.003). "
-        "The 10 schemes that learned: 3.760 to 4.210, median 3.985; token frequencies alone: 7.00."
+        "The 10 schemes that learned: 3.760 to 4.210, median 3.985. Token frequencies alone: 7.00."
     )
     assert fails == (
         "Fail: no scheme; in some runs: sqrt-scaling. How sure: 20 language models with 24 layers, 2 for each scheme (width "
@@ -177,7 +177,7 @@ def test_models_of_another_depth_stand_for_one_that_was_not_trained() -> None:
     assert lines(48, "ngpt")[0].text == "Safe at 48 layers: none of these schemes."  # and not that none failed
     deepest, deeper = (lines(depth, "pre")[0].text for depth in (100, 30))
     assert deepest == "Safe at 48 layers (the deepest trained here; learning rates 0.001 and 0.003): pre."
-    assert deeper == "Safe at 48 layers (none was trained here with 30; learning rates 0.001 and 0.003): pre."
+    assert deeper == "Safe at 48 layers (no model of 30 layers was trained here; learning rates 0.001 and 0.003): pre."
 
 
 def test_schemes_that_failed_elsewhere_are_safe_with_reservations() -> None:
@@ -237,6 +237,8 @@ def test_the_lowest_losses_are_those_of_all_schemes_that_were_trained() -> None:
     assert "pre* 3.760" in layered[1]
     assert "* is not in this list with these blocks." in layered[1]
     assert "Not trained here: pre; models trained as pre have other blocks or norms." in layered[3]
+    copies = texts(known, [pre, replace(pre, name="mine"), replace(pre, name="yours")], 24)[1]
+    assert ": pre, mine and yours 3.760 (0.003), peri* 3.810" in copies
     swapped = texts(known, [replace(pre, name="peri")], 24)[1]  # the name of another scheme
     assert "peri 3.760 (0.003), peri* 3.810 (0.003)" in swapped
 
@@ -324,7 +326,7 @@ def test_the_command_begins_with_the_three_lines(capsys: pytest.CaptureFixture[s
     status, out, err = run(capsys, "advise", *shape)
     assert status == 0, err
     assert out.splitlines()[0].startswith(
-        "Safe at 12 layers (none was trained here with 2; learning rates 0.001 and 0.003): pre."
+        "Safe at 12 layers (no model of 2 layers was trained here; learning rates 0.001 and 0.003): pre."
     )
     assert " ".join(out.split()).index("Fail: no scheme.") < " ".join(out.split()).index("place")
 

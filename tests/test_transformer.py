@@ -733,6 +733,42 @@ def test_a_damaged_model_is_refused_with_the_reason(damage: Callable[[Path], Any
         load_model(tmp_path)
 
 
+NEGATIVE = Scheme("mine", Slots(output="norm", step="alpha", carry="1-alpha", stream="norm"), alpha="0.5-t")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "reason"),
+    [
+        ("dyt", {"feedforward_norm": "layer"}, "feed-forward layers had layer norms in place of the scheme's"),
+        (Scheme("mine", Slots(input="norm"), weights="normalised"), {}, "there was no norm after the last layer"),
+        (NEGATIVE, {}, "a negative alpha lost its sign"),
+        ("dyt", {}, ""),
+        ("ngpt-lerp", {}, ""),
+        ("layerscale", {}, ""),
+    ],
+)
+def test_models_of_which_earlier_versions_made_another_are_refused(
+    scheme: str | Scheme, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    save_model(tmp_path, model_of(scheme, **changes).float(), {})
+    assert load_model(tmp_path).model.config.made_differently == reason
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content["format"] == (2 if reason else 1)  # what is the same can be read by earlier versions
+    (tmp_path / "config.json").write_text(json.dumps({**content, "format": 1}))
+    if reason:
+        with pytest.raises(InputError, match=f"was trained by normscope 0.2.0 or an earlier version, in which {reason}; train"):
+            load_model(tmp_path)
+    else:
+        load_model(tmp_path)
+
+
+def test_an_unfinished_run_that_an_earlier_version_made_differently_is_not_resumed() -> None:
+    from normscope.training import read_recipe
+
+    assert "format" not in read_recipe("tiny", {"scheme": "pre"}).record
+    assert read_recipe("tiny", {"scheme": "dyt"}).record["format"] == 2
+
+
 WRONG_KINDS = """
 from normscope import InputError
 from normscope.schemes import NAMED

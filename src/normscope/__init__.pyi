@@ -518,10 +518,10 @@ def reproduce(
 ) -> Result:
     r"""Make a paper's figure or table, beside what was published.
 
-    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its verdict
-    in the documentation. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale
-    that the list names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. If
-    interrupted, the same command resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
+    verdict, here (runs/papers) or in the documentation. The short form of an entry takes seconds to a minute on two idle
+    cores; --full is the full scale that the list names. The folder is a gallery that grows: it keeps every entry that was
+    made, and its page shows all. If interrupted, the same command resumes.
 
     Example:
         >>> import normscope as ns

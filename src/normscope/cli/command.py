@@ -100,9 +100,11 @@ def run(experiment: "Experiment", out: Path | None, overwrite: bool, format: str
 
 def show(result: "Result") -> None:
     """Print a result for people, and where its page is."""
+    from normscope.experiments.experiment import Message
+
     for shown in result.kind.terminal(result):
         if isinstance(shown, str):
-            echo(f"{with_options(shown, result.kind)}\n")
+            echo(f"{with_options(shown, result.kind) if isinstance(shown, Message) else shown}\n")
         elif isinstance(shown, PageTable):
             print_table(shown.columns, shown.rows, title=shown.caption or None)
         else:

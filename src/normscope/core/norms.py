@@ -104,7 +104,8 @@ def length(x: Float[Tensor, "*shape"], dim: int = -1, quick: bool = False) -> Fl
 
 def root_mean_square(x: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """√mean(x²) of all numbers: by how much a scale of each channel changes the length of an unrelated vector."""
-    return x.square().mean().sqrt()
+    size: Tensor = length(x.flatten()).squeeze(-1) / math.sqrt(x.numel())
+    return size
 
 
 def cosine(a: Float[Tensor, "*batch dim"], b: Float[Tensor, "*batch dim"]) -> Float[Tensor, " *batch"]:

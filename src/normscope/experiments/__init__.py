@@ -97,8 +97,10 @@ def execute(
     else:
         check_writable(out, overwrite=overwrite)
         for path in experiment.inputs:
-            if run_path(out) in (run_path(path), *run_path(path).parents):
-                raise InputError(f"'{out}' would be replaced, but '{path}', which is read, is in it; choose another out=")
+            if run_path(out) == run_path(path):
+                raise InputError(f"'{out}' is read, and would be replaced; choose another out=")
+            if run_path(out) in run_path(path).parents:
+                raise InputError(f"'{out}' would be replaced, and '{path}' in it is read; choose another out=")
     with out_of_memory_explained(), full_disk_explained(out), no_empty_folders(out), experiment.reserve(Path(out)):
         result, advance = timed(experiment, progress, Path(out)), progress.stage("writing tables and page", 1)
         result.save(out, formats=formats, overwrite=overwrite)

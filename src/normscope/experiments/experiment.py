@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from normscope.core.devices import is_elsewhere
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
+_NAMED = {"scheme", "schemes", "recipe", "preset"}  # settings that take names, and paths that look like paths
 _OF_MODELS = ("dtype", "stream", "blocks", "bos", "trust_remote_code")  # how models are opened, whatever is measured
 _MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
@@ -40,6 +41,25 @@ class Outcome:
     numbers: dict[str, Any]
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
     note: str | None = None
+
+
+class Message(str):
+    """A line of a result for a terminal that names settings, which the command line shows as options."""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of a given value that may be paths: of lists and tables, between commas, and of what has a path or a name."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, str):
+        yield from dict.fromkeys((value, *value.split(",")))
+    elif value is not None:
+        named = value if isinstance(value, Path) else getattr(value, "path", None) or getattr(value, "name", None)
+        if isinstance(named, str | Path):
+            yield str(named)
 
 
 class Experiment(BaseModel):
@@ -63,11 +83,14 @@ class Experiment(BaseModel):
     variadic: ClassVar[str] = ""
     quantities: ClassVar[tuple[Quantity, ...]] = ()
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     def __init__(self, **given: Any) -> None:
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise InputError(_explain(type(self), error)) from None
+        self._given = given
 
     @model_validator(mode="after")
     def _countable(self) -> Self:
@@ -126,11 +149,14 @@ class Experiment(BaseModel):
 
     @property
     def inputs(self) -> Iterator[Path]:
-        """The files and folders that the settings name, as far as they exist."""
-        for name in (name for name, about in self.fields().items() if takes_paths(about)):
-            value = getattr(self, name)
-            for item in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(item, str | Path) and os.path.exists(path := os.path.expanduser(item)):
+        """The files and folders that are read: what the settings name, as far as it exists.
+
+        A recipe, a scheme or another word is a path only with a dot or a slash; a model, a corpus or a text without, too.
+        """
+        for name, about in self.fields().items():
+            for text in _texts(self._given.get(name)):
+                bare = takes_paths(about) and name not in _NAMED
+                if (bare or "/" in text or "." in text) and os.path.exists(path := os.path.expanduser(text)):
                     yield Path(path)
 
     @property

@@ -143,8 +143,12 @@ class Simulate(Seeded):
             )
         elif self.weights != "identity" and self.start_file is None:
             check_heads(self.width, self.heads)
-            for scheme in self.schemes:
-                scheme.check_head(self.width // self.heads)
+            self._check_head(self.width // self.heads)
+
+    def _check_head(self, width: int) -> None:
+        """Refuse schemes that normalise heads of one dimension."""
+        for scheme in self.schemes:
+            scheme.check_head(width)
 
     @property
     def start_file(self) -> Path | None:
@@ -583,7 +587,10 @@ def _weights(settings: Simulate, dim: int, generator: Any) -> Any:
     if settings.weights == "identity":
         return HeadWeights()
     if settings.weights.endswith(".safetensors"):
-        return HeadWeights.read(Path(settings.weights), dim)
+        weights = HeadWeights.read(Path(settings.weights), dim)
+        settings._check_head(dim if weights.W_Q is None else weights.W_Q.shape[-1])
+        return weights
+    settings._check_head(dim // settings.heads)
     weights = random_weights(settings.weights, dim, settings.heads, generator)
     if all(stage.attention.gate == "none" for scheme in settings.schemes for stage in scheme.stages):
         return weights

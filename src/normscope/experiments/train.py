@@ -171,6 +171,13 @@ class Train(Experiment):
         return read_recipe(str(self.preset or self.recipe), changes)
 
     @property
+    def inputs(self) -> Iterator[Path]:
+        """What the settings name, and corpus and tokenizer of the recipe."""
+        yield from super().inputs
+        named = (self.found.values.get(key) for key in ("corpus", "tokenizer"))
+        yield from (path for name in named if name and (path := Path(name).expanduser()).exists())
+
+    @property
     def record(self) -> dict[str, Any]:
         """Recipe, model with its scheme in full, and the kind of device."""
         return {**self.found.record, "device": self.device.partition(":")[0]}

@@ -228,7 +228,7 @@ def _outcomes(runs: pd.DataFrame, rates: Collection[float]) -> Iterator[dict[str
             "at_edge": len(rates) > 1 and best in (min(rates), max(rates)), "rates": len(tried),
             "seeds": rows["seed"].nunique(), "runs": len(rows), "failed": int(rows["failed"].sum()),
             "failed_share": rows["failed"].mean(),
-            "learned": max(0.0, (unigram - loss) / (unigram - lowest)) if settled else math.nan,
+            "learned": max(0.0, (unigram - loss) / max(unigram - lowest, 1e-9)) if settled else math.nan,
             **costs, "late_share": costs["late_block_cost"] / costs["later_block_cost"],
         }  # fmt: skip
 

@@ -33,7 +33,9 @@ def verdict_lines(verdicts: Verdicts, trusted: str) -> Iterator[Finding]:
 def _safe(verdicts: Verdicts) -> str:
     """The schemes of which no run failed; those that failed elsewhere are named apart."""
     depth, safe = verdicts.trained_depth, verdicts.having(SAFE)
-    stands_for = "the deepest trained here" if depth < verdicts.depth else f"none was trained here with {verdicts.depth}"
+    stands_for = (
+        "the deepest trained here" if depth < verdicts.depth else f"no model of {verdicts.depth} layers was trained here"
+    )
     about = "; ".join([*[stands_for] * (depth != verdicts.depth), *[_rates(verdicts, safe)] * (not safe.empty)])
     where = f"Safe at {_count(depth, 'layer')}{f' ({about})' * bool(about)}"
     if safe.empty:
@@ -65,7 +67,7 @@ def _lowest(verdicts: Verdicts) -> str:
     """The lowest losses of all schemes that were trained at this depth, and which learned little or may be tuned badly."""
     depth, learned, named = verdicts.trained_depth, verdicts.learned(), set(verdicts.table["scheme"])
     own = verdicts.table[verdicts.table["depth"] == depth].sort_values("loss", kind="stable")
-    here = dict(zip(own["trained_as"], own["scheme"], strict=True))
+    here = {str(name): listed(list(rows["scheme"])) for name, rows in own.groupby("trained_as")}
     rows = plain_rows(learned[learned["scheme"].isin(lowest(learned, verdicts.evidence.spread))])
     best = ", ".join(_loss(here.get(row["scheme"], f"{row['scheme']}*"), row) for row in rows)
     absent, ours = {row["scheme"] for row in rows} - set(here), plain_rows(own[own["loss"].notna()].head(1))
@@ -76,8 +78,9 @@ def _lowest(verdicts: Verdicts) -> str:
         f"{best or 'no scheme learned'}.",
         *(f"Of these schemes: {_loss(row['scheme'], row)}." for row in ours if len(absent) == len(rows)),
         f"* is not in this list{' with these blocks' * bool(absent & named)}." * bool(absent),
-        f"The {_count(len(learned), 'scheme')} that learned: {span.min():.3f} to {span.max():.3f}, median {span.median():.3f}; "
-        f"token frequencies alone: {unigram:.2f}." * (not learned.empty),
+        f"The {len(learned)} schemes that learned: {span.min():.3f} to {span.max():.3f}, median {span.median():.3f}."
+        * (len(learned) > 1),
+        f"Token frequencies alone: {unigram:.2f}." * (not learned.empty),
         f"Slow: {slow}, with less than {100 * ENOUGH:.0f} % of what the best learned." * bool(slow),
         f"Not tuned: {untuned}, perhaps better at a learning rate that was not tried." * bool(untuned),
     )  # fmt: skip
@@ -101,9 +104,9 @@ def _fail(verdicts: Verdicts) -> str:
     sentences = (
         f"Fail: {verdicts.named(fails) or 'no scheme'}{f'; in some runs: {verdicts.named(some)}' * bool(len(some))}.",
         f"Of {listed(once)} one learning rate was tried; a lower one may work." * bool(once),
-        f"How sure: {len(at)} language models with {_count(depth, 'layer')}, {_span(each.min(), each.max())} for each scheme "
-        f"({shapes}, one recipe for all, {_count(runs['seed'].nunique(), 'seed')}); {len(runs)} in all. Your width, heads and "
-        "context are not used here.",
+        f"How sure: {_count(len(at), 'language model')} with {_count(depth, 'layer')}, {_span(each.min(), each.max())} for "
+        f"each scheme ({shapes}, one recipe for all, {_count(runs['seed'].nunique(), 'seed')}); {len(runs)} in all. Your "
+        "width, heads and context are not used here.",
     )  # fmt: skip
     return " ".join(filter(None, sentences))
 
@@ -120,8 +123,8 @@ def _what_may_change(verdicts: Verdicts, trusted: str) -> str:
     sentences = (
         f"Of {_count(len(at), 'scheme')}, the best learning rate is {' and '.join(edges)}; others may change the order."
         if edges and len(rates) > 1 else "",
-        f"One learning rate is compared; at {listed(tuned)} layers, the best of several changed the order."
-        * bool(tuned and len(rates) == 1),
+        f"One learning rate is compared{f'; at {listed(tuned)} layers, the best of several changed the order' * bool(tuned)}."
+        * (len(rates) == 1),
         "No second seeds: small differences may be chance." if math.isnan(evidence.spread)
         else f"Seeds differ by {evidence.spread:.3f}.",
         _untrained(verdicts), trusted,

@@ -43,7 +43,7 @@ def probe_words(model: Model, names: Sequence[str] | None = None) -> list[Word]:
         if not nouns:
             why = "has an embedding other than zeros in" if known else "is one token of"
             raise InputError(
-                f"no common English noun {why} '{model.name}', so only words that you choose can be probed: ns.words(…, word=…)"
+                f"no common English noun {why} '{model.name}': only words that you choose can be probed (word=time,life)"
             )
         return nouns[:NOUNS]
     if not all(names):

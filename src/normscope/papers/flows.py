@@ -144,7 +144,7 @@ def figure_2(request: Request) -> Reproduction:
     remark = (
         f"Two things are not stated in the paper and follow from the curves. Mix-LN changes over at t = {_SWITCH:.4f}, point "
         f"126 of a grid of 1,000 (rms in γ: {_of_mix(mix, _SWITCH):.4f}; {others}). γ̇ is plotted per step of that grid, "
-        " as np.gradient gives it without a spacing: 20/999 of γ̇ in units of time."
+        "as np.gradient gives it without a spacing: 20/999 of γ̇ in units of time."
     )
     values = _peaks("2b", ours, SCHEMES)
     settings = f"{_SETTING}; six schemes, nGPT α = 1; the reduction to γ and r, Runge-Kutta 4 in ln(1 + t)"

@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import AfterValidator, model_validator
 
 from normscope.errors import InputError
-from normscope.experiments.experiment import Seeded, Shown
+from normscope.experiments.experiment import Message, Seeded, Shown
 from normscope.experiments.on_model import as_model
 from normscope.experiments.progress import SILENT, Progress
 from normscope.experiments.result import Result
@@ -43,10 +43,10 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 class Reproduce(Seeded):
     """Make a paper's figure or table, beside what was published.
 
-    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its verdict
-    in the documentation. The short form of an entry takes seconds to a minute on two idle cores; --full is the full scale
-    that the list names. The folder is a gallery that grows: it keeps every entry that was made, and its page shows all. If
-    interrupted, the same command resumes.
+    Without arguments, lists all figures and tables of the three papers and some of others, what each needs, and its last
+    verdict, here (runs/papers) or in the documentation. The short form of an entry takes seconds to a minute on two idle
+    cores; --full is the full scale that the list names. The folder is a gallery that grows: it keeps every entry that was
+    made, and its page shows all. If interrupted, the same command resumes.
 
     Example:
         >>> import normscope as ns
@@ -60,7 +60,7 @@ class Reproduce(Seeded):
     grows: ClassVar[bool] = True
     variadic: ClassVar[str] = "entries"
     usage: ClassVar[tuple[str, ...]] = (
-        "normscope reproduce                                  (what there is, what it needs, its verdict in the docs)",
+        "normscope reproduce                                  (what there is, what it needs, its last verdict)",
         "normscope reproduce 2:fig2 2:fig3",
         "normscope reproduce 2:fig5a --full --device cuda     (100,000 runs; interrupted? the same command resumes)",
         "normscope reproduce 3:table1 --model gpt2",
@@ -220,7 +220,7 @@ class Reproduce(Seeded):
         if result.configuration["list"]:
             rows = plain_rows(result.tables["entries"])
             cells = tuple((row["entry"], row["title"], row["needs"], row["full"] or "–", row["verdict"]) for row in rows)
-            yield PageTable("", ("entry", "what it shows", "needs", "full scale", "verdict in the docs"), cells)
+            yield PageTable("", ("entry", "what it shows", "needs", "full scale", "last verdict"), cells)
             yield "normscope reproduce 2:fig2 makes one, --all what this machine can."
             return
         wanted = {entry.id for entry in find_entries(tuple(result.configuration["entries"]))}
@@ -233,7 +233,7 @@ class Reproduce(Seeded):
                     yield from section.tables
                 elif row["worst"] != "–":
                     yield f"  decisive residual {row['worst']}"
-        yield from left_out(result.tables)
+        yield from map(Message, left_out(result.tables))
 
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:

@@ -119,33 +119,39 @@ class StagedFormula:
     """A formula of a scheme that changes with depth: each stage has its own, and the values of t and depth choose it."""
 
     scheme: Scheme
-    of: Callable[[Law], Any]
+    of: Callable[[Scheme], Any]
 
     def __call__(self, *arguments: Any) -> Any:
         """The number for the given variables, which come last."""
         values = arguments[-1]
-        stage = self.scheme.at(values["t"], values["depth"])
-        return self.of(stage.law_of(stage.attention))(*arguments)
+        return self.of(self.scheme.at(values["t"], values["depth"]))(*arguments)
 
     def __repr__(self) -> str:
-        return join_stages(self.scheme, [repr(self.of(stage.law_of(stage.attention))) for stage in self.scheme.stages])
+        return join_stages(self.scheme, [repr(self.of(stage)) for stage in self.scheme.stages])
 
 
 @dataclass(frozen=True, repr=False)
 class StagedLaw:
-    """The law of motion of a scheme that changes with depth; ``stage.law`` is the one of each of its stages."""
+    """The law of motion of a sublayer in a scheme that changes with depth; ``of`` is the one of each of its stages."""
 
     scheme: Scheme
+    of: Callable[[Scheme], Law]
 
     @property
     def speed(self) -> StagedFormula:
         """The speed factor s_j."""
-        return StagedFormula(self.scheme, lambda law: law.speed)
+        return StagedFormula(self.scheme, lambda stage: self.of(stage).speed)
 
     @property
     def radial(self) -> StagedFormula:
         """The radial rate ṙ_j."""
-        return StagedFormula(self.scheme, lambda law: law.radial)
+        return StagedFormula(self.scheme, lambda stage: self.of(stage).radial)
+
+    @property
+    def statement(self) -> str:
+        """What theory does not treat, by stage; empty if it treats everything."""
+        texts = [self.of(stage).statement for stage in self.scheme.stages]
+        return join_stages(self.scheme, texts) if any(texts) else ""
 
     def __repr__(self) -> str:
         return _law_text(self.speed, self.radial)

@@ -418,7 +418,10 @@ class Scheme:
         """The law of motion of attention: ``law.speed`` is s_j, ``law.radial`` is ṙ_j; they print and they compute."""
         from normscope.schemes.law import StagedLaw
 
-        return self.law_of(self.attention) if self.then is None else StagedLaw(self)
+        def own(stage: "Scheme") -> "Law":
+            return stage.law_of(stage.attention)
+
+        return own(self) if self.then is None else StagedLaw(self, own)
 
     def law_of(self, slots: Slots) -> "Law":
         """The law of motion of attention with some slots and this stage's norm."""
@@ -427,11 +430,14 @@ class Scheme:
         return law_of(slots, self.norm)
 
     @property
-    def feedforward_law(self) -> "Law":
-        """The law of motion of this stage's feed-forward layer, with F in place of A."""
-        from normscope.schemes.law import law_of
+    def feedforward_law(self) -> "Law | StagedLaw":
+        """The law of motion of the feed-forward layer F, which stands for A."""
+        from normscope.schemes.law import StagedLaw, law_of
 
-        return law_of(self.feedforward, self.norm, attends=False)
+        def own(stage: "Scheme") -> "Law":
+            return law_of(stage.feedforward, stage.norm, attends=False)
+
+        return own(self) if self.then is None else StagedLaw(self, own)
 
     @property
     def update(self) -> str:

@@ -25,7 +25,7 @@ from normscope.machine.exits import skip_teardown
 from normscope.machine.interrupts import ending_at_once
 
 _GO_ON = "the same command resumes from the last checkpoint"
-_LAUNCHER = "NORMSCOPE_LAUNCHER"  # in the environment: the process that started those that share a training
+_LAUNCHER = "NORMSCOPE_LAUNCHER"  # in the environment: the process that started those that share a run, and its id
 _GRACE = 10.0  # seconds in which a process without its launcher may end by itself
 Value = TypeVar("Value")
 
@@ -101,8 +101,7 @@ def joined(device: str) -> Iterator[Team | None]:
     gpu = torch.device(device).type == "cuda"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    launcher = int(os.environ.get(_LAUNCHER, os.getppid()))  # a launcher that is gone already is no parent any more
-    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(_launcher(),), daemon=True).start()
     # DistributedDataParallel keeps gloo's threads beyond destroy_process_group. One that frees a tensor of Python's while the
     # interpreter is torn down aborts a process whose work is done (pytorch/pytorch#179291).
     skip_teardown()
@@ -132,18 +131,19 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // processes)))
-    os.environ[_LAUNCHER] = str(os.getpid())
+    run = uuid.uuid4().hex
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
+        run_id=run,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
     )
     logging.disable(logging.ERROR)  # what went wrong is said here, once
+    os.environ[_LAUNCHER] = f"{os.getpid()} {run}"
     try:
         elastic_launch(config, sys.executable)("-m", "normscope", *arguments)
     except ChildFailedError as error:
@@ -154,6 +154,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         return 128 + int(error.sigval)
     finally:
         logging.disable(logging.NOTSET)
+        os.environ.pop(_LAUNCHER, None)
     return 0
 
 
@@ -166,6 +167,12 @@ def _status_of(failures: dict[int, int], processes: int) -> int:
         name = signal.Signals(-status).name
         raise ConnectionError(f"process {rank} of {processes} was ended by {name}, and all with it; {_GO_ON}")
     return status
+
+
+def _launcher() -> int:
+    """The process that started this one; one that is gone already is no parent any more."""
+    pid, _, run = os.environ.get(_LAUNCHER, "").partition(" ")
+    return int(pid) if run and run == os.environ.get("TORCHELASTIC_RUN_ID") else os.getppid()
 
 
 def _end_with(parent: int) -> None:

@@ -132,8 +132,12 @@ class Recipe:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The values, and the model with its scheme in full: what a run is known by."""
-        return {"recipe": self.values, "model": self.model.values}
+        """The values, and the model with its scheme in full: what a run is known by.
+
+        With the format of its files where versions differ in what they make of it, so that a run is not resumed by another.
+        """
+        files = {} if self.model.format == 1 else {"format": self.model.format}
+        return {"recipe": self.values, "model": self.model.values, **files}
 
     @property
     def toml(self) -> str:

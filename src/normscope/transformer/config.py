@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt
 
 from normscope.errors import InputError, make, validate
-from normscope.schemes import NormKind, Scheme, scheme_from, scheme_values
+from normscope.schemes import NormKind, Scheme, Slots, scheme_from, scheme_values
 
 _MODULES = 100e3  # bytes of a block's modules and small tensors
 Size = Annotated[int, Field(ge=1, le=100_000)]
@@ -86,6 +86,30 @@ class TransformerConfig:
     def has_softcap(self) -> bool:
         """Whether attention in any layer caps its logits."""
         return any(stage.attention.score_rule.cap is not None for stage in self.scheme.stages)
+
+    def plain_steps(self, stage: Scheme, slots: Slots) -> bool:
+        """Whether learned steps are their parameters, as in language models with a free stream; nGPT's are times 1/√d."""
+        free = stage.weights == "free" and slots.stream == "none"
+        return self.initial_std is not None and free and "alpha" not in slots.named_formulas["input"].names
+
+    @property
+    def made_differently(self) -> str:
+        """What versions up to 0.2.0 made of this configuration that is made differently now; empty if nothing."""
+        blocks = [(self.scheme.at(t, self.layers), t) for t in range(self.layers)]
+        if self.feedforward_norm is not None and any(s.pointwise and s.feedforward.reads_norm for s, _ in blocks):
+            return f"feed-forward layers had {self.feedforward_norm} norms in place of the scheme's"
+        if blocks[-1][0].weights != "free" and blocks[-1][0].feedforward.stream == "none":
+            return "there was no norm after the last layer"
+        for stage, t in blocks:
+            learning = [slots for slots in (stage.attention, stage.feedforward) if slots.learns_alpha]
+            if any(stage.place(t, self.layers).alpha < 0 and not self.plain_steps(stage, slots) for slots in learning):
+                return "a negative alpha lost its sign"
+        return ""
+
+    @property
+    def format(self) -> int:
+        """The number of the format of files from which on their weights mean what they mean now."""
+        return 2 if self.made_differently else 1
 
     def feedforward_kind(self, stage: Scheme) -> NormKind:
         """What feed-forward layers of a stage have as norm of their input."""

@@ -17,7 +17,7 @@ from normscope.transformer.model import Transformer
 
 BUILTIN = ("addition-small-pre", "addition-small-qkv")
 _PREFIX = "builtin:"
-_WEIGHTS, _CONFIG, _FORMAT = "model.safetensors", "config.json", 1
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def save_model(folder: Path, model: Transformer, about: dict[str, Any], dtype: t
 
     weights = {name: value.detach().cpu().to(dtype).contiguous() for name, value in model.state_dict().items()}
     save_file(weights, folder / _WEIGHTS)
-    content = {"format": _FORMAT, "model": model.config.values, **about}
+    content = {"format": model.config.format, "model": model.config.values, **about}
     (folder / _CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -78,9 +78,16 @@ def model_folder(name_or_path: str | Path) -> Path:
 def read_config(folder: Path) -> dict[str, Any]:
     """What is written down of the model in a folder: its shape under ``model``, and its recipe."""
     content = read_json(folder / _CONFIG, "configuration")
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or not isinstance(content.get("model"), dict):
+    written = content.pop("format", None) if isinstance(content, dict) else None
+    if written not in (1, 2) or not isinstance(content.get("model"), dict):
         raise InputError(f"'{folder / _CONFIG}' does not describe a model of normscope")
-    return content
+    config = TransformerConfig.of(content["model"])
+    if written < config.format:
+        raise InputError(
+            f"'{folder}' was trained by normscope 0.2.0 or an earlier version, in which {config.made_differently}; train it "
+            "again"
+        )
+    return dict(content)
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:

@@ -251,7 +251,7 @@ class Sublayer(nn.Module):
         self.read_scale, self.sender_scale = (Calibrated(1.0 if free else None) for _ in range(2))
         self.write_scale = Calibrated(0.05 if free else None)
         # nGPT keeps its steps times 1/√d; those of a language model with a free stream are plain, as LayerScale's are
-        plain = config.initial_std is not None and free and slots.stream == "none" and "input" not in self.learned
+        plain = config.plain_steps(stage, slots)
         start, shape = float(at.alpha), () if stage.learned == "scalar" else (dim,)
         self.signed = plain or start <= 0
         base = (start or 1.0) if plain else dim**-0.5

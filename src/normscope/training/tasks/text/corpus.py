@@ -73,7 +73,7 @@ class Corpus:
         """Every document in two parts: what is trained on, and what is held out, one of which may be empty.
 
         Whole documents are held out, those with the smallest digests, so that copies of a document are on one side. Of a corpus
-        of few documents, or of large ones beside which the others are hardly anything, the end of each is held out.
+        of few documents, or of large ones beside which the others are little, the end of each is held out.
         """
         chosen = self.survey.held_out(held_out)
         for text, digest in zip(self.documents(), self.survey.digests, strict=True):
@@ -95,15 +95,15 @@ class Survey:
     def held_out(self, share: float) -> frozenset[int]:
         """The digests of the documents that are held out, which have about that share of all bytes.
 
-        None of few documents, or where those that are no larger than the share have less than half of it.
+        None of few documents, or where those that are no larger than the share have together less than twice of it.
         """
         few = len(set(self.digests)) < _FEW
         return frozenset() if few or self.hardly_any_fits(share) else self._chosen(share)
 
     def hardly_any_fits(self, share: float) -> bool:
-        """Whether the documents that are no larger than a share of many have together less than half of it."""
+        """Whether, of many documents, those that are no larger than a share have together less than twice of it."""
         wanted = share * sum(self.sizes)
-        return len(set(self.digests)) >= _FEW and 0 < sum(size for size in self.sizes if size <= wanted) < wanted / 2
+        return len(set(self.digests)) >= _FEW and 0 < sum(size for size in self.sizes if size <= wanted) < 2 * wanted
 
     def _chosen(self, share: float) -> frozenset[int]:
         """The smallest digests, up to the share; a document that is more than the whole share is not among them."""

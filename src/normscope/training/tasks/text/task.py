@@ -182,6 +182,7 @@ class TextTask:
     def prepare(self, progress: Advance = silent, batch: int = 1) -> "TextTask":
         """Read the corpus, or find what was prepared before; a corpus that is too short for a batch leaves nothing on disk."""
         if self.data is not None:
+            self._refuse_too_short(batch)
             return self
         tokenizer = None if self.tokenizer is None else self._file
         if tokenizer is not None and self.vocabulary_wanted is not None:
