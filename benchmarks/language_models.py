@@ -185,6 +185,7 @@ def train(arguments: argparse.Namespace) -> None:
     file = folder.with_suffix(".toml")
     if not file.exists():  # a sweep that has begun on this machine continues as it was planned
         left = [point for point in planned if key_of(point) not in done]
+        left.sort(key=lambda point: -point["layers"])  # long runs first: what is cut off at the end is short
         if not left:
             print("nothing is left to train")
             return

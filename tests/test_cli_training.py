@@ -104,6 +104,19 @@ def test_a_divergence_stops_the_run_and_says_where(here: Path, capsys: pytest.Ca
     assert not (stopped.path / "model.safetensors").exists()
 
 
+def test_a_run_that_does_not_learn_is_stopped_where_the_recipe_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "train", *QUICK, "--set", "stop_above=0.1", "--set", "examples=640", "--out", "runs/a")
+    assert status == 1
+    assert out.strip() == str(here / "runs" / "a" / "report.html")
+    assert "is above stop_above=0.1 at step" in err
+    stopped = open_run(here / "runs" / "a")
+    assert stopped.table("divergence")["step"].iloc[0] == stopped.table("metrics")["step"].max()
+    assert not (stopped.path / "model.safetensors").exists()
+    status, _, err = run(capsys, "train", *QUICK, "--set", "stop_above=-1")
+    assert status == 2
+    assert "stop_above" in err
+
+
 def test_an_unfinished_run_goes_on_after_a_damaged_checkpoint(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("train", *QUICK, "--set", "examples=1280", "--checkpoint-every", "0", "--json")
     run(capsys, *command, "--out", "runs/whole")

@@ -13,7 +13,7 @@ import torch
 
 from normscope.errors import InputError
 from normscope.schemes import NAMED
-from normscope.training import PRESETS, Checkpoints, DivergedError, Training, read_recipe, recipe_from
+from normscope.training import PRESETS, Checkpoints, DivergedError, NotLearningError, Training, read_recipe, recipe_from
 from normscope.training.batches import one_batch
 from normscope.training.loop import Metrics, epoch_losses, plateaus
 from normscope.training.recipe import parse_change, task_of
@@ -36,6 +36,12 @@ def weights(training):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def trained(recipe):
+    training = Training(recipe)
+    list(training.run())
+    return training
 
 
 class TestRecipe:
@@ -257,6 +263,24 @@ class TestLoop:
             for _ in Training(recipe).run(checkpoints, every=0.0):
                 pass
         assert not checkpoints.folder.exists()
+
+    def test_a_run_that_does_not_learn_is_stopped_after_a_third_of_its_steps(self, tmp_path):
+        whole = trained(short(epoch=5))
+        at = next(row for row in whole.metrics if row.step >= whole.recipe.judged_at)
+        assert whole.recipe.steps / 3 <= at.step < whole.recipe.steps
+        hopeless = Training(short(epoch=5, stop_above=0.99 * at.loss))
+        with pytest.raises(NotLearningError, match=rf"the loss, {at.loss:.4g}, is above stop_above=.* at step {at.step}"):
+            list(hopeless.run())
+        assert hopeless.step == at.step
+        assert [row.loss for row in hopeless.metrics] == [row.loss for row in whole.metrics if row.step <= at.step]
+
+    def test_a_run_that_learns_is_the_same_with_a_limit(self):
+        """The loss before the third of the steps, and after it, does not count."""
+        whole = trained(short(epoch=5))
+        at = next(row for row in whole.metrics if row.step >= whole.recipe.judged_at)
+        assert max(row.loss for row in whole.metrics) > at.loss
+        limited = trained(short(epoch=5, stop_above=1.0001 * at.loss))
+        assert same(weights(whole), weights(limited))
 
     def test_weight_decay_pulls_at_matrices_alone(self):
         training = Training(short(weight_decay=0.5))

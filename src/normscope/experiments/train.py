@@ -35,7 +35,7 @@ from normscope.schemes import Scheme
 from normscope.watch.run_folder import WATCHED
 
 if TYPE_CHECKING:
-    from normscope.training import Checkpoints, Recipe, Training
+    from normscope.training import Checkpoints, Recipe, StoppedError, Training
     from normscope.training.log import TensorBoardLog
     from normscope.training.loop import Metrics
     from normscope.training.parallel import Team
@@ -217,10 +217,10 @@ class Train(Experiment):
 
     def _share(self) -> None:
         """Do this process's share of a training that the first process writes and reports."""
-        from normscope.training import DivergedError, Training
+        from normscope.training import StoppedError, Training
         from normscope.training.parallel import joined
 
-        with joined(self.device) as team, suppress(DivergedError):  # the first process reports it
+        with joined(self.device) as team, suppress(StoppedError):  # the first process reports it
             training = Training(self.found, self.device, team)
             for _ in training.run(observer=self._watch(training, None) if self.watch else None):
                 pass
@@ -241,7 +241,7 @@ class Train(Experiment):
             return self._trained(progress, checkpoints, team)
 
     def _trained(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> Result:
-        from normscope.training import DivergedError, Training
+        from normscope.training import StoppedError, Training
         from normscope.transformer import SavedModel
 
         _start_afresh(self.device)
@@ -253,8 +253,8 @@ class Train(Experiment):
         try:
             with self._watching(training, checkpoints, watched) as watch:
                 _fit(training, checkpoints, self.checkpoint_every, progress, watch)
-        except DivergedError as error:
-            return self._diverged(training, error, checkpoints, watched)
+        except StoppedError as error:
+            return self._stopped(training, error, checkpoints, watched)
         tested = _tested(training, progress)
         tables, scores = {"metrics": training.table, **tested.tables}, training.task.report.table
         about = {"recipe": self.found.values, scores: tested.tables[scores].to_dict("records")}
@@ -303,13 +303,13 @@ class Train(Experiment):
         probe = Sample.drawn(training.task.probe(None, recipe.seed, training.device, encoder=bool(recipe.encoder_layers)))
         return Watch(training.model, probe, self.watch, folder, rows=None, tokens=None, resume=True, start=training.step)
 
-    def _diverged(self, training: "Training", error: Exception, checkpoints: Any, files: dict[str, Any]) -> Result:
-        """Metrics up to the step at which the loss became non-finite, and no model."""
+    def _stopped(self, training: "Training", error: "StoppedError", checkpoints: Any, files: dict[str, Any]) -> Result:
+        """Metrics up to the step at which the run was stopped, and no model."""
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
         hints = ["a lower learning rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
         problem = f"{error} of {recipe.steps:,}; {last}. What may help (set=): {', '.join(hints)}"
-        divergence = pd.DataFrame([{"step": getattr(error, "step", 0), "reason": str(error)}])
+        divergence = pd.DataFrame([{"step": error.step, "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}
         return Result(type(self), self.record, tables, self.summary, recipe.seed, self.device, (problem,), files)
 

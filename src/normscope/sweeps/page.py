@@ -156,7 +156,10 @@ def _accuracy(column: "pd.Series[float]") -> FinalNumber:
 def _divergence(states: "pd.Series[str]") -> FinalNumber:
     """100 for a run that diverged, 0 for one that finished; one that failed counts as neither."""
     values = states.map({"diverged": 100.0, "finished": 0.0}).astype(float)
-    caption = "Above 0 is where runs diverge: their loss, weights or states became non-finite. Failed runs do not count."
+    caption = (
+        "Above 0 is where runs diverge: a loss, weight or state became non-finite, or the loss was above stop_above. "
+        "Failed runs do not count."
+    )
     return FinalNumber("diverged", "Runs that diverged", "runs diverged in %", caption, values, percent=True, spread=False)
 
 

@@ -54,12 +54,26 @@ class StepObserver(Protocol):
         """The step is over, and its gradients are still there."""
 
 
-class DivergedError(Exception):
+class StoppedError(Exception):
+    """A run that ends before its last step, after a step that it names."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step = step
+
+
+class DivergedError(StoppedError):
     """The loss, or a weight, became non-finite (NaN/Inf)."""
 
     def __init__(self, step: int, what: str) -> None:
-        super().__init__(f"{what} is not a finite number at step {step:,}")
-        self.step = step
+        super().__init__(step, f"{what} is not a finite number at step {step:,}")
+
+
+class NotLearningError(StoppedError):
+    """The loss was above the recipe's ``stop_above`` after a third of the steps."""
+
+    def __init__(self, step: int, loss: float, limit: float) -> None:
+        super().__init__(step, f"the loss, {loss:.4g}, is above stop_above={limit:g} at step {step:,}")
 
 
 class Training:
@@ -103,6 +117,7 @@ class Training:
 
         Raises:
             DivergedError: if the loss or a weight is no longer finite; the last checkpoint is from before that.
+            NotLearningError: if the loss is above the recipe's ``stop_above`` after a third of the steps.
         """
         recipe, team = self.recipe, self.team
         if team is not None:
@@ -139,11 +154,19 @@ class Training:
                     rate=rates[-1],
                 )
             )
+            if start < recipe.judged_at <= self.step:
+                self._judge(self.metrics[-1])
             ended = self.step == recipe.steps
             if checkpoints is not None and (ended or time.monotonic() - last_saved >= every):
                 checkpoints.save(self.checkpoint)
                 last_saved = time.monotonic()
             yield self.metrics[-1]
+
+    def _judge(self, row: Metrics) -> None:
+        """Stop a run that has not learned what its recipe asks for."""
+        limit = self.recipe.stop_above
+        if limit is not None and row.loss > limit:
+            raise NotLearningError(row.step, row.loss, limit)
 
     def _steps(
         self, stepper: Stepper, batches: Batches, rates: list[float], start: int, observer: StepObserver | None

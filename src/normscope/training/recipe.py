@@ -73,6 +73,7 @@ class Recipe:
     weight_decay: NonNegativeFloat = 0.01
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     clip: NonNegativeFloat = 0.0
+    stop_above: NonNegativeFloat | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     test_examples: Annotated[Count, Field(ge=2)] = 128_000
 
@@ -87,6 +88,11 @@ class Recipe:
     def steps(self) -> int:
         """The number of batches."""
         return self.examples // self.batch
+
+    @property
+    def judged_at(self) -> int:
+        """The step after which a loss above ``stop_above`` ends the run."""
+        return math.ceil(self.steps / 3)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, 0 the first, before any halving on a plateau."""
