@@ -77,9 +77,9 @@ class Evidence:
 
     Attributes:
         runs: a row for every run: scheme, depth, rate, seed, width, context, tokens, train_loss, loss (held out),
-            bits_per_byte, unigram_loss (of token frequencies alone, on the same held-out text), diverged_step, seconds,
-            tokens_per_second, and the rise of the loss without a block: first_block_cost, later_block_cost (mean over all
-            blocks after the first) and late_block_cost (over the last third).
+            bits_per_byte, unigram_loss (of token frequencies alone, on the same held-out text), diverged_step (also of a run
+            that was stopped because it did not learn), seconds, tokens_per_second, and the rise of the loss without a block:
+            first_block_cost, later_block_cost (mean over all blocks after the first) and late_block_cost (over the last third).
         predictions: a row for every simulated setting, depth, scheme and criterion: value, low, high, rank.
     """
 
