@@ -163,6 +163,10 @@ def test_ensemble_prints_records_for_all_schemes(here: Path, capsys: pytest.Capt
             ("simulate", "--weights", "kaiming", "--heads", "2", "--start", "start.npy", "--scheme", "qkv"),
             "a head has at least 2 dimensions: 'qkv' normalises heads",
         ),
+        (
+            ("simulate", "--tokens", "3", "--dim", "1", "--start", "uniform", "--scheme", "qk"),
+            "a head has at least 2 dimensions",
+        ),
         (("simulate", "--scheme", "pre,pre"), "named twice"),
         (("simulate", "--precision", "float16"), "should be 'float64', 'float32' or 'bfloat16'"),
         (("simulate", "--solver", "rk5"), "unknown solver"),

@@ -108,9 +108,11 @@ def test_a_run_that_does_not_learn_is_stopped_where_the_recipe_says(here: Path, 
     status, out, err = run(capsys, "train", *QUICK, "--set", "stop_above=0.1", "--set", "examples=640", "--out", "runs/a")
     assert status == 1
     assert out.strip() == str(here / "runs" / "a" / "report.html")
-    assert "is above stop_above=0.1 at step" in err
+    assert "above stop_above=0.1, at step 7 of 20" in err
+    assert "a higher stop_above" in err
     stopped = open_run(here / "runs" / "a")
-    assert stopped.table("divergence")["step"].iloc[0] == stopped.table("metrics")["step"].max()
+    assert list(stopped.table("divergence")["step"]) == [7]
+    assert stopped.table("metrics")["step"].max() == 8
     assert not (stopped.path / "model.safetensors").exists()
     status, _, err = run(capsys, "train", *QUICK, "--set", "stop_above=-1")
     assert status == 2
@@ -258,10 +260,17 @@ def test_what_a_recipe_names_and_files_of_schemes_are_read_too(here: Path, capsy
     (here / "pre" / "texts" / "a.txt").write_text("some notes")
     small = "layers = 1\ndim = 16\nheads = 2\nhead = 8\nfeedforward = 16\nbatch = 4\nexamples = 40\ncontext = 8\n"
     (here / "r.toml").write_text(f'task = "text"\ncorpus = "{here}/pre/texts"\n{small}')
+    (here / "s.toml").write_text('scheme = "pre/mine.toml"\nlayers = 1\ndim = 16\nhead = 8\nfrequencies = 8\nexamples = 256\n')
+    stage = '[then]\nuntil = "1/2"\nthen = "pre/mine.toml"\n[then.attention]\nstream = "norm"\n'
+    (here / "outer.toml").write_text(f'until = "1/4"\n[attention]\nstream = "norm"\n{stage}')
     for command in (
         ("train", *QUICK, "--scheme", "pre/mine.toml"),
         ("simulate", "--scheme", "post,pre/mine.toml", "--tokens", "4", "--dim", "4", "--time", "1"),
+        ("simulate", "--scheme", "post, pre/mine.toml", "--tokens", "4", "--dim", "4", "--time", "1"),
+        ("simulate", "--scheme", "outer.toml", "--tokens", "4", "--dim", "4", "--time", "1"),
         ("train", "r.toml"),
+        ("train", *QUICK, "--set", "scheme=pre/mine.toml"),
+        ("train", "s.toml"),
     ):
         status, _, err = run(capsys, *command, "--out", "pre", "--overwrite")
         assert (status, (here / "pre" / "mine.toml").exists()) == (2, True), err

@@ -1,6 +1,7 @@
 """What follows from the slots: the published table, and the numerical derivative of every scheme's layer."""
 
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -460,6 +461,14 @@ def test_the_law_of_a_feed_forward_layer_takes_it_as_homogeneous(activation: str
     speed = ((after - theta) / step).norm(dim=-1)
     s = law.speed({**place.values, "r": r, "A": A.norm(dim=-1)})
     assert torch.allclose(speed, across.norm(dim=-1) / s, rtol=1e-4) == holds
+
+
+def test_laws_of_stages_are_values() -> None:
+    for scheme in (NAMED["mix"], replace(NAMED["mix"], name="mine")):
+        for law in (scheme.law, scheme.feedforward_law):
+            assert pickle.loads(pickle.dumps(law)) == law
+            assert law.speed == law.speed
+        assert scheme.law == scheme.law != scheme.feedforward_law
 
 
 def test_only_stages_with_alpha_learn_it() -> None:

@@ -293,7 +293,8 @@ def test_a_full_disk_is_one_error_and_loses_nothing(small_disk: Path, place: Pat
 
 
 def test_a_dry_run_times_every_shape_and_writes_nothing(here: Path, place: Path) -> None:
-    status, out, err = sweep(place / "training.toml", "--dry-run", "--json", "--out", "mine")
+    (place / "limited.toml").write_text(TRAINING.replace("watch = 20", "watch = 20\nstop_above = 0.01"))
+    status, out, err = sweep(place / "limited.toml", "--dry-run", "--json", "--out", "mine")
     assert status == 0, err
     records = json.loads(out)
     assert [record["runs"] for record in records] == [3, 2]

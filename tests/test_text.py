@@ -16,6 +16,7 @@ from tokenizers.trainers import BpeTrainer
 from helpers.cli import run
 from normscope.core import CausalMask
 from normscope.errors import InputError
+from normscope.machine.files import cache_folder
 from normscope.runs import open_run
 from normscope.runs.segments import read_segments
 from normscope.training import Checkpoints, Training, read_recipe, recipe_from
@@ -122,10 +123,13 @@ class TestCorpus:
             for suffix in ("parquet", "arrow"):
                 assert list(Corpus.at(str(tmp_path / f"{kind}.{suffix}"), "text").documents()) == texts
 
-    def test_linked_folders_are_read_once_and_hidden_ones_not(self, folder, tmp_path):
+    def test_linked_folders_are_read_once_and_hidden_ones_and_runs_not(self, folder, tmp_path):
         whole = list(Corpus.at(str(folder), "text").documents())
         (folder / ".git").mkdir()
         (folder / ".git" / "object.txt").write_text("no text of the corpus")
+        (folder / "run").mkdir()
+        (folder / "run" / "run.json").write_text('{"versions": {"normscope": "0.2.0"}}')
+        (folder / "run" / "stopped.txt").write_text("no text of the corpus either")
         (folder / "inner" / "loop").symlink_to(folder)
         linked = tmp_path / "linked"
         linked.mkdir()
@@ -344,7 +348,7 @@ class TestResume:
     def test_another_text_is_refused(self, folder, tmp_path):
         checkpoint = Training(recipe(folder)).checkpoint
         (folder / "00.txt").write_text("another text " * 90)
-        with pytest.raises(InputError, match="the data have changed since step 0"):
+        with pytest.raises(InputError, match="the data have changed since the training began"):
             Training(recipe(folder)).restore(checkpoint)
 
 
@@ -378,11 +382,14 @@ class TestCommand:
         assert "bits per byte" in out
         assert "loss at position" in out
         (recipe_file.parent / "texts" / "00.txt").write_text("another text " * 90)
+        cached = sorted(cache_folder("corpora").iterdir())
         status, _, err = run(capsys, "evaluate", "a")
         assert (status, err.splitlines()[-1].partition(": the data ")[2]) == (
             2,
-            "have changed since this model was trained; restore them",
+            "have changed since the training began (or this version of normscope holds out other parts of them); "
+            "restore them, or train a new model in another folder",
         )
+        assert sorted(cache_folder("corpora").iterdir()) == cached
 
     def test_a_killed_run_resumes_to_the_same_weights_and_not_on_another_text(self, recipe_file, here, capsys, monkeypatch):
         arguments = ("train", str(recipe_file), "--checkpoint-every", "0", "--json")
@@ -398,10 +405,11 @@ class TestCommand:
             assert run(capsys, *arguments, "--out", "stopped")[0] == 130
         text = (here / "texts" / "00.txt").read_text()
         (here / "texts" / "00.txt").write_text("another text " * 90)
-        before = sorted(here.rglob("*"))
+        before, cached = sorted(here.rglob("*")), sorted(cache_folder("corpora").iterdir())
         status, _, err = run(capsys, *arguments, "--out", "stopped")
         assert status == 2
-        assert "the data have changed since step 5 of this run" in err
+        assert "the data have changed since the training began" in err
+        assert sorted(cache_folder("corpora").iterdir()) == cached
         assert err.count("\n") == 1
         assert [path for path in here.glob("*") if path not in before] == []
         (here / "texts" / "00.txt").write_text(text)

@@ -44,6 +44,16 @@ def trained(recipe):
     return training
 
 
+class Losses(list[float]):
+    """The loss of every step, as an observer."""
+
+    def due(self, step):
+        return True
+
+    def step(self, loss, *, step, rate):
+        self.append(loss)
+
+
 class TestRecipe:
     @pytest.mark.parametrize(("task", "preset"), ALL_PRESETS)
     def test_a_preset_survives_being_written_and_read(self, task, preset, tmp_path):
@@ -264,23 +274,33 @@ class TestLoop:
                 pass
         assert not checkpoints.folder.exists()
 
-    def test_a_run_that_does_not_learn_is_stopped_after_a_third_of_its_steps(self, tmp_path):
-        whole = trained(short(epoch=5))
-        at = next(row for row in whole.metrics if row.step >= whole.recipe.judged_at)
-        assert whole.recipe.steps / 3 <= at.step < whole.recipe.steps
-        hopeless = Training(short(epoch=5, stop_above=0.99 * at.loss))
-        with pytest.raises(NotLearningError, match=rf"the loss, {at.loss:.4g}, is above stop_above=.* at step {at.step}"):
+    @pytest.mark.parametrize(("epoch", "ends"), [(1, 7), (5, 10), (10, 10)])
+    def test_a_run_that_does_not_learn_is_stopped_after_a_third_of_its_steps(self, epoch, ends):
+        """By its last losses up to there, however the steps are divided into blocks; those after it do not count."""
+        whole = trained(short(epoch=epoch))
+        losses = Losses()
+        list(Training(whole.recipe).run(observer=losses))
+        mean = sum(losses[: whole.recipe.judged_at]) / 7
+        hopeless = Training(short(epoch=epoch, stop_above=0.999 * mean))
+        with pytest.raises(NotLearningError, match=rf"the loss is {mean:.4g}, above stop_above=.*, at step 7$") as caught:
             list(hopeless.run())
-        assert hopeless.step == at.step
-        assert [row.loss for row in hopeless.metrics] == [row.loss for row in whole.metrics if row.step <= at.step]
+        assert (caught.value.step, hopeless.step) == (7, ends)
+        assert same(weights(whole), weights(trained(short(epoch=epoch, stop_above=1.001 * mean))))
 
-    def test_a_run_that_learns_is_the_same_with_a_limit(self):
-        """The loss before the third of the steps, and after it, does not count."""
-        whole = trained(short(epoch=5))
-        at = next(row for row in whole.metrics if row.step >= whole.recipe.judged_at)
-        assert max(row.loss for row in whole.metrics) > at.loss
-        limited = trained(short(epoch=5, stop_above=1.0001 * at.loss))
-        assert same(weights(whole), weights(limited))
+    def test_a_run_is_not_stopped_in_its_last_block(self):
+        assert trained(short(epoch=20, stop_above=0.01)).step == 20
+
+    def test_a_stopped_run_is_resumed_with_a_higher_limit(self, tmp_path):
+        recipe = short(epoch=2, stop_above=0.01)
+        checkpoints = Checkpoints.of(tmp_path / "run", recipe.record)
+        with checkpoints.alone(), pytest.raises(NotLearningError):
+            list(Training(recipe).run(checkpoints, every=0.0))
+        higher = short(epoch=2, stop_above=100.0)
+        resumed = Training(higher)
+        resumed.restore(Checkpoints.of(tmp_path / "run", higher.record).load(CPU)[0])
+        assert resumed.step == 6
+        list(resumed.run())
+        assert same(weights(resumed), weights(trained(short(epoch=2))))
 
     def test_weight_decay_pulls_at_matrices_alone(self):
         training = Training(short(weight_decay=0.5))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from normscope import InputError
 from normscope.core import AttentionMask, CausalMask, HeadNorm, PackedMask, PaddingMask, Scores
+from normscope.runs import fingerprint
 from normscope.schemes import NAMED, Scheme, Slots
 from normscope.training import Training, read_recipe
 from normscope.training.batches import one_batch
@@ -742,6 +743,13 @@ NEGATIVE = Scheme("mine", Slots(output="norm", step="alpha", carry="1-alpha", st
         ("dyt", {"feedforward_norm": "layer"}, "feed-forward layers had layer norms in place of the scheme's"),
         (Scheme("mine", Slots(input="norm"), weights="normalised"), {}, "there was no norm after the last layer"),
         (NEGATIVE, {}, "a negative alpha lost its sign"),
+        (
+            replace(NAMED["pre"], until="1/depth", then=NAMED["dyt"]),
+            {"feedforward_norm": "layer", "encoder_layers": 2, "layers": 1},
+            "feed-forward layers had layer norms in place of the scheme's",
+        ),
+        ("dyt", {"feedforward_norm": "tanh"}, ""),
+        ("pre", {"feedforward_norm": "tanh"}, ""),
         ("dyt", {}, ""),
         ("ngpt-lerp", {}, ""),
         ("layerscale", {}, ""),
@@ -765,8 +773,19 @@ def test_models_of_which_earlier_versions_made_another_are_refused(
 def test_an_unfinished_run_that_an_earlier_version_made_differently_is_not_resumed() -> None:
     from normscope.training import read_recipe
 
-    assert "format" not in read_recipe("tiny", {"scheme": "pre"}).record
+    record = read_recipe("tiny", {"scheme": "pre"}).record
+    assert "format" not in record
+    assert fingerprint(record) == "d5b2fe984a2a"  # as in 0.2.0
+    assert read_recipe("tiny", {"scheme": "pre", "stop_above": 1.0}).record == record
     assert read_recipe("tiny", {"scheme": "dyt"}).record["format"] == 2
+
+
+def test_a_pointwise_norm_of_feedforward_layers_has_one_gain_and_no_other() -> None:
+    for scheme in ("pre", "dyt"):
+        (block,) = model_of(scheme, feedforward_norm="tanh", layers=1).decoder
+        assert block.feedforward.f.input_gain is None
+        assert block.feedforward.input.gain is not None
+        assert (block.attention.f.input_gains is None) == (scheme == "dyt")
 
 
 WRONG_KINDS = """

@@ -22,14 +22,15 @@ from normscope.measures.base import Quantity
 from normscope.results.sections import PageTable, Section
 from normscope.results.tables import plain_rows
 from normscope.runs import fingerprint, fresh_path, resumable_path
-from normscope.schemes.files import scheme_values
+from normscope.schemes.files import scheme_files, scheme_values
 from normscope.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
     from normscope.experiments.result import Result
 
 Shown = PageTable | str | Any  # or a renderable of rich
-_NAMED = {"scheme", "schemes", "recipe", "preset"}  # settings that take names, and paths that look like paths
+_SCHEMES = {"scheme", "schemes"}
+_NAMED = {*_SCHEMES, "recipe", "preset"}  # settings that take names, and paths that look like paths
 _OF_MODELS = ("dtype", "stream", "blocks", "bos", "trust_remote_code")  # how models are opened, whatever is measured
 _MOST_LINES = 24  # of a table that the outcome of a run takes numbers from
 
@@ -55,7 +56,7 @@ def _texts(value: Any) -> Iterator[str]:
         for item in value:
             yield from _texts(item)
     elif isinstance(value, str):
-        yield from dict.fromkeys((value, *value.split(",")))
+        yield from dict.fromkeys((value, *(part.strip() for part in value.split(","))))
     elif value is not None:
         named = value if isinstance(value, Path) else getattr(value, "path", None) or getattr(value, "name", None)
         if isinstance(named, str | Path):
@@ -158,6 +159,7 @@ class Experiment(BaseModel):
                 bare = takes_paths(about) and name not in _NAMED
                 if (bare or "/" in text or "." in text) and os.path.exists(path := os.path.expanduser(text)):
                     yield Path(path)
+                    yield from scheme_files(path) if name in _SCHEMES else ()
 
     @property
     def record(self) -> dict[str, Any]:

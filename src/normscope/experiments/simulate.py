@@ -141,9 +141,10 @@ class Simulate(Seeded):
                 f"weights= is one of {', '.join(allowed)}, or a .safetensors file, not '{self.weights}'"
                 f"{did_you_mean(self.weights, allowed)}"
             )
-        elif self.weights != "identity" and self.start_file is None:
-            check_heads(self.width, self.heads)
-            self._check_head(self.width // self.heads)
+        elif self.start_file is None:
+            heads = 1 if self.weights == "identity" else self.heads
+            check_heads(self.width, heads)
+            self._check_head(self.width // heads)
 
     def _check_head(self, width: int) -> None:
         """Refuse schemes that normalise heads of one dimension."""
@@ -585,6 +586,7 @@ def _weights(settings: Simulate, dim: int, generator: Any) -> Any:
     from normscope.dynamics.weights import random_gate, random_weights
 
     if settings.weights == "identity":
+        settings._check_head(dim)
         return HeadWeights()
     if settings.weights.endswith(".safetensors"):
         weights = HeadWeights.read(Path(settings.weights), dim)

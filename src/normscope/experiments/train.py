@@ -31,7 +31,7 @@ from normscope.results.figures import Chart, Line
 from normscope.results.sections import Section
 from normscope.results.tables import plain_rows
 from normscope.runs import fingerprint, unfinished_runs
-from normscope.schemes import Scheme
+from normscope.schemes import Scheme, scheme_files
 from normscope.watch.run_folder import WATCHED
 
 if TYPE_CHECKING:
@@ -172,9 +172,12 @@ class Train(Experiment):
 
     @property
     def inputs(self) -> Iterator[Path]:
-        """What the settings name, and corpus and tokenizer of the recipe."""
+        """What the settings name, and corpus, tokenizer and files of the scheme of the recipe."""
         yield from super().inputs
-        named = (self.found.values.get(key) for key in ("corpus", "tokenizer"))
+        recipe = self.found
+        if not isinstance(recipe.scheme, Scheme):
+            yield from scheme_files(recipe.scheme)
+        named = (recipe.values.get(key) for key in ("corpus", "tokenizer"))
         yield from (path for name in named if name and (path := Path(name).expanduser()).exists())
 
     @property
@@ -245,9 +248,9 @@ class Train(Experiment):
         from normscope.transformer import SavedModel
 
         _start_afresh(self.device)
-        training = Training(self.found, self.device, team, progress)
-        resumed = [] if checkpoints is None else _resume(training, checkpoints)
-        for message in (self.summary, *resumed):
+        checkpoint, refused = (None, []) if checkpoints is None else checkpoints.load(self.device)
+        training = Training(self.found, self.device, team, progress, checkpoint)
+        for message in (self.summary, *refused, *_resumed(training, bool(refused))):
             progress.message(message)
         watched: dict[str, Any] = {}
         try:
@@ -305,9 +308,12 @@ class Train(Experiment):
 
     def _stopped(self, training: "Training", error: "StoppedError", checkpoints: Any, files: dict[str, Any]) -> Result:
         """Metrics up to the step at which the run was stopped, and no model."""
+        from normscope.training import NotLearningError
+
         recipe, saved = self.found, [] if checkpoints is None else checkpoints.paths
         last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint before it"
         hints = ["a lower learning rate", *["warmup=1000"] * (not recipe.warmup), *["clip=1.0"] * (not recipe.clip)]
+        hints += ["a higher stop_above"] * isinstance(error, NotLearningError)
         problem = f"{error} of {recipe.steps:,}; {last}. What may help (set=): {', '.join(hints)}"
         divergence = pd.DataFrame([{"step": error.step, "reason": str(error)}])
         tables = {"metrics": training.table, "divergence": divergence}
@@ -349,7 +355,9 @@ class Train(Experiment):
         """A training with that batch, and how long a step of it takes."""
         from normscope.training import Training
 
-        short = replace(self.found, batch=batch, examples=_TIMED_STEPS * batch, epoch=1, rate=0.0, calibrate=False)
+        short = replace(
+            self.found, batch=batch, examples=_TIMED_STEPS * batch, epoch=1, rate=0.0, calibrate=False, stop_above=None
+        )
         training = Training(short, self.device)
         times = [row.seconds for row in training.run()]
         return training, min(later - before for before, later in pairwise(times))
@@ -446,13 +454,11 @@ def _progress_text(metrics: pd.DataFrame, name: str) -> tuple[str, ...]:
     return (text, f"The loss first became non-finite at {broken['examples'].iloc[0]:,.0f} examples; its curve has gaps there.")
 
 
-def _resume(training: "Training", checkpoints: "Checkpoints") -> list[str]:
-    """Restore the last sound checkpoint, if there is one; the messages about it."""
-    checkpoint, refused = checkpoints.load(training.device)
-    if checkpoint is not None:
-        training.restore(checkpoint)
-        return [*refused, f"resuming from step {checkpoint.step:,} of {training.recipe.steps:,}"]
-    return [*refused, *["no checkpoint can be used: starting from the beginning"] * bool(refused)]
+def _resumed(training: "Training", refused: bool) -> list[str]:
+    """Where a training begins that resumes, or has had all its checkpoints refused."""
+    if training.step:
+        return [f"resuming from step {training.step:,} of {training.recipe.steps:,}"]
+    return ["no checkpoint can be used: starting from the beginning"] * refused
 
 
 def _fit(

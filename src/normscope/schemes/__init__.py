@@ -6,7 +6,7 @@ The residual update itself, which needs torch, is in ``normscope.schemes.update`
 from normscope.schemes.display import dash
 from normscope.schemes.drawing import block_records
 from normscope.schemes.expressions import Expression, Product
-from normscope.schemes.files import find_scheme, scheme_from, scheme_values
+from normscope.schemes.files import find_scheme, scheme_files, scheme_from, scheme_values
 from normscope.schemes.named import NAMED
 from normscope.schemes.records import same_feedforward, scheme_record
 from normscope.schemes.scheme import NORM_TITLES, At, NormKind, Scheme, Slots
@@ -24,6 +24,7 @@ __all__ = [
     "dash",
     "find_scheme",
     "same_feedforward",
+    "scheme_files",
     "scheme_from",
     "scheme_record",
     "scheme_values",

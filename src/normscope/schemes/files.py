@@ -1,6 +1,6 @@
 """Find a scheme by name, by name with further slots (``peri+qk``), or by the path of a TOML file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
         'qk'
     """
     text = str(name_or_path).strip()
-    if text.endswith(".toml") or "/" in text:
+    if _is_file(text):
         return read_scheme(Path(text))
     base, *parts = _split(text)
     if base not in NAMED:
@@ -33,6 +33,23 @@ def find_scheme(name_or_path: str | Path) -> Scheme:
     for part in parts:
         scheme = scheme.with_part(part)
     return scheme
+
+
+def scheme_files(name_or_path: str | Path) -> Iterator[Path]:
+    """The TOML files that define a scheme, with those that ``then`` leads to; none for a name."""
+    text = str(name_or_path).strip()
+    if _is_file(text):
+        path = user_path(text, "scheme file")
+        yield path
+        then = read_toml(path, "scheme file").get("then")
+        while isinstance(then, dict):
+            then = then.get("then")
+        if isinstance(then, str) and _is_file(then):
+            yield from scheme_files(path.parent / then)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or "/" in text
 
 
 def _split(text: str) -> list[str]:
@@ -56,8 +73,7 @@ def read_scheme(path: Path, readers: tuple[Path, ...] = ()) -> Scheme:
     content = read_toml(path, "scheme file")
 
     def other(then: str) -> Scheme:
-        is_file = then.endswith(".toml") or "/" in then
-        return read_scheme(path.parent / then, (*readers, place)) if is_file else find_scheme(then)
+        return read_scheme(path.parent / then, (*readers, place)) if _is_file(then) else find_scheme(then)
 
     try:
         return _scheme({"name": path.stem, **content}, other)

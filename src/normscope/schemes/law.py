@@ -12,7 +12,6 @@ Two slots inside attention multiply it, for one head: a sink by 1 − m_j, its m
 M_j what the head mixes. Where theory has no factor, a ``NoFormula`` says so in place of a number.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -116,36 +115,43 @@ class Law:
 
 @dataclass(frozen=True, repr=False)
 class StagedFormula:
-    """A formula of a scheme that changes with depth: each stage has its own, and the values of t and depth choose it."""
+    """``speed`` or ``radial`` of a scheme that changes with depth: the values of t and depth choose the stage."""
 
-    scheme: Scheme
-    of: Callable[[Scheme], Any]
+    law: "StagedLaw"
+    name: str
 
     def __call__(self, *arguments: Any) -> Any:
         """The number for the given variables, which come last."""
         values = arguments[-1]
-        return self.of(self.scheme.at(values["t"], values["depth"]))(*arguments)
+        return self._of(self.law.scheme.at(values["t"], values["depth"]))(*arguments)
+
+    def _of(self, stage: Scheme) -> Any:
+        return getattr(self.law.of(stage), self.name)
 
     def __repr__(self) -> str:
-        return join_stages(self.scheme, [repr(self.of(stage)) for stage in self.scheme.stages])
+        return join_stages(self.law.scheme, [repr(self._of(stage)) for stage in self.law.scheme.stages])
 
 
 @dataclass(frozen=True, repr=False)
 class StagedLaw:
-    """The law of motion of a sublayer in a scheme that changes with depth; ``of`` is the one of each of its stages."""
+    """The law of motion of attention, or of the feed-forward layer, in a scheme that changes with depth."""
 
     scheme: Scheme
-    of: Callable[[Scheme], Law]
+    attends: bool
+
+    def of(self, stage: Scheme) -> Law:
+        """The law of one of its stages."""
+        return law_of(stage.attention if self.attends else stage.feedforward, stage.norm, self.attends)
 
     @property
     def speed(self) -> StagedFormula:
         """The speed factor s_j."""
-        return StagedFormula(self.scheme, lambda stage: self.of(stage).speed)
+        return StagedFormula(self, "speed")
 
     @property
     def radial(self) -> StagedFormula:
         """The radial rate ṙ_j."""
-        return StagedFormula(self.scheme, lambda stage: self.of(stage).radial)
+        return StagedFormula(self, "radial")
 
     @property
     def statement(self) -> str:
@@ -155,6 +161,12 @@ class StagedLaw:
 
     def __repr__(self) -> str:
         return _law_text(self.speed, self.radial)
+
+
+def law_by_stage(scheme: Scheme, attends: bool) -> Law | StagedLaw:
+    """The law of motion of attention, or of the feed-forward layer, in all stages of a scheme."""
+    staged = StagedLaw(scheme, attends)
+    return staged.of(scheme) if scheme.then is None else staged
 
 
 @lru_cache(maxsize=256)

@@ -416,12 +416,9 @@ class Scheme:
     @property
     def law(self) -> "Law | StagedLaw":
         """The law of motion of attention: ``law.speed`` is s_j, ``law.radial`` is ṙ_j; they print and they compute."""
-        from normscope.schemes.law import StagedLaw
+        from normscope.schemes.law import law_by_stage
 
-        def own(stage: "Scheme") -> "Law":
-            return stage.law_of(stage.attention)
-
-        return own(self) if self.then is None else StagedLaw(self, own)
+        return law_by_stage(self, attends=True)
 
     def law_of(self, slots: Slots) -> "Law":
         """The law of motion of attention with some slots and this stage's norm."""
@@ -432,12 +429,9 @@ class Scheme:
     @property
     def feedforward_law(self) -> "Law | StagedLaw":
         """The law of motion of the feed-forward layer F, which stands for A."""
-        from normscope.schemes.law import StagedLaw, law_of
+        from normscope.schemes.law import law_by_stage
 
-        def own(stage: "Scheme") -> "Law":
-            return law_of(stage.feedforward, stage.norm, attends=False)
-
-        return own(self) if self.then is None else StagedLaw(self, own)
+        return law_by_stage(self, attends=False)
 
     @property
     def update(self) -> str:

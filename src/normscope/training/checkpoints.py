@@ -27,6 +27,11 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
     @property
+    def identity(self) -> str:
+        """What the data of the run are known by."""
+        return bytes(self.tensors["data"].tolist()).decode()
+
+    @property
     def on_cpu(self) -> "Checkpoint":
         """The same, where every process can read it."""
         return Checkpoint(self.step, {name: value.detach().cpu().contiguous() for name, value in self.tensors.items()})

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from normscope.core.seeds import stream_seed
 from normscope.core.threads import one_thread
-from normscope.errors import InputError
 from normscope.training.batches import Batches
 from normscope.training.checkpoints import Checkpoint, Checkpoints
 from normscope.training.parallel import Team, check_shares
 from normscope.training.recipe import Recipe, precision_of
 from normscope.training.steps import Stepper, optimiser_for, optimiser_state, restore_optimiser, stepper_for
-from normscope.training.tasks.task import Advance, silent
+from normscope.training.tasks.task import Advance, changed_data, silent
 from normscope.transformer import Transformer, calibrating
 
 _WORTH_THREADS = 1_000_000_000  # multiplications a step
+_JUDGED = 20  # steps whose mean loss decides whether a run is stopped
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,29 @@ class DivergedError(StoppedError):
 
 
 class NotLearningError(StoppedError):
-    """The loss was above the recipe's ``stop_above`` after a third of the steps."""
+    """The loss was above the recipe's ``stop_above`` after a third of the steps; ``step`` is where that was."""
 
     def __init__(self, step: int, loss: float, limit: float) -> None:
-        super().__init__(step, f"the loss, {loss:.4g}, is above stop_above={limit:g} at step {step:,}")
+        super().__init__(step, f"the loss is {loss:.4g}, above stop_above={limit:g}, at step {step:,}")
 
 
 class Training:
-    """A run of a recipe on a device, alone or as one of a team of processes; ``progress`` is of preparing its data."""
+    """A run of a recipe on a device, alone or as one of a team of processes; ``progress`` is of preparing its data.
+
+    With a ``checkpoint`` it resumes there, if the data are those of the checkpoint.
+    """
 
     def __init__(
-        self, recipe: Recipe, device: torch.device | str = "cpu", team: Team | None = None, progress: Advance = silent
+        self,
+        recipe: Recipe,
+        device: torch.device | str = "cpu",
+        team: Team | None = None,
+        progress: Advance = silent,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.recipe, self.device, self.team = recipe, torch.device(device), team
         check_shares(recipe.batch, team.size if team else 1)
-        self.task = recipe.data.prepare(progress, recipe.batch)
+        self.task = recipe.data.prepare(progress, recipe.batch, None if checkpoint is None else checkpoint.identity)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(recipe.seed, "weights"))
             # drawn on the CPU, so that every device starts from the same weights
@@ -96,6 +104,8 @@ class Training:
         self.optimiser = optimiser_for(self.model, recipe, self.device)
         self.metrics: list[Metrics] = []
         self.precision = precision_of(recipe.precision, self.device)
+        if checkpoint is not None:
+            self.restore(checkpoint)
 
     @property
     def step(self) -> int:
@@ -154,19 +164,25 @@ class Training:
                     rate=rates[-1],
                 )
             )
-            if start < recipe.judged_at <= self.step:
-                self._judge(self.metrics[-1])
+            if start < recipe.judged_at <= self.step < recipe.steps:
+                self._judge(rows[: recipe.judged_at - start, 0])
             ended = self.step == recipe.steps
             if checkpoints is not None and (ended or time.monotonic() - last_saved >= every):
                 checkpoints.save(self.checkpoint)
                 last_saved = time.monotonic()
             yield self.metrics[-1]
 
-    def _judge(self, row: Metrics) -> None:
-        """Stop a run that has not learned what its recipe asks for."""
-        limit = self.recipe.stop_above
-        if limit is not None and row.loss > limit:
-            raise NotLearningError(row.step, row.loss, limit)
+    def _judge(self, last: Float[Tensor, " steps"]) -> None:
+        """Stop a run whose mean loss before ``judged_at`` is above the limit; ``last`` are the last losses before it.
+
+        Where they are few, blocks before count with their means, so that single batches decide nothing.
+        """
+        limit, losses = self.recipe.stop_above, last[-_JUDGED:].double().tolist()
+        begins = [0, *(row.step for row in self.metrics)]
+        for row, begin in reversed(list(zip(self.metrics[:-1], begins[:-2], strict=True))):
+            losses += [row.loss] * min(row.step - begin, _JUDGED - len(losses))
+        if limit is not None and (loss := sum(losses) / len(losses)) > limit:
+            raise NotLearningError(self.recipe.judged_at, loss, limit)
 
     def _steps(
         self, stepper: Stepper, batches: Batches, rates: list[float], start: int, observer: StepObserver | None
@@ -200,11 +216,8 @@ class Training:
         Raises:
             InputError: if the task's data are not those of the checkpoint.
         """
-        if not torch.equal(checkpoint.tensors["data"].cpu(), self._data_digest):
-            raise InputError(
-                f"the data have changed since step {checkpoint.step:,} of this run ({self.task.summary}); restore them to "
-                "resume, or start a new run with another out="
-            )
+        if checkpoint.identity != self.task.identity:
+            raise changed_data(self.task.summary)
         prefix = "model."
         weights = {name[len(prefix) :]: v for name, v in checkpoint.tensors.items() if name.startswith(prefix)}
         self.model.load_state_dict(weights)

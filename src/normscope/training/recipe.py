@@ -91,7 +91,7 @@ class Recipe:
 
     @property
     def judged_at(self) -> int:
-        """The step after which a loss above ``stop_above`` ends the run."""
+        """The step up to which a loss above ``stop_above`` ends the run."""
         return math.ceil(self.steps / 3)
 
     def rate_at(self, step: int) -> float:
@@ -141,9 +141,11 @@ class Recipe:
         """The values, and the model with its scheme in full: what a run is known by.
 
         With the format of its files where versions differ in what they make of it, so that a run is not resumed by another.
+        Without ``stop_above``, which changes no step: a run that was stopped is resumed with another limit.
         """
         files = {} if self.model.format == 1 else {"format": self.model.format}
-        return {"recipe": self.values, "model": self.model.values, **files}
+        values = {key: value for key, value in self.values.items() if key != "stop_above"}
+        return {"recipe": values, "model": self.model.values, **files}
 
     @property
     def toml(self) -> str:
@@ -206,10 +208,7 @@ def data_of(about: Mapping[str, Any], progress: Advance = silent) -> Task:
     Raises:
         InputError: if there is none, or its data are not those that the model was trained on.
     """
-    task = task_of(about.get("recipe", {})).prepare(progress)
-    if task.identity != about.get("data", task.identity):
-        raise InputError(f"{task.summary}: the data have changed since this model was trained; restore them")
-    return task
+    return task_of(about.get("recipe", {})).prepare(progress, identity=about.get("data"))
 
 
 def _keys_of_others(task: str) -> dict[str, str]:

@@ -31,8 +31,7 @@ class TransformerConfig:
         feedforward: width of the hidden layer between attention blocks.
         readout: widths of the hidden layers that turn the last state into logits.
         frequencies: number of learned cyclic positions.
-        feedforward_norm: the norm of feed-forward layers, ``rms`` or ``layer``; the scheme's own if None, or where that is a
-            pointwise map.
+        feedforward_norm: the norm of feed-forward layers; the scheme's own if None, or where that is a pointwise map.
         final_norm: the norm before the readout.
         shared_gains: one gain for the inputs of q, k and v, as in practice, instead of one each; with ``rope`` also one for
             the norms of all heads, instead of one for each head.
@@ -95,14 +94,16 @@ class TransformerConfig:
     @property
     def made_differently(self) -> str:
         """What versions up to 0.2.0 made of this configuration that is made differently now; empty if nothing."""
-        blocks = [(self.scheme.at(t, self.layers), t) for t in range(self.layers)]
-        if self.feedforward_norm is not None and any(s.pointwise and s.feedforward.reads_norm for s, _ in blocks):
+        blocks = [(self.scheme.at(t, depth), t, depth) for depth in (self.encoder_layers, self.layers) for t in range(depth)]
+        pointwise = [stage for stage, _, _ in blocks if stage.pointwise and stage.feedforward.reads_norm]
+        if any(self.feedforward_norm not in (None, stage.norm) for stage in pointwise):
             return f"feed-forward layers had {self.feedforward_norm} norms in place of the scheme's"
-        if blocks[-1][0].weights != "free" and blocks[-1][0].feedforward.stream == "none":
+        last = blocks[-1][0]
+        if last.weights != "free" and last.feedforward.stream == "none":
             return "there was no norm after the last layer"
-        for stage, t in blocks:
+        for stage, t, depth in blocks:
             learning = [slots for slots in (stage.attention, stage.feedforward) if slots.learns_alpha]
-            if any(stage.place(t, self.layers).alpha < 0 and not self.plain_steps(stage, slots) for slots in learning):
+            if any(stage.place(t, depth).alpha < 0 and not self.plain_steps(stage, slots) for slots in learning):
                 return "a negative alpha lost its sign"
         return ""
 

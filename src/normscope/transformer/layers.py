@@ -149,7 +149,7 @@ class FeedForward(nn.Module):
             self.W_out.mul_(initial)
         biased = free and config.biases
         self.b_in, self.b_out = (nn.Parameter(torch.zeros(n)) if biased else None for n in (wide, dim))
-        folded = stage.feedforward.reads_norm and free and not stage.pointwise
+        folded = stage.feedforward.reads_norm and free and config.feedforward_kind(stage) not in POINTWISE
         self.input_gain = LearnedScale(dim) if folded else None
         self.inner = norm_in(stage.feedforward.inner, stage.norm, hidden, free)
         self.hidden_scale = None if free else LearnedScale(wide)

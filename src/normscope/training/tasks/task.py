@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import pandas as pd
 import torch
 
+from normscope.errors import InputError
 from normscope.training.batches import Batches, Feed
 from normscope.transformer import Transformer
 
@@ -63,6 +64,14 @@ class Report:
     position: str
     caption: str
     note: str
+
+
+def changed_data(summary: str) -> InputError:
+    """The error of a task whose data are not those that a model was trained on."""
+    return InputError(
+        f"{summary}: the data have changed since the training began (or this version of normscope holds out other parts of "
+        "them); restore them, or train a new model in another folder"
+    )
 
 
 @runtime_checkable
@@ -128,11 +137,12 @@ class Task(Protocol):
     def files(self) -> Mapping[str, str]:
         """Texts by the names of files that belong beside a trained model."""
 
-    def prepare(self, progress: Advance = silent, batch: int = 1) -> "Task":
+    def prepare(self, progress: Advance = silent, batch: int = 1, identity: str | None = None) -> "Task":
         """The task with its data at hand.
 
         Raises:
-            InputError: if there are none that can be used, or too few for a batch of that many examples.
+            InputError: if there are none that can be used, too few for a batch of that many examples, or others than those of
+                an ``identity``; nothing is written then.
         """
 
     def block(self, kind: str) -> int:

@@ -109,7 +109,7 @@ class AdditionTask:
         """None."""
         return {}
 
-    def prepare(self, progress: Advance = silent, batch: int = 1) -> "AdditionTask":
+    def prepare(self, progress: Advance = silent, batch: int = 1, identity: str | None = None) -> "AdditionTask":
         """The task as it is: there are always more examples."""
         return self
 

@@ -15,6 +15,7 @@ from typing import Any
 from normscope.errors import InputError, did_you_mean
 from normscope.machine.files import read_json, read_text, regular_file, user_path
 from normscope.machine.packages import PREFIX, packaged
+from normscope.runs import is_run
 
 _TABLES = (".parquet", ".arrow")
 _ROWS = 1024  # of a table, read at a time
@@ -146,12 +147,12 @@ def _files_in(folder: Path, source: str) -> list[Path]:
 
 
 def _present(folder: Path) -> Iterator[Path]:
-    """All files below a folder, linked folders included, but none whose name or folder is hidden."""
+    """All files below a folder, linked folders included, but none whose name or folder is hidden, nor those of our runs."""
     entered = set[Path]()
     for place, folders, names in os.walk(folder, followlinks=True):
         here = Path(place)
         again = here.resolve() in entered  # by another link, or a link to a folder around it
-        folders[:] = [] if again else sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [] if again else sorted(name for name in folders if not (name.startswith(".") or is_run(here / name)))
         if not again:
             entered.add(here.resolve())
             yield from (here / name for name in names if not name.startswith(".") and (here / name).is_file())

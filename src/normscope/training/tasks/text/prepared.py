@@ -130,11 +130,13 @@ def prepare(
     vocabulary: int,
     held_out: float,
     progress: Advance,
+    check: Callable[[str], None],
     accept: Callable[[Prepared], None],
 ) -> Prepared:
     """The corpus as tokens, from the cache if it has been prepared before; another process that prepares it is waited for.
 
-    ``accept`` raises an InputError for tokens that cannot be used; they are not left in the cache.
+    ``check`` raises an InputError for another identity than is wanted, and ``accept`` for tokens that cannot be used; they
+    are not left in the cache.
 
     Raises:
         InputError: if the corpus cannot be read or has no text, or the tokenizer does not fit.
@@ -149,8 +151,9 @@ def prepare(
             **({"of": "every document"} if corpus.survey.hardly_any_fits(held_out) else {}),  # not so in format 1
         }
     )
-    folder = _cache() / identity
     progress("reading the corpus", 1, 1)
+    check(identity)
+    folder = _cache() / identity
     if (done := _opened(folder)) is None:
         done = _prepared_alone(_Preparation(corpus, tokenizer, vocabulary, held_out, progress, accept), folder)
     accept(done)

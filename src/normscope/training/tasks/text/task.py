@@ -21,7 +21,7 @@ from normscope.core import CausalMask
 from normscope.core.seeds import stream_seed
 from normscope.errors import InputError
 from normscope.training.batches import Batches, Feed, Reads
-from normscope.training.tasks.task import NOTHING, Advance, Report, Score, silent
+from normscope.training.tasks.task import NOTHING, Advance, Report, Score, changed_data, silent
 from normscope.training.tasks.text.corpus import Corpus
 from normscope.training.tasks.text.prepared import PARTS, Prepared, prepare
 from normscope.training.tasks.text.tokenizing import TokenizerFile, configuration, loaded, size_of
@@ -179,9 +179,15 @@ class TextTask:
             raise ValueError("the corpus is not prepared: call prepare() first")
         return self.data
 
-    def prepare(self, progress: Advance = silent, batch: int = 1) -> "TextTask":
-        """Read the corpus, or find what was prepared before; a corpus that is too short for a batch leaves nothing on disk."""
+    def prepare(self, progress: Advance = silent, batch: int = 1, identity: str | None = None) -> "TextTask":
+        """Read the corpus, or find what was prepared before; a corpus that is refused leaves nothing on disk."""
+
+        def check(found: str) -> None:
+            if identity not in (None, found):
+                raise changed_data(self.summary)
+
         if self.data is not None:
+            check(self.identity)
             self._refuse_too_short(batch)
             return self
         tokenizer = None if self.tokenizer is None else self._file
@@ -197,7 +203,7 @@ class TextTask:
         def accept(data: Prepared) -> None:
             replace(self, data=data)._refuse_too_short(batch)
 
-        return replace(self, data=prepare(corpus, tokenizer, self.vocabulary, self.held_out, progress, accept))
+        return replace(self, data=prepare(corpus, tokenizer, self.vocabulary, self.held_out, progress, check, accept))
 
     def _refuse_too_short(self, batch: int) -> None:
         """Refuse a corpus with a part that is too short for a window, or with fewer windows than a batch has."""
