@@ -178,10 +178,12 @@ def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
     assert 0.004 < stored["ngpt"].rms < 0.0045
     mine = [r for r in found.residuals if r.source.startswith("this run") and r.quantity == "mean cosine"]
     assert len(mine) == len(stored) == 6
+    assert all(r.agrees is None for r in found.residuals if r.source.startswith("this run"))
     assert all(r.noise > 0 for r in mine)
     assert sum("resolved flow" in value.quantity for value in found.values) == 12
     drawn = found.panels[0].curves
-    assert {curve.name for curve in drawn if curve.published} == set(SCHEMES.values())
+    dots = [curve.name for curve in drawn if curve.published]
+    assert all(dots.count(scheme) == 3 for scheme in SCHEMES.values())  # the mean and both edges of the band
     (apart,) = (value for value in found.values if value.quantity.startswith("largest difference"))
     assert 0 < float(apart.measured or 0) < 6 * apart.measured_error  # of two runs
     (runs,) = (value for value in found.values if value.quantity.startswith("number of runs"))
@@ -204,20 +206,25 @@ def test_stored_panels_are_within_the_limit(name: str) -> None:
     assert set(readings["how"]) <= {*READ, "h", "i"}
 
 
-@pytest.mark.parametrize(("name", "agrees"), [("5a", True), ("5b", True), ("5d", False), ("5e", True), ("5g", True)])
+@pytest.mark.parametrize(("name", "agrees"), [("5a", True), ("5b", True), ("5d", False), ("5e", False), ("5g", True)])
 def test_the_edges_of_all_bands_are_judged_together(name: str, agrees: bool) -> None:
     table, readings = measured(f"panel-{name}"), published(f"2-fig{name}")
     assert table is not None
     together = panels._residuals(name, "stored", table)[-1]
     assert (together.curve, together.agrees) == ("all schemes", agrees)
-    apart = []
+    apart, few = [], 0
     for scheme, edge in product(SCHEMES.values(), ("low", "high")):
         theirs, ours = (rows[rows["scheme"] == scheme].dropna(subset=[edge]) for rows in (readings, table))
         both = theirs[theirs["how"].isin(list(READ))].merge(ours, on="time", suffixes=("", "_ours"))
-        apart += list((both[f"{edge}_ours"] - both[edge]).abs())
-    apart = sorted(apart)[: math.ceil(0.9 * len(apart))]
+        counts = len(both) >= 5
+        apart += list(both[f"{edge}_ours"] - both[edge]) if counts else []
+        few += 0 if counts else len(both)
+    assert few == (3 if name == "5g" else 0)
     assert together.points == pytest.approx(len(apart), abs=2)
     assert together.rms == pytest.approx(math.sqrt(np.mean(np.square(apart))), rel=0.02)
+    (within,) = panels._within(name, table, "stored")
+    assert within.measured == pytest.approx(100 * np.mean(np.abs(apart) <= 0.0025), abs=0.5)
+    assert panels._residuals(name, "stored", table.assign(runs=100))[-1].agrees is None  # too few runs for a quantile
     wider = panels._residuals(name, "stored", table.assign(high=table["high"] + 0.02))[-1]
     assert wider.agrees is False
 
@@ -297,10 +304,7 @@ def test_the_gallery_grows_and_all_is_resumed(
     assert status == 0
     assert "2:speeds" in out
     status, out, _ = run(capsys, "reproduce", "2:rates", "--out", "g", "--json", "--format", "html,md")
-    assert [(row["entry"], row["verdict"]) for row in json.loads(out)] == [
-        ("2:speeds", "reproduced"),
-        ("2:rates", "reproduced"),
-    ]
+    assert [(row["entry"], row["verdict"]) for row in json.loads(out)] == [("2:rates", "reproduced")]  # what was asked for
     text = (here / "g" / "report.md").read_text(encoding="utf-8")
     assert "2:speeds" in text
     assert "slope of ln γ̇" in text
@@ -440,5 +444,5 @@ def test_values_are_texts_on_the_page_and_numbers_in_full_in_the_tables() -> Non
     values = ns.reproduce("2:speeds", progress=False).tables["values"]
     assert list(values["published"]) == [f"{number:.6g}" for number in values["published_number"]]
     expected = 2 / math.sqrt(math.exp(2 * BETA) + TOKENS - 1)
-    (peri,) = values[values["quantity"].str.startswith("peri")]["published_number"]
+    (peri,) = values[values["quantity"].str.startswith("peri: γ̇ at t = 0, n = 256")]["published_number"]
     assert peri == pytest.approx(expected, rel=1e-15)

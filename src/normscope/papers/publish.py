@@ -11,9 +11,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from normscope.report.write import FOOTER
 from normscope.runs import open_run
 
 _PAGE, _PICTURES, _COLOURS = "papers.md", "papers", 128
+_TABLES = f"---\n\n{FOOTER}\n"
 
 
 def publish(gallery: Path, docs: Path, package: Path) -> None:
@@ -25,6 +27,7 @@ def publish(gallery: Path, docs: Path, package: Path) -> None:
         text,
         flags=re.MULTILINE,
     )
+    text = text.removesuffix(_TABLES).rstrip() + "\n"  # which stay in the gallery
     (docs / _PAGE).write_text(text, encoding="utf-8")
     shutil.rmtree(docs / _PICTURES, ignore_errors=True)
     (docs / _PICTURES).mkdir()

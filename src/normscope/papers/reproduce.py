@@ -205,8 +205,8 @@ class Reproduce(Seeded):
 
     @classmethod
     def records(cls, result: Result) -> list[Row]:
-        """A record for every entry, with its values and residuals."""
-        rows = plain_rows(result.tables["entries"])
+        """A record for every entry that was made, or that the list has, with its values and residuals."""
+        rows = [row for row in plain_rows(result.tables["entries"]) if row["entry"] in cls._wanted(result)]
         for row in rows:
             for name in ("values", "residuals"):
                 if name in result.tables:
@@ -223,7 +223,7 @@ class Reproduce(Seeded):
             yield PageTable("", ("entry", "what it shows", "needs", "full scale", "last verdict"), cells)
             yield "normscope reproduce 2:fig2 makes one, --all what this machine can."
             return
-        wanted = {entry.id for entry in find_entries(tuple(result.configuration["entries"]))}
+        wanted = cls._wanted(result)
         for row in with_worst(result.tables):
             if row["entry"] in wanted:
                 yield f"{row['entry']} {row['title']}: {row['verdict']}"
@@ -234,6 +234,11 @@ class Reproduce(Seeded):
                 elif row["worst"] != "–":
                     yield f"  decisive residual {row['worst']}"
         yield from map(Message, left_out(result.tables))
+
+    @classmethod
+    def _wanted(cls, result: Result) -> set[str]:
+        """The entries that were asked for; all, if none was named."""
+        return {entry.id for entry in find_entries(tuple(result.configuration["entries"]))}
 
     @classmethod
     def facts(cls, result: Result) -> list[tuple[str, str]]:

@@ -184,7 +184,7 @@ def noise_of(request: Request, model: str, figures: tuple[str, ...] = (), chosen
             if len(theirs):
                 curves.append(Curve(name, theirs["noise"], theirs["accuracy_percent"], published=True))
         panel = Panel(f"{one.label}, noise", "RMS noise in %", "accuracy in %", tuple(curves), log_x=True)
-        found.append(Found(one, values, compared, [panel]))
+        found.append(Found(one, values, compared if one.published_shape else (), [panel]))
     return found
 
 
@@ -247,7 +247,7 @@ def _collapsed(one: MeasuredModel, readings: pd.DataFrame, definition: str) -> F
     title = f"{one.label}, {'strict ' * (definition == 'strict')}collapse"
     panel = Panel(title, "RMS noise in %", "collapse in %", tuple(curves), log_x=True, log_y=True)
     drawn = [panel] if (table["share"] > 0).any() else []  # a logarithmic axis has no zero
-    return Found(one, [_collapse_level(one, whole, definition, level)], compared, drawn)
+    return Found(one, [_collapse_level(one, whole, definition, level)], compared if one.published_shape else (), drawn)
 
 
 def _collapse_level(one: MeasuredModel, whole: pd.DataFrame, definition: str, level: float) -> Value:

@@ -225,7 +225,7 @@ def _accuracies(run: Result) -> list[Value]:
 
 ENTRIES = (
     Entry(
-        "1:scan", "Stability scan over width, depth and learning rate",
+        "1:scan", "Stability scan over width and learning rate",
         "3, 4, 5 or 7 integers of 3 to 5 digits; widths 256 to 2,048, 12 heads, 16 frequencies, rates 1e-3 and 1e-4 without "
         "decay, seeds 1 and 2",
         "CPU, half a minute, 16 short trainings of tiny models", scan, f"one H200, 25 min for 32 trainings {ESTIMATED}",

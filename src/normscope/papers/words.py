@@ -41,6 +41,7 @@ _THEMES = {  # head of block 11 → what its singular vectors are said to hold
     1: "gender words", 2: "places", 3: "jobs and industries", 8: _PUNCTUATION, 10: "names", 11: _IDENTITY,
 }  # fmt: skip
 _VECTORS = 16  # of each head
+_FEWEST = 3  # tokens of a theme that a head leads with; one or two of 80 come up by chance
 _ROWS = 4096  # embeddings that are converted to float64 at a time
 _LABELS = {
     "meaning-preserving": "heads that preserve the word's meaning more than random weights do",
@@ -203,10 +204,10 @@ def singular(request: Request) -> Reproduction:
     counts = theme_counts(table)
     for head, theme in _THEMES.items():
         most = counts[theme].max()
-        leading = counts.index[counts[theme] == most] if most else []
+        leading = counts.index[counts[theme] == most] if most >= _FEWEST else []
         named = ", ".join(f"head {each}" for each in leading) or "none"
         values.append(Value(f"{theme}: the head with most of them", f"head {head}", named))
-        if most:
+        if len(leading):
             unit, others = "vectors" if theme == _IDENTITY else "tokens", counts[theme].drop(leading).mean()
             what = f"{theme}: {unit} of that head (mean of the others {others:.1f})"
             values.append(Value(what, None, float(most), allowed=None))
@@ -216,7 +217,8 @@ def singular(request: Request) -> Reproduction:
     remark = (
         f"Published as themes in words (block 11 of GPT-2). Counted are the 5 tokens nearest to each of the first {_VECTORS} "
         "right vectors of a head, by lists of words that are ours (the paper has none); punctuation are tokens of "
-        "punctuation marks and symbols; near-identity counts vectors whose nearest key and nearest value are the same word."
+        "punctuation marks and symbols; near-identity counts vectors whose nearest key and nearest value are the same word. A "
+        f"head with fewer than {_FEWEST} leads in nothing."
     )
     return _finish(probed, values, remark, ours=True)
 
@@ -313,10 +315,10 @@ def _head_update(result: Result) -> tuple[list[Value], list[Panel]]:
     return [], [Panel("One head's update", "along the token", "across it, in the plane of the update", curves)]
 
 
-def _entry(id: str, title: str, make: Any, probe: str, compared: bool = True) -> Entry:
+def _entry(id: str, title: str, make: Any, probe: str, setting: str = "") -> Entry:
     command = f"normscope words gpt2 {probe}"
-    needs = "CPU, up to half a minute" + "; GPT-2 for the verdict" * compared
-    setting = "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
+    needs = "CPU, up to a minute" + "; GPT-2 for the verdict" * (not setting)
+    setting = setting or "GPT-2, 124M parameters: d = 768, 12 layers, 12 heads"
     return Entry(f"3:{id}", title, setting, needs, make, "",
                  (command, f"normscope reproduce 3:{id} --model gpt2"), ("model",))  # fmt: skip
 
@@ -332,11 +334,11 @@ ENTRIES = (
     _entry("tableA4", "Key → values, block 11", partial(value_outputs, "last"), "values --layer 11"),
     _entry("singular", "Singular vectors of W_VO, block 11 (Appendix B)", singular, "singular --layer 11 --matrix vo"),
     *(
-        _entry(name, title, partial(geometry, name), "geometry --layer 0 --word time", compared=False)
-        for name, title in (
-            ("fig2", "LayerNorm on points in space"),
-            ("fig3", "Gain and bias acting on the sphere"),
-            ("fig4", "One attention head's update"),
+        _entry(name, title, partial(geometry, name), "geometry --layer 0 --word time", setting)
+        for name, title, setting in (
+            ("fig2", "LayerNorm on points in space", "points in three dimensions"),
+            ("fig3", "Gain and bias acting on the sphere", "a circle in two dimensions"),
+            ("fig4", "One attention head's update", "a sketch"),
         )
     ),
     _entry("fig5", "Trajectory of “one” in “To kill two birds with one stone”", journey, f'journey "{_SENTENCE}" --token -2'),

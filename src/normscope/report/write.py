@@ -15,7 +15,7 @@ from normscope.results.sections import Section
 
 FIGURES = "figures"
 FORMATS = ("html", "md", "png", "csv")
-_FOOTER = "The tables lie beside this page as Parquet files."
+FOOTER = "The tables lie beside this page as Parquet files."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Report:
     sections: Sequence[Section]
     facts: Sequence[tuple[str, str]] = ()
     findings: Sequence[Finding] = ()
-    footer: str = _FOOTER
+    footer: str = FOOTER
 
 
 def chosen_formats(text: str) -> tuple[str, ...]:
