@@ -184,6 +184,7 @@ def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
     drawn = found.panels[0].curves
     dots = [curve.name for curve in drawn if curve.published]
     assert all(dots.count(scheme) == 3 for scheme in SCHEMES.values())  # the mean and both edges of the band
+    assert sum(curve.published for curve in found.panels[1].curves) == 6  # the flow has no band
     (apart,) = (value for value in found.values if value.quantity.startswith("largest difference"))
     assert 0 < float(apart.measured or 0) < 6 * apart.measured_error  # of two runs
     (runs,) = (value for value in found.values if value.quantity.startswith("number of runs"))

@@ -16,7 +16,7 @@ from normscope.results.tables import plain_rows
 Tables = dict[str, pd.DataFrame]
 Row = dict[str, Any]
 _CAPTION = "Dots are readings of the published figure, lines are measured, in the same colour for the same curve."
-_BANDS = " Bands hold 90 % of the runs; dots beside a line are readings of their edges."
+_BANDS = "Bands hold 90 % of the runs; dots beside a line are readings of their edges."
 
 
 def overview(rows: list[Row]) -> PageTable:
@@ -161,16 +161,16 @@ def _figure(row: Row, own: Tables) -> Figure | None:
 
 
 def _caption(curves: pd.DataFrame) -> str:
-    """What dots and lines are; empty where nothing published is drawn."""
-    return _CAPTION if bool(curves["published"].any()) else ""
+    """What dots, lines and bands are, of those that are drawn."""
+    drawn = {_CAPTION: curves["published"].any(), _BANDS: curves["low"].notna().any()}
+    return " ".join(text for text, shown in drawn.items() if shown)
 
 
 def _chart(row: Row, panel: Row, curves: pd.DataFrame) -> Chart:
     strokes = curves.groupby(["curve", "published"], sort=False)
     lines = tuple(_line(str(name), bool(published), rows) for (name, published), rows in strokes)
-    caption = (_caption(curves) + _BANDS * bool(curves["low"].notna().any())).strip()
     return Chart(
-        panel["panel"], panel["x_label"], panel["y_label"], lines, caption, row["settings"],
+        panel["panel"], panel["x_label"], panel["y_label"], lines, _caption(curves), row["settings"],
         log_x=bool(panel["log_x"]), log_y=bool(panel["log_y"]),
     )  # fmt: skip
 

@@ -204,7 +204,7 @@ def _curves(name: str, table: pd.DataFrame) -> list[Curve]:
         curves.append(Curve(scheme, rows["time"], rows["mean"], low, high))
         if readings is not None:
             dots = readings[(readings["scheme"] == scheme) & readings["how"].isin(READ)]
-            for column in ("mean", "low", "high"):
+            for column in ("mean",) if low is None else ("mean", "low", "high"):
                 read = dots.dropna(subset=[column])
                 curves.append(Curve(scheme, *spaced(read["time"], read[column]), published=True))
     return curves
