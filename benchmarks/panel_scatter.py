@@ -2,6 +2,7 @@
 
 python benchmarks/panel_scatter.py                                    # 20 minutes on two cores; stores what it finds
 python benchmarks/panel_scatter.py 5d --runs 1024 --instead beta=1.6  # what another setting would look like
+python benchmarks/panel_scatter.py 5e --runs 2048 --upper-edges       # whether fewer runs would move the upper edges alone
 """
 
 import argparse
@@ -10,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from normscope.experiments.progress import progress_bar
-from normscope.papers.scatter import RUNS, STORED, of_panel, stored_scatter
+from normscope.papers.scatter import RUNS, STORED, of_panel, stored_scatter, upper_edges_of
 
 FILE = Path(__file__).parent.parent / "src" / "normscope" / "papers" / "measured" / f"{STORED}.csv"
 
@@ -21,7 +22,14 @@ def main() -> None:
     parser.add_argument("panels", nargs="*", choices=[*RUNS, []], help=f"of {', '.join(RUNS)} (default: all)")
     parser.add_argument("--runs", type=int, help=f"(default: {RUNS})")
     parser.add_argument("--instead", nargs="*", default=[], metavar="NAME=VALUE", help="settings of normscope ensemble")
+    parser.add_argument("--upper-edges", action="store_true", help="how often samples differ as published, there alone")
     options = parser.parse_args()
+    if options.upper_edges:
+        for name in options.panels or RUNS:
+            with progress_bar() as shown:
+                table = upper_edges_of(name, options.runs or RUNS[name], shown)
+            print(name, table.to_string(index=False), sep="\n")
+        return
     instead = {name: float(value) for name, _, value in (item.partition("=") for item in options.instead)}
     with progress_bar() as shown:
         rows = pd.DataFrame([of_panel(name, options.runs or RUNS[name], instead, shown) for name in options.panels or RUNS])

@@ -3,11 +3,12 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from normscope.errors import InputError
 from normscope.papers.curves import measured, published
-from normscope.papers.scatter import RUNS, edge_error, interval, of_panel, scatter, stored_scatter
+from normscope.papers.scatter import RUNS, edge_error, interval, of_panel, scatter, stored_scatter, upper_edges_alone
 
 POINTS, SINGLE = 40, 3000
 OWNERS = np.repeat(np.arange(4), 10)  # four curves of ten points
@@ -69,6 +70,16 @@ def test_the_edge_of_a_band_errs_as_a_quantile_does() -> None:
     middle, low, high = edge_error(single, 400, 0.05)
     assert middle == pytest.approx(0.674 * math.sqrt(0.05 * 0.95 / 400) / density, rel=0.15)
     assert low < middle < high
+
+
+def test_upper_edges_that_are_off_alone_are_not_taken_for_few_runs() -> None:
+    curves = np.random.default_rng(5).standard_normal((4000, 1, 30)).cumsum(-1)  # neighbouring times are alike
+    points = pd.DataFrame({"scheme": 0, "time": range(30), "mean": 0.1, "low": 0.1, "high": 0.1})
+    points.loc[::3, "low"] = np.nan
+    sizes = {"mean": 0.5, "low": 1.0, "high": 0.5}  # means and edges of 200 runs are about as far off
+    assert upper_edges_alone(curves, points.assign(**sizes), 200) > 0.3
+    assert upper_edges_alone(curves, points.assign(**sizes | {"high": 3.0}), 200) < 0.02
+    assert upper_edges_alone(curves, points.assign(**sizes | {"mean": 0.02}), 200) < 0.02
 
 
 def test_what_is_stored_agrees_with_the_curves_beside_it() -> None:

@@ -190,7 +190,14 @@ class Reproduce(Seeded):
             if saved.description["configuration"] == record:
                 progress.message(f"complete already: {entry.id}")
                 return {name: saved.table(name) for name in _TABLES}
-        progress.message(f"{entry.id} {entry.title}: {entry.full if self.full and entry.full else entry.needs}")
+        needs = (
+            f"{self.runs:,} runs"
+            if self.runs and "runs" in entry.takes
+            else entry.full
+            if self.full and entry.full
+            else entry.needs
+        )
+        progress.message(f"{entry.id} {entry.title}: {needs}")
         began, started = time.monotonic(), datetime.now(UTC)
         found = entry.make(request)
         seconds = time.monotonic() - began + sum(request.earlier.values())

@@ -38,6 +38,7 @@ _INTERVAL = (0.05, 0.95)
 _EDGES = {"low": 0.05, "high": 0.95}
 _DRAWS = 400
 _TIMES = 4
+_NEAR, _FAR = 4 / 3, 5 / 6  # of the published difference: as near, as far, with an allowance for errors of digitised values
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,47 @@ def edge_error(curves: Values, runs: int, level: float, seed: int = 0) -> tuple[
     rms = [math.sqrt(((other - edge) ** 2).mean()) for other in drawn]
     low, middle, high = np.quantile(rms, (_INTERVAL[0], 0.5, _INTERVAL[1]))
     return float(middle), float(low), float(high)
+
+
+def upper_edges_alone(curves: Values, points: pd.DataFrame, runs: int, seed: int = 0) -> float:
+    """How often so many runs differ from all of them as the published panel does, in the upper edges of its bands alone.
+
+    Args:
+        curves: of single runs, (runs, schemes, times).
+        points: ``scheme``, ``time``, and how far ``mean``, ``low`` and ``high`` are off there; NaN where an edge was not read.
+        runs: of a sample.
+        seed: of the samples.
+
+    Returns:
+        The share of samples whose mean and lower edges are as near to those of all runs as the published ones to ours, and
+        whose upper edges are as far off, in rms.
+    """
+    rng, levels = np.random.default_rng(seed), {"mean": None, **_EDGES}
+    rms: dict[str, list[float]] = {column: [] for column in levels}
+    places = {column: points[points[column].notna()] for column in levels}
+    of_all = {column: _statistic(curves, level) for column, level in levels.items()}
+    for _ in range(_DRAWS):
+        drawn = curves[rng.integers(len(curves), size=runs)]
+        for column, level in levels.items():
+            off = (_statistic(drawn, level) - of_all[column])[places[column]["scheme"], places[column]["time"]]
+            rms[column].append(math.sqrt((off**2).mean()))
+    published = {column: math.sqrt((rows[column] ** 2).mean()) for column, rows in places.items()}
+    near = [np.array(rms[column]) <= _NEAR * published[column] for column in ("mean", "low")]
+    return float(np.mean(near[0] & near[1] & (np.array(rms["high"]) >= _FAR * published["high"])))
+
+
+def _statistic(curves: Values, level: float | None) -> Values:
+    """The mean of all runs, or a quantile."""
+    values: Values = curves.mean(0) if level is None else np.quantile(curves, level, axis=0)
+    return values
+
+
+def upper_edges_of(name: str, runs: int, progress: Progress = SILENT) -> pd.DataFrame:
+    """``upper_edges_alone`` of a panel for samples of different sizes."""
+    ensemble = Ensemble(panel=name, runs=runs, device="cpu")
+    curves, points = _curves(ensemble, progress), _points(ensemble)
+    shares = {size: upper_edges_alone(curves, points, size) for size in (150, 250, 500, 1000, 2000, 5000)}
+    return pd.DataFrame({"runs": list(shares), "share": list(shares.values())})
 
 
 def of_panel(name: str, runs: int, instead: Mapping[str, Any] | None = None, progress: Progress = SILENT) -> dict[str, Any]:
