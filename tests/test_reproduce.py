@@ -230,6 +230,16 @@ def test_the_edges_of_all_bands_are_judged_together(name: str, agrees: bool) -> 
     assert wider.agrees is False
 
 
+def test_the_words_on_panel_5a_are_compared() -> None:
+    table = measured("panel-5a")
+    assert table is not None
+    assert [value.agrees for value in panels._words(table, "stored")] == [True, True]
+    slower = table.assign(mean=table["mean"].where(table["scheme"] != "post", 0.9 * table["mean"]))
+    order, collapsed = panels._words(slower, "stored")
+    assert (order.agrees, collapsed.agrees) == (False, False)
+    assert order.measured == "ngpt > peri > mix > pre > post > sqrt-scaling"
+
+
 def test_a_model_of_another_shape_is_drawn_and_not_compared() -> None:
     request = Request(models=("builtin:addition-small-pre",))
     spread = norm_spread("1:fig15", "Alternative", request)

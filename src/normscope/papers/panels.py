@@ -20,6 +20,7 @@ from normscope.results.tables import plain_rows
 FULL = 100_000
 _ALLOWED = 0.003  # rms in the mean cosine, and in the edges of its bands
 _FEWEST_READINGS = 5  # of an edge that counts: one that shows less often was read where several bands cover each other
+_COLLAPSED = 0.98  # mean cosine that is "about 1"
 _FEWEST_RUNS = 200  # whose 5 % quantiles are compared
 _READING_ERROR = 0.0025  # that 90 % of the readings of edges have at most, in a figure that was drawn to test it
 _EDGE = math.sqrt(0.05 * 0.95) / NormalDist().pdf(NormalDist().inv_cdf(0.05))  # error of a 5 % quantile over that of a mean
@@ -69,6 +70,7 @@ def panel(name: str, request: Request) -> Reproduction:
     decisive = ordered[-1]
     residuals = [found for label in ordered for found in _residuals(key, label, tables[label], label == decisive)]
     values = [*_agreement(tables), *_within(key, tables[decisive], decisive), *_scatter(key)]
+    values += _words(tables[decisive], decisive) if key == "5a" else []
     flow = None
     if request.full or key not in _WITHOUT_FLOW:
         count = min(runs, _FLOW_RUNS)
@@ -79,7 +81,7 @@ def panel(name: str, request: Request) -> Reproduction:
     larger = "" if key not in _READ or decisive.startswith(THIS_RUN) else f"The verdict is that of the larger run ({decisive})."
     counted = next((_runs(row) for row in plain_rows(stored_scatter()) if row["panel"] == key), "")
     remark = " ".join(filter(None, (_REMARKS.get(key, "").format(runs=counted), _SIGMA if key == "5g" else _INFERRED, larger)))
-    verdict = judge(residuals, remark=True)
+    verdict = judge([*residuals, *values], remark=True)
     drawn = {
         f"Figure {name}: layers with steps of 0.05": tables[decisive],
         **({} if flow is None else {"The resolved flow": flow}),
@@ -151,6 +153,19 @@ def _agreement(tables: dict[str, pd.DataFrame]) -> list[Value]:
     error = math.hypot(row["stderr"], row["stderr_stored"])
     name = f"largest difference of this run from the stored one ({row['scheme']}, t = {row['time']:g})"
     return [Value(name, None, row["apart"], measured_error=error, allowed=None)]
+
+
+def _words(table: pd.DataFrame, label: str) -> list[Value]:
+    """What the paper says of 5a in words: the order at t = 2, and which schemes have collapsed by t = 5."""
+    at = {t: table[np.isclose(table["time"], t)].set_index("scheme")["mean"].loc[list(SCHEMES.values())] for t in (2.0, 5.0)}
+    ordered = at[2.0].sort_values(ascending=False, kind="stable")
+    signs = [" > " if step > _ALLOWED else " ≈ " for step in -ordered.diff().iloc[1:]]
+    order = "".join(name + sign for name, sign in zip(ordered.index, [*signs, ""], strict=True))
+    collapsed = ", ".join(at[5.0].index[at[5.0] > _COLLAPSED])
+    return [
+        Value("order of the mean cosines at t = 2", "ngpt > peri > post ≈ mix > pre > sqrt-scaling", order, source=label),
+        Value(f"mean cosine above {_COLLAPSED:g} at t = 5 (in words: about 1)", "ngpt, post", collapsed, source=label),
+    ]
 
 
 def _scatter(name: str) -> list[Value]:
