@@ -23,6 +23,7 @@ from normscope.core.norms import layer_norm, length, unit
 from normscope.dynamics import SCHEDULES, Motion, make_start, simulate
 from normscope.errors import InputError
 from normscope.measures.head_spaces import Factors, factors
+from normscope.models.factors import Singular, singular_factors
 from normscope.models.worlds import head_scores, project_heads
 from normscope.runs import open_run
 from normscope.schemes import NAMED, Scheme
@@ -36,15 +37,18 @@ from normscope.theorems import (
     Case,
     Comparison,
     Statement,
+    blocks,
     check,
     clustering,
     collapse,
     cone,
     find_statements,
     heads,
+    law,
     merging,
     propagation,
     separability,
+    speeds,
     sphere,
     structure,
     symmetric,
@@ -75,8 +79,10 @@ def random(seed: int = 0) -> np.random.Generator:
 
 def test_every_numbered_statement_has_its_page() -> None:
     wanted = [f"1:{i}" for i in range(1, 13)] + ["1:2ii-parts", "1:collapse", "1:dof", "1:messages"]
+    wanted += ["1:stable", "1:calibration", "1:initial"]
     wanted += [
         "2:3.1",
+        "2:3.1-still",
         "2:3.2",
         "2:4.1",
         "2:4.2",
@@ -84,6 +90,9 @@ def test_every_numbered_statement_has_its_page() -> None:
         "2:4.3ii",
         "2:DA",
         "2:gradient",
+        "2:energy",
+        "2:early-late",
+        "2:ln-scaling",
         "2:time",
         "2:log-time",
         "2:symmetric",
@@ -98,6 +107,8 @@ def test_every_numbered_statement_has_its_page() -> None:
         "3:3.3",
         "3:bias",
         "3:svd",
+        "3:Bi",
+        "3:Bii",
         "3:layer",
         "3:ff",
         "3:output",
@@ -217,6 +228,11 @@ def unnormalised(scheme: Scheme, weights: HeadWeights, x: Tensor) -> tuple[Tenso
     return project_heads(NAMED["none"], weights, x)
 
 
+def left_reversed(A: Tensor, B: Tensor) -> Singular:
+    found = singular_factors(A, B)
+    return replace(found, left=-found.left)
+
+
 def test_degrees_of_freedom_are_those_that_a_norm_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups_that_fail("1:dof") == set()
     with monkeypatch.context() as patch:
@@ -283,10 +299,26 @@ def test_parts_interfere_if_what_varies_is_not_on_orthogonal_spheres(
         ("1:collapse", collapse, "_score_change", lambda q, k, dq, dk: k @ dq + dk @ q),
         ("1:collapse", collapse, "_score_change", lambda q, k, dq, dk: k @ dq + dk @ dq),
         ("1:collapse", collapse, "_score_change", lambda q, k, dq, dk: dk @ q + dk @ dq),
+        ("1:stable", blocks, "_STRATEGIES", ("pre", "pre")),
+        ("1:stable", blocks, "_STRATEGIES", ("qkv", "qkv")),
+        ("1:calibration", blocks, "calibrating", lambda model: torch.no_grad()),
+        ("1:initial", blocks, "rms_norm", lambda x: 2 * x),
+        ("2:energy", law, "Attention", lambda beta: Attention(1.1 * beta)),
+        ("2:energy", law, "_own_energy", lambda x, beta: -((beta * unit(x) @ unit(x).T).exp().sum() / (2 * beta)).square()),
+        ("2:3.1-still", clustering, "Attention", lambda beta: Attention(1.1 * beta)),
+        ("2:3.1-still", merging, "_STEPS", 1),
+        ("2:early-late", speeds, "_FALLING", "constant"),
+        ("2:early-late", speeds, "plain_attention", lambda theta, beta: theta),
+        ("2:ln-scaling", speeds, "NAMED", NAMED | {"ln-scaling": NAMED["pre"]}),
+        ("2:ln-scaling", speeds, "NAMED", NAMED | {"ln-scaling": NAMED["sqrt-scaling"]}),
+        ("2:ln-scaling", speeds, "NAMED", NAMED | {"sqrt-scaling": NAMED["post"]}),
         ("2:symmetric-flow", symmetric, "_printed_rates", lambda *case: (0.1, 1.0)),
         ("2:symmetric-flow", symmetric, "Attention", lambda beta: Attention(1.1 * beta)),
         ("3:rms", sphere, "rms_norm", layer_norm),
         ("3:rms", sphere, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)),
+        ("3:Bi", heads, "oriented", lambda found, rows, _: (found, (rows @ found.right).amax(1)[..., None], 0)),
+        ("3:Bi", heads, "singular_factors", lambda A, B: left_reversed(A, B)),
+        ("3:Bii", heads, "singular_factors", lambda A, B: left_reversed(A, B)),
         ("3:output", heads, "centre", lambda x: x),
         ("3:output", heads, "hyperplane_basis", lambda d: torch.eye(d, dtype=torch.float64)[:, 1:]),
     ],

@@ -137,7 +137,7 @@ class Verify(Experiment):
 
 
 def count_claims(verdicts: list[str]) -> str:
-    """``60 published claims: 38 confirmed, 14 confirmed within the tested range, 8 wrong as printed (corrections below)``."""
+    """``69 published claims: 43 confirmed, 18 confirmed within the tested range, 8 wrong as printed (corrections below)``."""
     counts = {phrase: verdicts.count(verdict) for verdict, phrase in _SUMMARIES.items()}
     listed = ", ".join(f"{count} {phrase}" for phrase, count in counts.items() if count)
     below = " (corrections below)" if FAILS in verdicts else ""

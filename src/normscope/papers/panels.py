@@ -134,11 +134,13 @@ def _of_edges(name: str, quantity: str, parts: list[Numbers], label: str) -> Res
 
 
 def _within(name: str, table: pd.DataFrame, label: str) -> list[Value]:
-    """The share of the readings of edges that are no farther off than readings of a known figure were."""
+    """The share of digitised edges that are no farther off than 90 % of those of a known figure were."""
     if name not in _READ:
         return []
     apart = np.abs(np.concatenate(list(_edges(name, table).values())))
-    quantity = f"edges of all bands: readings within {_READING_ERROR:g} of ours, in % (90 % in a figure drawn as a test)"
+    quantity = (
+        f"edges of all bands: digitised values within {_READING_ERROR:g} of ours, in % (90 % in a figure drawn as a test)"
+    )
     return [Value(quantity, None, 100 * float((apart <= _READING_ERROR).mean()), allowed=None, source=label)]
 
 

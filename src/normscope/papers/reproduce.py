@@ -244,7 +244,7 @@ class Reproduce(Seeded):
 
     @classmethod
     def _wanted(cls, result: Result) -> set[str]:
-        """The entries that were asked for; all, if none was named."""
+        """The entries that were named; all, if none was."""
         return {entry.id for entry in find_entries(tuple(result.configuration["entries"]))}
 
     @classmethod

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from normscope.core import Attention, HeadWeights
 from normscope.core.norms import centre, hyperplane_basis, length, unit
 from normscope.measures.head_spaces import factors
+from normscope.measures.singular import oriented
 from normscope.models.factors import singular_factors
 from normscope.theorems.cases import Case, Range, Space, choice, whole
 from normscope.theorems.comparison import Comparison
@@ -70,6 +72,46 @@ def _singular(case: Case) -> Comparison:
     spectrum = torch.linalg.svdvals(W_V @ W_O)[: len(values)]
     measured, claimed = torch.cat([update.flatten(), found.values[0]]), torch.cat([written.flatten(), spectrum])
     return Comparison(measured, claimed, tolerance=1e-9, scale=float(claimed.abs().max()))
+
+
+def _signs(case: Case) -> Comparison:
+    """W and singular values from the library's factors with signs of pairs (u, v) flipped, beside W and NumPy's.
+
+    Signs of the u alone flipped: |W − W'| beside 2√(Σσ²) of the flipped ones. Signs chosen by the library for rows e of a
+    matrix: max_e v·e beside max_e |v·e|.
+    """
+    W_Q, W_K, W_V, W_O = _weights(case)
+    A, B = (W_V, W_O) if case["matrix"] == "vo" else (W_Q, W_K.T)
+    W, rows, found = A @ B, case.normal("rows", case["tokens"], case["dim"]), singular_factors(A[None], B[None])
+    U, values, V = found.left[0], found.values[0], found.right[0]
+    signs = case.normal("signs", len(values)).sign()
+    signs[0] = -1.0
+    both, alone = (U * signs * values) @ (V * signs).T, (U * signs * values) @ V.T
+    chosen, scores, _ = oriented(found, rows, 1)
+    nearest = torch.stack([(rows @ v).max() for v in chosen.right[0].T])
+    spectrum = torch.from_numpy(np.linalg.svd(W.numpy(), compute_uv=False)[: len(values)].copy())
+    moved, of_chosen = (W - alone).norm(), (chosen.left[0] * chosen.values[0]) @ chosen.right[0].T
+    measured = [both.flatten(), of_chosen.flatten(), values, moved[None], nearest, scores[0, :, 0]]
+    largest = (rows @ V).abs().amax(0)
+    claimed = [W.flatten(), W.flatten(), spectrum, 2 * values[signs < 0].norm()[None], largest, largest]
+    return Comparison(torch.cat(measured), torch.cat(claimed), tolerance=1e-9, scale=float(largest.max() + values[0]))
+
+
+def _pairs(case: Case) -> Comparison:
+    """Attention of one head beside the softmax of Σ_i σ_i⟨x,u_i⟩⟨v_i,y⟩/√k; of a query along ±u_i: the largest ±⟨v_i,y⟩."""
+    W_Q, W_K, *_ = _weights(case)
+    scale = 1 / math.sqrt(case["head"])
+    found = singular_factors(W_Q[None], W_K.T[None])
+    U, values, V = found.left[0], found.values[0], found.right[0]
+    x, y = case.normal("x", 3, case["dim"]), case.normal("y", case["tokens"], case["dim"])
+    weights = attention_of(x @ W_Q, y @ W_K, scale)
+    along = torch.cat([U.T, -U.T])
+    selected = attention_of(along @ W_Q, y @ W_K, scale).argmax(-1)
+    near = torch.cat([y @ V, -y @ V], 1)
+    measured = torch.cat([weights.flatten(), near[selected, torch.arange(len(along))]])
+    sums = sum(value * torch.outer(x @ u, y @ v) for u, value, v in zip(U.T, values, V.T, strict=True))
+    claimed = torch.cat([(scale * torch.as_tensor(sums)).softmax(-1).flatten(), near.amax(0)])
+    return Comparison(measured, claimed, tolerance=1e-8, scale=1.0)
 
 
 def _layer(case: Case) -> Comparison:
@@ -203,6 +245,29 @@ STATEMENTS = (
         space=_SPACE,
         conclusion=_singular,
         remark="The keys are compared with points of the sphere. They do not lie on it: their lengths are the singular values.",
+    ),
+    Statement(
+        id="3:Bi",
+        title="Signs of singular vectors",
+        claim="Appendix B: singular vectors have a common sign to choose; it is chosen so that v is nearest to some embedding.",
+        tested="W_VO and W_QK from the library's singular vectors, with some pairs (u, v) → (−u, −v) and with the library's "
+        "signs, beside the product of the weights; singular values beside NumPy's; how far W moves where u alone is flipped, "
+        "beside 2√(Σσ²); max_e v·e with the library's signs beside max_e |v·e|.",
+        space=_SPACE | {"matrix": choice("vo", "qk")},
+        conclusion=_signs,
+        by="matrix",
+        cases=60,
+        remark="σ > 0 leaves one sign for each pair, if all σ are different. Then max_e v·e ≥ max_e (−v)·e decides it.",
+    ),
+    Statement(
+        id="3:Bii",
+        title="Singular vectors of W_QK",
+        claim="Appendix B, for W_QK: left vectors σu are what queries match, right vectors v the keys that they attend to.",
+        tested="The library's attention of a head beside the softmax of Σ_i σ_i⟨x,u_i⟩⟨v_i,y⟩/√k over at most k pairs; a query "
+        "along ±u_i gives the largest weight to the key with the largest ±⟨v_i,y⟩.",
+        space=_SPACE,
+        conclusion=_pairs,
+        cases=60,
     ),
     Statement(
         id="3:layer",

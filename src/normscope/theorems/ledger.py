@@ -10,6 +10,7 @@ import pandas as pd
 from normscope.errors import InputError, did_you_mean
 from normscope.results.conventions import FAILS
 from normscope.theorems import (
+    blocks,
     clustering,
     collapse,
     cone,
@@ -19,6 +20,7 @@ from normscope.theorems import (
     propagation,
     separability,
     softmax,
+    speeds,
     sphere,
     structure,
     symmetric,
@@ -33,9 +35,11 @@ FAMILIES: dict[str, tuple[Statement, ...]] = {
     "collapse": collapse.STATEMENTS,
     "softmax": softmax.STATEMENTS,
     "structure": structure.STATEMENTS,
+    "blocks": blocks.STATEMENTS,
     "law": law.STATEMENTS,
     "clustering": clustering.STATEMENTS,
     "symmetric": symmetric.STATEMENTS,
+    "speeds": speeds.STATEMENTS,
     "first step": first_step.STATEMENTS,
     "cone": cone.STATEMENTS,
     "sphere": sphere.STATEMENTS,
