@@ -9,6 +9,7 @@ A table of the page stands below a comment ``<!-- table: NAME -->``. Its numbers
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ import pandas as pd
 
 from language_models import OVERALL, PACKAGED, ROOT
 from normscope.experiments.criteria import CRITERIA
-from normscope.experiments.trained import RUNS, failed
+from normscope.experiments.trained import RUNS, Evidence, Verdicts, failed
 from normscope.results.tables import plain_rows
+from normscope.schemes import find_scheme
 
 PAGE = ROOT / "docs" / "results" / "language-models.md"
-RATES = (0.001, 0.003)  # which nearly all schemes were trained at
+SHOWN = 1 / 3  # of the schemes, that were trained at a depth and rate with a column of its own
 CHOSEN = 0.003  # of the table of blocks
 LIKE_MODELS, KAIMING = "gaussian True 3 0.02", "kaiming False 0 1.0"  # simulated settings, as the comparison names them
 GAUSSIAN, THEORY = "gaussian False 0 1.0", "identity False 0 1.0"
@@ -38,7 +40,8 @@ def losses(runs: pd.DataFrame) -> Cells:
     judged = runs.assign(loss=runs["loss"].where(~failed(runs), math.inf))
     means = plain_rows(judged.groupby(["scheme", "depth", "rate"])["loss"].mean().reset_index())
     table = {(row["scheme"], row["depth"], row["rate"]): math.inf if row["loss"] is None else row["loss"] for row in means}
-    places = [place for place in sorted({place[1:] for place in table}) if place[1] in RATES]
+    trained = Counter(place[1:] for place in table)
+    places = sorted(place for place, schemes in trained.items() if schemes >= SHOWN * runs["scheme"].nunique())
     lowest = {place: min(loss for key, loss in table.items() if key[1:] == place) for place in places}
 
     def best(scheme: str) -> tuple[float, float]:
@@ -53,6 +56,23 @@ def losses(runs: pd.DataFrame) -> Cells:
     head = ["scheme", *(f"{depth}{' layers' * (not i)}, {_rate(rate)}" for i, (depth, rate) in enumerate(places))]
     schemes = sorted({place[0] for place in table}, key=best)
     return [head, *([scheme, *(cell(scheme, place) for place in places)] for scheme in schemes)]
+
+
+def verdicts(runs: pd.DataFrame) -> Cells:
+    """What ``advise`` says of every scheme at every depth, with its loss and the rate of it; the order is that at 24 layers."""
+    evidence, schemes = Evidence(runs, pd.DataFrame()), list(runs["scheme"].unique())
+    rows = {
+        (row["scheme"], depth): row
+        for depth in evidence.trained[0]
+        for row in plain_rows(Verdicts.of(evidence, [find_scheme(name) for name in schemes], depth).table)
+    }
+
+    def cell(row: Mapping[str, Any]) -> str:
+        return row["verdict"] if row["loss"] is None else f"{row['verdict']}, {row['loss']:.3f} ({_rate(row['rate'])})"
+
+    order = Verdicts.of(evidence, [find_scheme(name) for name in schemes], 24).order
+    head = ["scheme", *(f"{depth} layers" for depth in evidence.trained[0])]
+    return [head, *([name, *(cell(rows[name, depth]) for depth in evidence.trained[0])] for name in order)]
 
 
 def blocks(runs: pd.DataFrame) -> Cells:
@@ -167,7 +187,7 @@ def _rate(rate: float) -> str:
 
 def tables(runs: pd.DataFrame, compared: Path | None = None) -> dict[str, Cells]:
     """The tables of the page by name; without a comparison those that follow from the runs alone."""
-    made = {"losses": losses(runs), "blocks": blocks(runs)}
+    made = {"verdicts": verdicts(runs), "losses": losses(runs), "blocks": blocks(runs)}
     if compared is None:
         return made
     of: Mapping[str, tuple[str, Callable[[pd.DataFrame], Cells]]] = {

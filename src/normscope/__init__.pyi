@@ -224,7 +224,7 @@ def train(
         preset: A recipe of the package: tiny, small, baseline, alternative or large; of text tiny, small or gpt2.
         corpus: Text to train on: a file, a folder, Parquet files or a saved dataset.
         scheme: A scheme's name, or the path of its TOML file.
-        set: Override a field of the recipe, key=value; repeatable.
+        set: Override a field of the recipe, key=value; repeatable. show=True lists the fields (rate is the learning rate).
         checkpoint_every: Seconds between checkpoints.
         processes: Processes that share every batch, on this machine; a GPU each where there are GPUs.
         watch: Steps between two probes of the model (normscope watch shows them); 0: none.
@@ -531,7 +531,7 @@ def reproduce(
     Args:
         entries: Figures and tables to make: 2:fig5a, or 2 for all of a paper. Without any: a list.
         everything: Make all of them; those that are complete in the folder are not made again.
-        full: At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 needs trained models in model=.
+        full: At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 also needs model= with trained models.
         runs: Number of runs of an ensemble.
         model: Comma-separated models to measure, for papers 1 and 3.
         seed: Seed of everything random.
@@ -779,7 +779,7 @@ def sweep(
         ['dim 4', 'dim 8']
 
     Args:
-        plan: A plan (TOML file), scan or paper-scan for one of the package, or: status FOLDER.
+        plan: A plan: a TOML file, or scan or paper-scan, which come with the package. Or: status FOLDER.
         folder: With status: the sweep's folder.
         workers: Runs at a time.
         per_gpu: Runs that share a GPU.

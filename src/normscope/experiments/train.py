@@ -112,7 +112,11 @@ class Train(Experiment):
         None, "A scheme's name, or the path of its TOML file.", shown="the recipe's, pre"
     )
     set: Annotated[dict[str, Any], BeforeValidator(_as_changes), Accepts("str | Sequence[str] | Mapping[str, Any]")] = setting(
-        {}, "Override a field of the recipe, key=value; repeatable.", shown="", option="--set", several=True
+        {},
+        "Override a field of the recipe, key=value; repeatable. show=True lists the fields (rate is the learning rate).",
+        shown="",
+        option="--set",
+        several=True,
     )
     seed: int | None = setting(None, "Seed of weights and data.", shown="the recipe's, 100", ge=0, le=2**63 - 1)
     device: Device = setting("auto", "cpu, cuda, or auto: a GPU if there is one.")

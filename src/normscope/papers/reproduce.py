@@ -74,7 +74,8 @@ class Reproduce(Seeded):
         False, "Make all of them; those that are complete in the folder are not made again.", option="--all"
     )
     full: bool = setting(
-        False, "At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 needs trained models in model=."
+        False,
+        "At full scale, as the list says: minutes on a GPU, hours on a CPU. Paper 1 also needs model= with trained models.",
     )
     runs: int | None = setting(
         None, "Number of runs of an ensemble.", shown="what a minute allows; 100,000 with full=True", ge=2

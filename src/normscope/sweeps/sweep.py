@@ -64,7 +64,7 @@ class Sweep(Experiment):
     )
 
     plan: str | Path | dict[str, Any] = setting(
-        ..., "A plan (TOML file), scan or paper-scan for one of the package, or: status FOLDER.", argument=True
+        ..., "A plan: a TOML file, or scan or paper-scan, which come with the package. Or: status FOLDER.", argument=True
     )
     folder: Annotated[Path | None, Accepts(complete="runs")] = setting(
         None, "With status: the sweep's folder.", shown="", argument=True
