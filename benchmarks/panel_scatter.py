@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--instead", nargs="*", default=[], metavar="NAME=VALUE", help="settings of normscope ensemble")
     parser.add_argument("--upper-edges", action="store_true", help="how often samples differ as published, there alone")
     options = parser.parse_args()
+    if options.upper_edges and options.instead:
+        parser.error("--upper-edges compares with the published panel: it takes no --instead")
     if options.upper_edges:
         for name in options.panels or RUNS:
             with progress_bar() as shown:

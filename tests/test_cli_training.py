@@ -1,5 +1,6 @@
 """train and evaluate as a user meets them: run folders, being killed and going on, and one line for every mistake."""
 
+import gc
 import json
 import os
 import signal
@@ -7,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from helpers.cli import run
+from normscope.experiments import train
 from normscope.runs import open_run
+from normscope.training.checkpoints import Checkpoint
 from normscope.transformer import load_model
 
 QUICK = ("--preset", "tiny", "--set", "batch=32", "--set", "epoch=8", "--set", "layers=1", "--set", "test_examples=64")
@@ -117,6 +121,30 @@ def test_a_run_that_does_not_learn_is_stopped_where_the_recipe_says(here: Path, 
     status, _, err = run(capsys, "train", *QUICK, "--set", "stop_above=-1")
     assert status == 2
     assert "stop_above" in err
+    again = ("train", *QUICK, "--set", "examples=1280", "--checkpoint-every", "0", "--out", "runs/b")
+    assert run(capsys, *again, "--set", "stop_above=0.1")[0] == 1
+    status, _, err = run(capsys, *again, "--set", "stop_above=100", "--overwrite")
+    assert status == 0, err
+    assert "resuming from step 8 of 40" in err
+    assert unfinished(here) == []
+
+
+def test_a_checkpoint_is_not_kept_in_memory_while_the_training_goes_on(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("train", *QUICK, "--set", "examples=1280", "--checkpoint-every", "0", "--json")
+    _killed(here, *command, "--out", "runs/a")
+    fit, kept = train._fit, list[int]()
+
+    def counted(training: Any, *others: Any) -> None:
+        gc.collect()
+        kept.extend((training.step, sum(isinstance(each, Checkpoint) for each in gc.get_objects())))
+        fit(training, *others)
+
+    monkeypatch.setattr(train, "_fit", counted)
+    assert run(capsys, *command, "--out", "runs/a")[0] == 0
+    assert kept[0] > 0
+    assert kept[1] == 0
 
 
 def test_an_unfinished_run_goes_on_after_a_damaged_checkpoint(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,6 +141,13 @@ def test_verdicts() -> None:
     assert Residual("c", "q", 0.1, 0.1, 0, 0.01).agrees is None
 
 
+def caption_of(found: Reproduction) -> str:
+    """The caption of the figure of an entry."""
+    tables = Made(find_entries(("2:fig2",))[0], found, {"seed": 0, "device": "cpu"}, 1.0, "2026-01-01").tables
+    (figure,) = entry_section(with_worst(tables)[0], tables).figures.values()
+    return str(figure.caption)
+
+
 def section_of(*checks: Value | Residual) -> Section:
     """An entry of these checks as the gallery shows it."""
     values = tuple(check for check in checks if isinstance(check, Value))
@@ -185,6 +192,9 @@ def test_panels_compare_this_run_the_stored_run_and_the_flow() -> None:
     dots = [curve.name for curve in drawn if curve.published]
     assert all(dots.count(scheme) == 3 for scheme in SCHEMES.values())  # the mean and both edges of the band
     assert sum(curve.published for curve in found.panels[1].curves) == 6  # the flow has no band
+    captions = [caption_of(each) for each in (found, panel("5c", Request(runs=2)))]
+    assert ["their edges" in caption for caption in captions] == [True, False]  # 5c was not digitised
+    assert all("90 % of the runs" in caption for caption in captions)
     (apart,) = (value for value in found.values if value.quantity.startswith("largest difference"))
     assert 0 < float(apart.measured or 0) < 6 * apart.measured_error  # of two runs
     (runs,) = (value for value in found.values if value.quantity.startswith("number of runs"))

@@ -80,6 +80,10 @@ def test_upper_edges_that_are_off_alone_are_not_taken_for_few_runs() -> None:
     assert upper_edges_alone(curves, points.assign(**sizes), 200) > 0.3
     assert upper_edges_alone(curves, points.assign(**sizes | {"high": 3.0}), 200) < 0.02
     assert upper_edges_alone(curves, points.assign(**sizes | {"mean": 0.02}), 200) < 0.02
+    assert upper_edges_alone(curves, points.assign(**sizes | {"low": 0.02}), 200) < 0.02
+    skewed = np.exp(curves / 4)  # whose upper edges miss by more than the lower ones
+    small, large = {"mean": 0.3, "low": 0.03, "high": 1.0}, {"mean": 0.3, "low": 1.0, "high": 0.03}
+    assert upper_edges_alone(skewed, points.assign(**small), 200) < upper_edges_alone(skewed, points.assign(**large), 200)
 
 
 def test_what_is_stored_agrees_with_the_curves_beside_it() -> None:

@@ -20,6 +20,7 @@ from normscope.machine.files import cache_folder
 from normscope.runs import open_run
 from normscope.runs.segments import read_segments
 from normscope.training import Checkpoints, Training, read_recipe, recipe_from
+from normscope.training.parallel import Team
 from normscope.training.tasks.text.corpus import Corpus
 from normscope.training.tasks.text.task import TextFeed
 from normscope.training.tasks.text.tokenizing import END, TokenBytes
@@ -344,6 +345,12 @@ class TestResume:
                 pass
         assert same(weights(whole), weights(again))
         assert [row.tokens for row in whole.metrics] == [row.tokens for row in again.metrics]
+
+    def test_every_process_of_a_team_refuses_another_text_than_the_first_one_resumes_on(self, folder, monkeypatch):
+        monkeypatch.setattr(Team, "from_first", lambda team, value: "another")
+        with pytest.raises(InputError, match="the data have changed since the training began"):
+            Training(recipe(folder), team=Team(1, 2))
+        assert not cache_folder("corpora").exists()
 
     def test_another_text_is_refused(self, folder, tmp_path):
         checkpoint = Training(recipe(folder)).checkpoint

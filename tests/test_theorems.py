@@ -228,6 +228,14 @@ def unnormalised(scheme: Scheme, weights: HeadWeights, x: Tensor) -> tuple[Tenso
     return project_heads(NAMED["none"], weights, x)
 
 
+def with_larger_outputs(case: Case, strategy: str, first: Any = blocks._model) -> Any:
+    model = first(case, strategy)
+    for name, weights in model.named_parameters():
+        if name.endswith("W_O"):
+            weights *= 1.1
+    return model
+
+
 def left_reversed(A: Tensor, B: Tensor) -> Singular:
     found = singular_factors(A, B)
     return replace(found, left=-found.left)
@@ -303,11 +311,14 @@ def test_parts_interfere_if_what_varies_is_not_on_orthogonal_spheres(
         ("1:stable", blocks, "_STRATEGIES", ("qkv", "qkv")),
         ("1:calibration", blocks, "calibrating", lambda model: torch.no_grad()),
         ("1:initial", blocks, "rms_norm", lambda x: 2 * x),
+        ("1:initial", blocks, "_model", lambda case, strategy: with_larger_outputs(case, strategy)),
         ("2:energy", law, "Attention", lambda beta: Attention(1.1 * beta)),
         ("2:energy", law, "_own_energy", lambda x, beta: -((beta * unit(x) @ unit(x).T).exp().sum() / (2 * beta)).square()),
         ("2:3.1-still", clustering, "Attention", lambda beta: Attention(1.1 * beta)),
         ("2:3.1-still", merging, "_STEPS", 1),
-        ("2:early-late", speeds, "_FALLING", "constant"),
+        ("2:early-late", speeds, "_MOVING", (("ngpt", "constant"),)),
+        ("2:early-late", speeds, "_MOVING", (("peri", "constant"), ("sqrt-scaling", "constant"))),
+        ("2:early-late", speeds, "_MOVING", (("ngpt", "root"),)),
         ("2:early-late", speeds, "plain_attention", lambda theta, beta: theta),
         ("2:ln-scaling", speeds, "NAMED", NAMED | {"ln-scaling": NAMED["pre"]}),
         ("2:ln-scaling", speeds, "NAMED", NAMED | {"ln-scaling": NAMED["sqrt-scaling"]}),

@@ -287,6 +287,18 @@ class TestLoop:
         assert (caught.value.step, hopeless.step) == (7, ends)
         assert same(weights(whole), weights(trained(short(epoch=epoch, stop_above=1.001 * mean))))
 
+    @pytest.mark.parametrize("epoch", [1, 7, 40])
+    def test_the_last_twenty_losses_decide(self, epoch):
+        recipe, losses = short(epoch=epoch, examples=90 * 32, stop_above=0.1), Losses()
+        with pytest.raises(NotLearningError) as caught:
+            list(Training(recipe).run(observer=losses))
+        decisive = losses[10:30]
+        if epoch == 7:  # of the block that begins at 7, steps 8 to 14, three in ten are among them: they count with its mean
+            decisive = [*[sum(losses[7:14]) / 7] * 4, *losses[14:30]]
+            blocks = [sum(losses[a:b]) / 7 for a, b in ((7, 14), (14, 21), (21, 28))]
+            decisive = [*[blocks[0]] * 4, *[blocks[1]] * 7, *[blocks[2]] * 7, *losses[28:30]]
+        assert str(caught.value).startswith(f"the loss is {sum(decisive) / 20:.4g}, above")
+
     def test_a_run_is_not_stopped_in_its_last_block(self):
         assert trained(short(epoch=20, stop_above=0.01)).step == 20
 

@@ -224,7 +224,7 @@ def train(
         preset: A recipe of the package: tiny, small, baseline, alternative or large; of text tiny, small or gpt2.
         corpus: Text to train on: a file, a folder, Parquet files or a saved dataset.
         scheme: A scheme's name, or the path of its TOML file.
-        set: Override a field of the recipe, key=value; repeatable. show=True lists the fields (rate is the learning rate).
+        set: Override a field of the recipe, key=value; repeatable. docs/training.md lists the fields; rate is the learning rate.
         checkpoint_every: Seconds between checkpoints.
         processes: Processes that share every batch, on this machine; a GPU each where there are GPUs.
         watch: Steps between two probes of the model (normscope watch shows them); 0: none.

@@ -113,7 +113,7 @@ class Train(Experiment):
     )
     set: Annotated[dict[str, Any], BeforeValidator(_as_changes), Accepts("str | Sequence[str] | Mapping[str, Any]")] = setting(
         {},
-        "Override a field of the recipe, key=value; repeatable. show=True lists the fields (rate is the learning rate).",
+        "Override a field of the recipe, key=value; repeatable. docs/training.md lists the fields; rate is the learning rate.",
         shown="",
         option="--set",
         several=True,
@@ -247,15 +247,22 @@ class Train(Experiment):
                 stack.enter_context(checkpoints.alone())
             return self._trained(progress, checkpoints, team)
 
-    def _trained(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> Result:
-        from normscope.training import StoppedError, Training
-        from normscope.transformer import SavedModel
+    def _begun(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> "Training":
+        """The training, resumed from the last checkpoint if there is one; the checkpoint itself is not kept."""
+        from normscope.training import Training
 
         _start_afresh(self.device)
         checkpoint, refused = (None, []) if checkpoints is None else checkpoints.load(self.device)
         training = Training(self.found, self.device, team, progress, checkpoint)
         for message in (self.summary, *refused, *_resumed(training, bool(refused))):
             progress.message(message)
+        return training
+
+    def _trained(self, progress: Progress, checkpoints: "Checkpoints | None", team: "Team | None") -> Result:
+        from normscope.training import StoppedError
+        from normscope.transformer import SavedModel
+
+        training = self._begun(progress, checkpoints, team)
         watched: dict[str, Any] = {}
         try:
             with self._watching(training, checkpoints, watched) as watch:

@@ -16,7 +16,7 @@ from normscope.results.tables import plain_rows
 Tables = dict[str, pd.DataFrame]
 Row = dict[str, Any]
 _CAPTION = "Dots are readings of the published figure, lines are measured, in the same colour for the same curve."
-_BANDS = "Bands hold 90 % of the runs; dots beside a line are readings of their edges."
+_BANDS, _EDGES = "Bands hold 90 % of the runs.", "Dots beside a line are readings of their edges."
 
 
 def overview(rows: list[Row]) -> PageTable:
@@ -162,7 +162,8 @@ def _figure(row: Row, own: Tables) -> Figure | None:
 
 def _caption(curves: pd.DataFrame) -> str:
     """What dots, lines and bands are, of those that are drawn."""
-    drawn = {_CAPTION: curves["published"].any(), _BANDS: curves["low"].notna().any()}
+    read, banded = bool(curves["published"].any()), bool(curves["low"].notna().any())
+    drawn = {_CAPTION: read, _BANDS: banded, _EDGES: read and banded}
     return " ".join(text for text, shown in drawn.items() if shown)
 
 

@@ -109,8 +109,8 @@ def _second_way(case: Case) -> Comparison:
     scheme, r, n = case["scheme"], case["radius"], case["tokens"]
     beta = math.log((n - few) / few) / 2
     motion = Motion(NAMED[scheme], Attention(beta), 4.0)
-    ((_, x),) = follow(motion, r * theta, [4.0 * min(r, 1.0)])
-    start = 1.0 if scheme == "mix" else r  # Post-LN comes first
+    start = 1.0 if scheme == "mix" else r  # Post-LN comes first, up to t = 1
+    ((_, x),) = follow(motion, r * theta, [4.0 * min(start, 1.0)])
     kept = length(x).squeeze(-1)[n - few :] / start, -unit(x)[n - few :] @ theta[0]
     sideways = unit(tangent(theta[:1], case.normal("sideways", 1, case["dim"])))
     turned = theta.clone()
@@ -240,7 +240,8 @@ STATEMENTS = (
         space={"tokens": whole(3, 24), "dim": whole(2, 5), "share": Range(0, 1), "radius": Range(0.1, 10, log=True)}
         | {"scheme": choice("pre", "mix")},
         conclusion=_second_way,
-        limit="Single starts, such as {e, e, −e} at β = ½ ln 2, followed to t = 4 min(r_0, 1); 'nearby' is 0.01 off in every "
+        limit="Single starts, such as {e, e, −e} at β = ½ ln 2, followed to t = 4 min(r, 1), r the radius with which Pre-LN "
+        "begins; 'nearby' is 0.01 off in every "
         "component, and 'one cluster' as in 2:3.1. That almost every start is another one is 2:3.1.",
         by="scheme",
         cases=36,

@@ -92,7 +92,10 @@ class Training:
     ) -> None:
         self.recipe, self.device, self.team = recipe, torch.device(device), team
         check_shares(recipe.batch, team.size if team else 1)
-        self.task = recipe.data.prepare(progress, recipe.batch, None if checkpoint is None else checkpoint.identity)
+        identity = None if checkpoint is None else checkpoint.identity
+        if team is not None:
+            identity = team.from_first(identity)  # which alone has the checkpoint
+        self.task = recipe.data.prepare(progress, recipe.batch, identity)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream_seed(recipe.seed, "weights"))
             # drawn on the CPU, so that every device starts from the same weights

@@ -141,7 +141,7 @@ class Recipe:
         """The values, and the model with its scheme in full: what a run is known by.
 
         With the format of its files where versions differ in what they make of it, so that a run is not resumed by another.
-        Without ``stop_above``, which changes no step: a run that was stopped is resumed with another limit.
+        Without ``stop_above``, which changes no step: a run that was stopped may be resumed with another limit.
         """
         files = {} if self.model.format == 1 else {"format": self.model.format}
         values = {key: value for key, value in self.values.items() if key != "stop_above"}
